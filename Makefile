@@ -162,10 +162,17 @@ $(CACHE)/sbom/venv/bin/cyclonedx-py:
 up: venv services
 	@$(PY) -m tests.support.up $(UP)
 
+# mypy takes as long as all other rules, so it runs beside them.
 lint: venv
+	@$(MAKE) --no-print-directory -j 2 -O lint-types lint-rules
+
+.PHONY: lint-types lint-rules
+lint-types:
+	.venv/bin/mypy
+
+lint-rules:
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
-	.venv/bin/mypy
 	.venv/bin/lint-imports
 	.venv/bin/codespell
 	.venv/bin/check-jsonschema -qq --builtin-schema vendor.github-workflows .github/workflows/*.yml

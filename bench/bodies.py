@@ -134,7 +134,8 @@ def long_history(folder: Path, snapshots: int) -> str:
     start = 1_600_000_000_000
     ids = [3_000_000_000_000_000_000 + n * 7919 for n in range(1, snapshots + 1)]
     new_snapshots = [
-        snapshot(new, ids[n - 1] if n else None, n + 1, location, start + n * 60_000) for n, new in enumerate(ids)
+        snapshot(new_file, ids[n - 1] if n else None, n + 1, location, start + n * 60_000)
+        for n, new_file in enumerate(ids)
     ]
     columns = schema()
     metadata = {

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from bench import bodies, bounds
-from bench.measure import Sample, Slice, Worker, drive, run_alternately, warm
+from bench.measure import Sample, Slice, Worker, drive, run_alternately, warm_up
 from bench.report import Report
 from bench.targets import Target, start
 from bench.wire import request
@@ -67,8 +67,8 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             )
             for tables in CHANGED_TABLES
         }
-        await warm(targets, pieces.values(), 1)
-        await warm(ours, [*parallel.values(), *changes.values()], 1)
+        await warm_up(targets, pieces.values(), 1)
+        await warm_up(ours, [*parallel.values(), *changes.values()], 1)
         for case, slice_ in (*pieces.items(), *parallel.items(), *changes.items()):
             samples = await run_alternately(targets if case in pieces else ours, rounds, slice_)
             report.add(case, "commits", "/s", samples, lambda s: s.rate, lower_is_better=False)
@@ -141,9 +141,9 @@ def append_each(names: list[str]) -> Worker:
                 metadata["last-updated-ms"],
             )
         uuid, location, parent, sequence, at_ms = heads[name]
-        new = next(_snapshot_ids)
-        answer = yield bodies.append(NAMESPACE, name, uuid, location, parent, new, sequence + 1, at_ms + 1)
+        snapshot_id = next(_snapshot_ids)
+        answer = yield bodies.append(NAMESPACE, name, uuid, location, parent, snapshot_id, sequence + 1, at_ms + 1)
         if answer.status == 200:
-            heads[name] = (uuid, location, new, sequence + 1, at_ms + 1)
+            heads[name] = (uuid, location, snapshot_id, sequence + 1, at_ms + 1)
         else:
             del heads[name]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bench import bodies, bounds
-from bench.measure import Sample, Slice, Worker, drive, repeat, run_alternately, warm
+from bench.measure import Sample, Slice, Worker, drive, repeat, run_alternately, warm_up
 from bench.report import Report
 from bench.targets import Target, start
 from bench.wire import request
@@ -54,7 +54,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             ("snapshots=all, If-None-Match", load_unchanged, None),
             ("commit of one property", commit, None),
         )
-        await warm(targets, [piece for _, piece, _ in cases], 1 if quick else 3)
+        await warm_up(targets, [piece for _, piece, _ in cases], 1 if quick else 3)
         for case, piece, goal in cases:
             samples = await run_alternately(targets, rounds, piece)
             report.add(case, "p50", "ms", samples, lambda s: s.quantile(0.5), goal=goal)

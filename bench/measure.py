@@ -107,7 +107,7 @@ async def run_alternately(targets: Sequence[Target], rounds: int, piece: Slice) 
     return samples
 
 
-async def warm(targets: Sequence[Target], pieces: Iterable[Slice], rounds: int) -> None:
+async def warm_up(targets: Sequence[Target], pieces: Iterable[Slice], rounds: int) -> None:
     """Run every piece `rounds` times on every target before the first measurement.
 
     A JVM compiles while it runs: without the warm-up, the first case would run on a slower server than the last.

@@ -43,14 +43,14 @@ async def _fill(target: Target, count: int) -> tuple[list[float], float]:
     await target.call(bodies.create_namespace((NAMESPACE,)))
     rss = [target.rss_mb()]
     names = [f"t{n}" for n in range(count)]
-    answers = await _by_eight(target, [bodies.create_table(NAMESPACE, name) for name in names])
+    answers = await _drive_eight_clients(target, [bodies.create_table(NAMESPACE, name) for name in names])
     rss.append(target.rss_mb())
-    await _by_eight(target, [request("GET", bodies.table_path(NAMESPACE, name)) for name in names])
+    await _drive_eight_clients(target, [request("GET", bodies.table_path(NAMESPACE, name)) for name in names])
     rss.append(target.rss_mb())
     return rss, answers
 
 
-async def _by_eight(target: Target, requests: list[Request]) -> float:
+async def _drive_eight_clients(target: Target, requests: list[Request]) -> float:
     sample = await drive(target, [(request for request in requests[n::CLIENTS]) for n in range(CLIENTS)])
     if sample.failed:
         raise RuntimeError(f"{target.name} failed {sample.failed} of {len(requests)} requests: {sample.failures[0]}")

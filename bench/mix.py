@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from bench import bodies
-from bench.measure import Sample, Slice, Worker, drive, run_alternately, warm
+from bench.measure import Sample, Slice, Worker, drive, run_alternately, warm_up
 from bench.report import Report
 from bench.targets import Target, start
 from bench.wire import Request, request
@@ -75,7 +75,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         pieces: dict[str, Slice] = {
             f"{share:.0%} reads, {CLIENTS} clients": partial(send_mix, share=share) for share in READ_SHARES
         }
-        await warm(targets, pieces.values(), 2)
+        await warm_up(targets, pieces.values(), 2)
         for case, piece in pieces.items():
             samples = await run_alternately(targets, rounds, piece)
             report.add(case, "requests", "/s", samples, lambda s: s.rate, lower_is_better=False)

@@ -277,7 +277,7 @@ def section(folder: Path = RESULTS) -> str:
         lines += [
             "Ratio: how many times better Seamark is than Iceberg's Java REST fixture, measured alternately in one run,"
             f" each server on one core, the load on another ({_machine(actual)}).",
-            *_busy(actual),
+            *_describe_load(actual),
             "The fixture keeps its SQLite in memory and syncs nothing; Seamark answers when a commit is durable.",
             "",
         ]
@@ -286,7 +286,7 @@ def section(folder: Path = RESULTS) -> str:
         lines += [
             "Ratio: how many times better Seamark is than the peer named first in each bench, in one run"
             f" ({_machine(plans)}). Java and PyIceberg decode the manifests for every plan; Seamark keeps them.",
-            *_busy(plans),
+            *_describe_load(plans),
             "",
         ]
     if indexes:
@@ -294,7 +294,7 @@ def section(folder: Path = RESULTS) -> str:
         lines += [
             "Ratio: how many times better Seamark is than the best reader of Parquet, or for builds than only reading"
             f" the same columns, in one run ({_machine(indexes)}). The peers' own figures are in the results.",
-            *_busy(indexes),
+            *_describe_load(indexes),
             "",
         ]
     if written:
@@ -303,7 +303,7 @@ def section(folder: Path = RESULTS) -> str:
             "Ratio: how many times better Seamark is than the peer: Iceberg's MERGE INTO and rewrite_data_files,"
             " Hudi's bucket index, Iceberg's own reader, PyIceberg; or than without buckets; each in one run"
             f" ({_machine(written)}).",
-            *_busy(written),
+            *_describe_load(written),
             "",
         ]
     if adapted:
@@ -312,7 +312,7 @@ def section(folder: Path = RESULTS) -> str:
             "Ratio: how many times better Trino is with the proxy than alone, measured alternately in one run"
             f" ({_machine(adapted)}). SSB: geometric means over its 13 queries; the bound is the number of files"
             " with a row of the answer.",
-            *_busy(adapted),
+            *_describe_load(adapted),
             "",
         ]
     if reports:
@@ -346,7 +346,7 @@ def _machine(reports: dict[str, Report]) -> str:
     return f"{facts['cpu']}, {facts['cores']} cores, {facts['when']}"
 
 
-def _busy(reports: dict[str, Report]) -> list[str]:
+def _describe_load(reports: dict[str, Report]) -> list[str]:
     busy = max(report.machine.get("load_before", 0) for report in reports.values())
     return [f"Other work ran on the machine (load average up to {busy}), so times are high."] if busy > BUSY else []
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from bench import bodies, bounds
-from bench.measure import Sample, Slice, drive, repeat, run_alternately, warm
+from bench.measure import Sample, Slice, drive, repeat, run_alternately, warm_up
 from bench.report import Report
 from bench.targets import Target, start
 from bench.wire import request
@@ -48,7 +48,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
                 ("HEAD table", 1),
             )
         }
-        await warm(targets, pieces.values(), 3)
+        await warm_up(targets, pieces.values(), 3)
         for title, piece in pieces.items():
             samples = await run_alternately(targets, rounds, piece)
             report.add(title, "server CPU", "µs", samples, lambda s: s.server_cpu_us)

@@ -156,6 +156,20 @@ class Stack(Generic[V]):
         assert disk is not None
         return [self._read(key, open) if disk.may_have(key) else None for key in keys]
 
+    def may_have(self, key: str) -> bool:
+        """Return whether the value is in memory, or a file on the disk has its key. The file may be damaged."""
+        return key in self._memory or (self._disk is not None and not self._closed and self._disk.may_have(key))
+
+    def put(self, key: str, value: V, payload: memoryview, open: Callable[[memoryview], V]) -> None:
+        """Store a value that the caller has computed, in memory and on the disk.
+
+        Args:
+            payload: The bytes of the value. If the queue for the disk is full, they are not stored.
+            open: Returns the value of these bytes.
+        """
+        self._memory.put(key, value, self._weigh(value))
+        self._enqueue(_Put(key, payload, open, claimed=False, value=value, region=None))
+
     def discard(self, key: str) -> None:
         """Remove the value from memory only. The disk and other processes may still have it."""
         self._memory.discard(key)

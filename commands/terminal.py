@@ -102,10 +102,10 @@ def print_bars(rows: Sequence[tuple[str, float, str]], console: Console) -> None
     console.
     """
     names, texts = max(len(name) for name, _, _ in rows), max(len(text) for _, _, text in rows)
-    most = max(length for _, length, _ in rows) or 1
+    length_max = max(length for _, length, _ in rows) or 1
     width = max(_BAR_MIN, min(_BAR_MAX, console.width - names - texts - len("    ")))
     for name, length, text in rows:
-        bar = "█" * max(1, round(length / most * width))
+        bar = "█" * max(1, round(length / length_max * width))
         console.print(Text(f"  {name:<{names}} {bar:<{width}} {text}".rstrip()), soft_wrap=True)
 
 

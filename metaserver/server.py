@@ -68,6 +68,7 @@ from seamark.metaserver.index.files.usage import Usage
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.objects.reachability import report_unreachable
 from seamark.metaserver.objects.router import open_objects
+from seamark.metaserver.planner.cubes.segments import open_segments
 from seamark.metaserver.planner.plan.location_checks import LocationChecker
 from seamark.metaserver.planner.plan.planner import open_planner
 from seamark.metaserver.planner.plan.preparation import Preparation
@@ -163,6 +164,7 @@ async def open_components(
             timeline=timeline,
             registry=registry,
             indexes=indexes,
+            segments=await enter(open_segments(settings, indexes, registry)),
             history=history,
             housekeeping=Housekeeping(settings, store, catalog, timeline, cleaner, expiration, history, clock),
             usage=usage,

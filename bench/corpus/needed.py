@@ -68,7 +68,7 @@ class HeldRows:
         self._con.execute(f"USE {quote_name(schema)}")
         references = [reference for reference in DuckDBStatement(text).references if reference is not None]
         references.sort(key=lambda one: one.start)
-        new, counts = [], []
+        replacements, counts = [], []
         for number, reference in enumerate(references):
             name, kept_table = (quote_name(f"{what} {number}") for what in ("rows", "kept"))
             table = reference.parts[-1].lower()
@@ -78,9 +78,9 @@ class HeldRows:
                 f"CREATE OR REPLACE VIEW {name} AS SELECT * EXCLUDE ({quote_name(_FILE)}) FROM {quote_name(table)} "
                 f"WHERE {quote_name(_FILE)} IN (SELECT file FROM {kept_table})"
             )
-            new.append(Replacement(reference.start, reference.end, name + (reference.alias_needed or "")))
+            replacements.append(Replacement(reference.start, reference.end, name + (reference.alias_needed or "")))
             counts.append(count)
-        query = splice(text, new)
+        query = splice(text, replacements)
         if rows_of(self._con, query) != expected:
             raise RowsDiffer(query)
         return [self._count_needed_of_reference(number, count, query, expected) for number, count in enumerate(counts)]
@@ -94,24 +94,24 @@ class HeldRows:
             )
             return rows_of(self._con, query) == expected
 
-        fewest_result = fewest(range(1, count + 1), is_enough)
+        fewest_result = find_smallest_set(range(1, count + 1), is_enough)
         self._con.execute(
             f"CREATE OR REPLACE TABLE {kept_table} AS SELECT unnest(?::INTEGER[]) AS file", [sorted(fewest_result)]
         )
         return len(fewest_result)
 
 
-def fewest(files: Collection[int], is_enough: Callable[[Collection[int]], bool]) -> set[int]:
+def find_smallest_set(files: Collection[int], is_enough: Callable[[Collection[int]], bool]) -> set[int]:
     """Return a set of files that is enough and from which no file can be left out."""
     file_paths = set(files)
-    left = [sorted(files)]
-    while left:
-        file_range = left.pop()
+    ranges_left = [sorted(files)]
+    while ranges_left:
+        file_range = ranges_left.pop()
         if not file_range:
             continue
         if is_enough(file_paths - set(file_range)):
             file_paths -= set(file_range)
         elif len(file_range) > 1:
             size = len(file_range) // 2 if len(file_range) > _SMALL else 1
-            left += [file_range[at : at + size] for at in range(0, len(file_range), size)][::-1]
+            ranges_left += [file_range[at : at + size] for at in range(0, len(file_range), size)][::-1]
     return file_paths

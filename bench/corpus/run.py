@@ -37,8 +37,8 @@ from seamark.connector.plans.rewrites import MAX_KEPT_FRACTION
 from tests.services.seamark import Seamark
 
 PEER = "duckdb"
-EVERY = "all files"
-NEEDED = "needed"
+ALL_FILES = "all files"
+NEEDED_FILES = "needed"
 SHARE = 0.3
 QUICK_SHARE = 0.03
 ANALYSIS_MS = 50.0
@@ -91,9 +91,9 @@ class QueryMeasurement:
 
     @property
     def row(self) -> Row:
-        values = {OURS: float(self.ours), PEER: float(self.duckdb), EVERY: float(self.every)}
+        values = {OURS: float(self.ours), PEER: float(self.duckdb), ALL_FILES: float(self.every)}
         if self.needed is not None:
-            values[NEEDED] = float(self.needed)
+            values[NEEDED_FILES] = float(self.needed)
         return Row(self.query.title, "files", "files", values, peer=PEER)
 
 
@@ -133,11 +133,11 @@ def _sums(case: str, part: Sequence[QueryMeasurement]) -> Iterator[Row]:
     yield Row(case, "read fewer than all files", "queries", {OURS: pruned, PEER: known_tables}, False, PEER)
     yield Row(case, "read fewer files than DuckDB alone", "queries", {OURS: fewer}, False, PEER)
     sums = {OURS: sum(item.ours for item in part), PEER: sum(item.duckdb for item in part)}
-    sums[EVERY] = sum(item.every for item in part)
+    sums[ALL_FILES] = sum(item.every for item in part)
     if any(item.needed is None for item in part):
         yield Row(case, "files read", "files", sums, peer=PEER)
         return
-    sums[NEEDED] = sum(item.needed or 0 for item in part)
+    sums[NEEDED_FILES] = sum(item.needed or 0 for item in part)
     yield Row(case, "files read", "files", sums, peer=PEER)
     fewest = {OURS: sum(item.ours <= (item.needed or 0) for item in part)}
     fewest[PEER] = sum(item.duckdb <= (item.needed or 0) for item in part)
@@ -147,7 +147,7 @@ def _sums(case: str, part: Sequence[QueryMeasurement]) -> Iterator[Row]:
 def _of_tpcds(case: str, part: Sequence[QueryMeasurement], generator: duckdb.DuckDBPyConnection) -> Iterator[Row]:
     yield from _sums(case, part)
     filtered, facts = (sum(item.facts[at] for item in part) for at in (0, 1))
-    yield Row(case, "references to facts with a filter", "references", {OURS: filtered, EVERY: facts}, False)
+    yield Row(case, "references to facts with a filter", "references", {OURS: filtered, ALL_FILES: facts}, False)
     slowest = max(tpcds.analysis_ms(generator, item.query.text) for item in part)
     yield Row(case, "CPU time of the slowest analysis", "ms", {OURS: slowest}, goal=ANALYSIS_MS)
 

@@ -31,7 +31,7 @@ from tests.services.process import CACHE
 NAMESPACE = "ssb"
 WRITTEN, CLUSTERED = (NAMESPACE, FACT), ("clustered", FACT)
 """The facts as Spark wrote them, and in Seamark's layout."""
-INDEXED = ("lo_custkey", "lo_suppkey", "lo_partkey", "lo_orderdate", "lo_discount", "lo_quantity")
+INDEXED_COLUMNS = ("lo_custkey", "lo_suppkey", "lo_partkey", "lo_orderdate", "lo_discount", "lo_quantity")
 """All columns that the queries join or compare."""
 JOINS = {
     "customer": JoinedTable((NAMESPACE, "customer"), {"lo_custkey": "c_custkey"}),
@@ -104,7 +104,7 @@ def cluster_facts(spark: SparkSession, client: IndexClient, options: Options, pr
 
 def define_indexes(client: IndexClient, table: tuple[str, str]) -> None:
     """Define the indexes. The server begins to build them at once."""
-    for column in INDEXED:
+    for column in INDEXED_COLUMNS:
         client.put_index(table, f"of_{column}", kind="bitmap", columns=[column])
 
 
@@ -114,15 +114,15 @@ def wait_for_indexes(client: IndexClient, progress: Progress) -> None:
     Raises:
         DemoFailed: The build makes no progress.
     """
-    indexes = [(table, f"of_{column}") for table in (WRITTEN, CLUSTERED) for column in INDEXED]
+    indexes = [(table, f"of_{column}") for table in (WRITTEN, CLUSTERED) for column in INDEXED_COLUMNS]
     task = progress.add_task(f"the server builds {len(indexes)} bitmap indexes", total=None)
-    most, until = 0, time.monotonic() + STALLED_S_MAX
+    maximum, until = 0, time.monotonic() + STALLED_S_MAX
     while time.monotonic() < until:
         built = [client.index(table, name) for table, name in indexes]
         indexed_files = sum(item.files for item in built)
         progress.update(task, completed=indexed_files, total=sum(item.files_total for item in built))
-        if indexed_files > most:
-            most, until = indexed_files, time.monotonic() + STALLED_S_MAX
+        if indexed_files > maximum:
+            maximum, until = indexed_files, time.monotonic() + STALLED_S_MAX
         if all(item.files == item.files_total for item in built):
             return
         time.sleep(0.5)

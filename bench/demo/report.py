@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 
 from bench.demo.queries import CLUSTERED, COLUMNS, ICEBERG, UNTOUCHED, Comparison
-from bench.demo.screen import BOUND, MIB, TOLD, sentence
+from bench.demo.screen import BOUND, LAYOUT_TITLES, MIB, sentence
 from bench.ssb.bounds import open_facts
 
 ATTRIBUTES = {
@@ -91,29 +91,31 @@ def _engine(comparison: Comparison) -> str:
 
 def _bars(comparison: Comparison) -> str:
     names = (*COLUMNS, BOUND)
-    row, left = 16, 60
+    row, left_margin = 16, 60
     height = len(comparison.queries) * (row * len(names) + 12)
-    most = max(query.files(column) for query in comparison.queries for column in COLUMNS)
+    maximum = max(query.files(column) for query in comparison.queries for column in COLUMNS)
     parts: list[str] = []
     y = 4.0
     for query in comparison.queries:
         parts.append(f'<text x="0" y="{y + row * 2}">{query.name}</text>')
         for name in names:
             count = query.bound if name == BOUND else query.files(name)
-            width = max(1.0, count / max(1, most) * 900)
-            parts.append(f'<rect x="{left}" y="{y}" width="{width:.1f}" height="{row - 3}" fill="{_COLOURS[name]}"/>')
-            parts.append(f'<text x="{left + width + 6:.1f}" y="{y + row - 5}">{count:,}</text>')
+            width = max(1.0, count / max(1, maximum) * 900)
+            parts.append(
+                f'<rect x="{left_margin}" y="{y}" width="{width:.1f}" height="{row - 3}" fill="{_COLOURS[name]}"/>'
+            )
+            parts.append(f'<text x="{left_margin + width + 6:.1f}" y="{y + row - 5}">{count:,}</text>')
             y += row
         y += 12
     legend = " · ".join(
-        f'<span style="color:{_COLOURS[name]}">■</span> {html.escape(TOLD.get(name, name))}' for name in names
+        f'<span style="color:{_COLOURS[name]}">■</span> {html.escape(LAYOUT_TITLES.get(name, name))}' for name in names
     )
     label = "Files opened by each query"
     return f"<p>{legend}</p>" + _svg(1040, height, label, parts)
 
 
 def _table(comparison: Comparison) -> str:
-    heads = [f"{what}, {html.escape(TOLD[column])}" for what in ("files", "MiB", "s") for column in COLUMNS]
+    heads = [f"{what}, {html.escape(LAYOUT_TITLES[column])}" for what in ("files", "MiB", "s") for column in COLUMNS]
     heads.insert(3, "bound")
     rows = "".join(
         f"<tr><td>{query.name}</td>"

@@ -12,7 +12,7 @@ from bench.demo.queries import CLUSTERED, COLUMNS, ICEBERG, UNTOUCHED, Compariso
 from seamark.commands.terminal import print_bars
 
 MIB = 1 << 20
-TOLD = {
+LAYOUT_TITLES = {
     ICEBERG: "stock Iceberg",
     UNTOUCHED: "with Seamark, files as written",
     CLUSTERED: "with Seamark's layout",
@@ -28,7 +28,7 @@ def show(compared: Sequence[Comparison], scale: float, console: Console) -> None
     first, *other_queries = compared
     console.print(f"\nStar Schema Benchmark, scale {scale:g}, in {first.engine}: files, MiB and seconds of each query.")
     for column in COLUMNS:
-        console.print(f"  {HEADS[column]:<7}  {TOLD[column]}", highlight=False)
+        console.print(f"  {HEADS[column]:<7}  {LAYOUT_TITLES[column]}", highlight=False)
     console.print(f"  bound    {BOUND}", highlight=False)
     table = result_table(first)
     # Figures of a large scale are wider than the terminal, which then wraps their lines; a cut figure would mislead.
@@ -51,7 +51,7 @@ def totals_table(comparison: Comparison) -> Table:
     total = comparison.total
     for column in COLUMNS:
         table.add_row(
-            TOLD[column],
+            LAYOUT_TITLES[column],
             f"{total(lambda query, of=column: query.files(of)):,.0f}",
             f"{total(lambda query, of=column: query.size_bytes(of)) / MIB:,.0f}",
             f"{total(lambda query, of=column: query.seconds(of)):.1f}",
@@ -94,7 +94,7 @@ def _cells(query: Query) -> list[str]:
 
 
 def _show_bars(comparison: Comparison, console: Console) -> None:
-    counts = {TOLD[column]: comparison.total(lambda query, of=column: query.files(of)) for column in COLUMNS}
+    counts = {LAYOUT_TITLES[column]: comparison.total(lambda query, of=column: query.files(of)) for column in COLUMNS}
     counts[BOUND] = comparison.total(lambda query: query.bound)
     console.print(f"\nFiles opened by the {len(comparison.queries)} queries\n")
     print_bars([(name, count, f"{count:>7,.0f}") for name, count in counts.items()], console)

@@ -243,11 +243,11 @@ def _receive(connection: socket.socket, request: bytes, size: int, buffer: memor
     # A refusal is shorter than the range: the client would wait for the rest without end.
     assert bytes(buffer[9:12]) == b"206", bytes(buffer[:received_bytes])
     head = bytes(buffer[:received_bytes]).find(b"\r\n\r\n") + 4
-    left = size - (received_bytes - head)
-    while left:
+    bytes_left = size - (received_bytes - head)
+    while bytes_left:
         received_bytes = connection.recv_into(buffer)
         assert received_bytes, "the connection ended early"
-        left -= received_bytes
+        bytes_left -= received_bytes
 
 
 def throughput(requests: Callable[[int], bytes], port: int, size: int, seconds: float) -> float:

@@ -34,7 +34,7 @@ import fastavro
 import psutil
 
 from bench.planning import layout
-from bench.planning.filters import FILTERS, ORDERED, RANGES
+from bench.planning.filters import FILTERS, ORDERED_COLUMN, RANGES
 from bench.planning.ours import OurPlanner, our_planner
 from bench.planning.tables import Table, table
 from bench.report import OURS, Report, Row
@@ -45,7 +45,7 @@ from seamark.metaserver.planner.plan.cached_views import PlannedTable
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 
 MANIFEST_ENTRIES = 10_000
-TURNS = 30
+PLANS_PER_CASE = 30
 COMMITS = 5
 BUDGET = 400
 """The memory budget of the planner in bytes per file: the files, and the views that ten commits leave."""
@@ -85,7 +85,7 @@ async def _measure(table: Table, home: Path, memory_bytes: int) -> ProcessMeasur
         result.resident["after one plan"] = (_resident() - before) / table.files
         for name, expected in FILTERS.items():
             result.kept[name] = len((await ours.scan(expected.expression(table)))[1].entry_ids)
-            times = [(await ours.scan(expected.expression(table, turn)))[0] for turn in range(1, TURNS + 1)]
+            times = [(await ours.scan(expected.expression(table, turn)))[0] for turn in range(1, PLANS_PER_CASE + 1)]
             result.plans_ms[name] = statistics.median(times)
         await _wait_until_settled()
         result.resident["after ten filters"] = (_resident() - before) / table.files
@@ -163,9 +163,9 @@ def _commit_file(table: Table, metadata: TableMetadata, number: int) -> TableMet
     list_path = folder / f"snap-{uuid.uuid4()}.avro"
     list_path.write_bytes(listed.getvalue())
     document = json.loads(Path(table.metadata_location.removeprefix("file://")).read_text())
-    new = document["snapshots"][0]
-    new |= {"snapshot-id": snapshot.snapshot_id + 1, "manifest-list": f"file://{list_path}"}
-    document["current-snapshot-id"] = document["refs"]["main"]["snapshot-id"] = new["snapshot-id"]
+    new_snapshot = document["snapshots"][0]
+    new_snapshot |= {"snapshot-id": snapshot.snapshot_id + 1, "manifest-list": f"file://{list_path}"}
+    document["current-snapshot-id"] = document["refs"]["main"]["snapshot-id"] = new_snapshot["snapshot-id"]
     document["snapshot-log"] = []
     return decode_table(json.dumps(document).encode(), table.metadata_location)
 
@@ -187,7 +187,7 @@ def run(sizes: list[int], folder: Path, manifest_entries: int) -> Report:
     report.notes += [
         f"The planner's budget is {BUDGET} bytes a file.",
         f"Manifests of {manifest_entries:,} entries, deflated at level 1, and 20 columns with bounds and counts.",
-        f"A median of {TURNS} plans with ever new literals, of {COMMITS} commits of a manifest of 1,000 files.",
+        f"A median of {PLANS_PER_CASE} plans with new literals, of {COMMITS} commits of a manifest of 1,000 files.",
     ]
     return report
 
@@ -203,7 +203,7 @@ def _add(report: Report, files: int, ever: ProcessMeasurement, measured: Process
     row("resident, without files", "B/file", measured.private, ever.private)
     row("reported by the planner", "B/file", measured.reported, ever.reported)
     for name in FILTERS:
-        goal = GOALS["ordered"] if name == ORDERED else GOALS["range"] if name in RANGES else None
+        goal = GOALS["ordered"] if name == ORDERED_COLUMN else GOALS["range"] if name in RANGES else None
         row(f"plan, {name}", "ms", measured.plans_ms[name], ever.plans_ms[name], goal)
     row("added by a commit, at once", "ms", measured.commit_ms, ever.commit_ms, GOALS["commit"])
     row("added by a commit, prepared", "ms", measured.prepared_ms, ever.prepared_ms, GOALS["commit"])

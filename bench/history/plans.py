@@ -17,8 +17,8 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
-from bench.measure import Sample, Worker, drive, repeat, run_alternately, warm
-from bench.planning.filters import small
+from bench.measure import Sample, Worker, drive, repeat, run_alternately, warm_up
+from bench.planning.filters import small_filter
 from bench.planning.served import plan, register
 from bench.planning.tables import CACHE, Table, table
 from bench.report import OURS, Report
@@ -49,8 +49,8 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 
 async def _compare_plans(report: Report, folder: Path, planned: Table, rounds: int, seconds: float) -> None:
-    same_plan = plan(planned, small(planned))
-    new = (plan(planned, small(planned, turn)) for turn in itertools.count(1))
+    same_plan = plan(planned, small_filter(planned))
+    new_plans = (plan(planned, small_filter(planned, turn)) for turn in itertools.count(1))
     with ExitStack() as running:
         ours = running.enter_context(_server(folder, OURS, {}))
         theirs = running.enter_context(_server(folder, WITHOUT, {"SEAMARK_QUERY_HISTORY_DAYS": "0"}))
@@ -63,10 +63,10 @@ async def _compare_plans(report: Report, folder: Path, planned: Table, rounds: i
             return await drive(target, [repeat(same_plan)], seconds=seconds)
 
         async def send_new_plans(target: Target, seconds: float = seconds) -> Sample:
-            return await drive(target, [_send_each(new)], seconds=seconds)
+            return await drive(target, [_send_each(new_plans)], seconds=seconds)
 
         kinds = {"the same plan": repeat_same_plan, "a new filter": send_new_plans}
-        await warm(targets, [functools.partial(piece, seconds=1.0) for piece in kinds.values()], 1)
+        await warm_up(targets, [functools.partial(piece, seconds=1.0) for piece in kinds.values()], 1)
         for case, piece in kinds.items():
             samples = await run_alternately(targets, rounds, piece)
             report.add(case, "server CPU", "µs", samples, lambda sample: sample.server_cpu_us, peer=WITHOUT)

@@ -29,7 +29,7 @@ from seamark.formats.index.keys.arrow_keys import keys_of
 from seamark.formats.index.keys.keys import KeyRange, KeyRanges, Keys
 from seamark.formats.index.kinds import bitmap
 from seamark.formats.index.kinds.bitmap import Bitmap
-from seamark.formats.index.kinds.bits import positions
+from seamark.formats.index.kinds.bits import list_positions
 from seamark.formats.index.kinds.slices import slice_count
 
 CARDINALITIES = (11, 1_000, 1_000_000)
@@ -84,7 +84,7 @@ class SeamarkBitmap:
         return reduce(np.bitwise_and, (self.opened[name].rows(0, ranges) for name in question.columns))
 
     def answer(self, question: Question) -> Positions:
-        return positions(self.bits(question))
+        return list_positions(self.bits(question))
 
     @property
     def size_bytes(self) -> int:
@@ -164,13 +164,13 @@ class Roaring:
             return pyroaring.BitMap.union(*(self._equal(slices, value) for value in question.among))
         every = pyroaring.BitMap(range(self._rows))
         less = pyroaring.BitMap()
-        for i, single_slice in enumerate(slices):
-            less = (every - single_slice) | less if question.below >> i & 1 else less - single_slice
+        for i, bits in enumerate(slices):
+            less = (every - bits) | less if question.below >> i & 1 else less - bits
         return less
 
     def _equal(self, slices: list[pyroaring.BitMap], rank: int) -> pyroaring.BitMap:
-        inside = [single_slice for i, single_slice in enumerate(slices) if rank >> i & 1]
-        outside = [single_slice for i, single_slice in enumerate(slices) if not rank >> i & 1]
+        inside = [bits for i, bits in enumerate(slices) if rank >> i & 1]
+        outside = [bits for i, bits in enumerate(slices) if not rank >> i & 1]
         result = pyroaring.BitMap.intersection(*inside) if inside else pyroaring.BitMap(range(self._rows))
         return result.difference(*outside) if outside else result
 

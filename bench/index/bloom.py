@@ -143,7 +143,7 @@ def _measure_probes(report: Report, blob: bytes, stored: Path, paths: list[str],
                 durations[name].append(elapsed)
         file = turn * 7 % len(paths)
         key = int(values_of(file)[turn])
-        found_files, elapsed = _time(lambda key=key: _by_duckdb(connection, paths, key))
+        found_files, elapsed = _time(lambda key=key: _find_with_duckdb(connection, paths, key))
         assert paths[file] in found_files
         durations[DUCKDB].append(elapsed * scale)
         durations[FOOTERS].append(_time(lambda: [pq.read_metadata(path) for path in paths])[1] * scale)
@@ -156,8 +156,8 @@ def _measure_probes(report: Report, blob: bytes, stored: Path, paths: list[str],
         Row(f"{case}, cold", "probe", "ms", {OURS: medians["cold"], **peers}, peer=DUCKDB),
         Row(f"{case}, cold", "range reads of a group", "reads", {OURS: float(reads)}, goal=GOAL_READS),
     ]
-    least = min(peers.values()) / medians["cold"]
-    values = {OURS: least}
+    minimum = min(peers.values()) / medians["cold"]
+    values = {OURS: minimum}
     report.rows.append(
         Row(f"{case}, cold", "over the faster peer", "×", values, lower_is_better=False, goal=GOAL_TIMES)
     )
@@ -182,7 +182,7 @@ def _hash(value: int) -> Any:
     return np.array([hash_key(key_of(value, "long"), 0)], dtype=np.uint64)
 
 
-def _by_duckdb(connection: Any, paths: list[str], key: int) -> set[str]:
+def _find_with_duckdb(connection: Any, paths: list[str], key: int) -> set[str]:
     rows = connection.execute(
         f"SELECT file_name FROM parquet_bloom_probe({paths!r}, 'k', {key}) WHERE NOT bloom_filter_excludes"
     ).fetchall()

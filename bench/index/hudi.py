@@ -51,7 +51,7 @@ class AnswersDiffer(Exception):
 
 
 class SeamarkIndex:
-    """Our table, written and indexed; queried over HTTP and in process.
+    """A written and indexed table of Seamark. The bench queries it over HTTP and in process.
 
     `seconds` is the time that the indexing took.
     """

@@ -23,19 +23,20 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-INDEXED = {"hoodie.metadata.enable": "true", "hoodie.metadata.global.record.level.index.enable": "true"}
+INDEX_OPTIONS = {"hoodie.metadata.enable": "true", "hoodie.metadata.global.record.level.index.enable": "true"}
 NO_STATISTICS = {
     "hoodie.metadata.index.column.stats.enable": "false",
     "hoodie.metadata.index.partition.stats.enable": "false",
 }
-"""With them a list of 10,000 keys becomes an OR as long, which keeps Spark's optimizer busy for minutes; keys without
-order gain nothing by them."""
-ALONE = {"hoodie.write.lock.provider": "org.apache.hudi.client.transaction.lock.InProcessLockProvider"}
+"""Options that turn statistics off. With statistics, a list of 10,000 keys becomes an equally long OR, which keeps
+Spark's optimizer busy for minutes. Statistics are useless for keys without an order.
+"""
+LOCK_OPTIONS = {"hoodie.write.lock.provider": "org.apache.hudi.client.transaction.lock.InProcessLockProvider"}
 """The options that Hudi requires to index a table without other writers."""
 
 
 class Peer:
-    """`opened` is a reader of the metadata table that stays open."""
+    """Hudi's record index in a Spark session. `opened` is a reader of the metadata table that stays open."""
 
     def __init__(self, spark: SparkSession, folder: Path) -> None:
         self._spark = spark
@@ -98,7 +99,7 @@ class Peer:
         return int(leaf.metrics().apply("numFiles").value())
 
     def _to_hoodie_list(self, keys: list[str]) -> Any:
-        """As Hudi takes them; by a file, as the gateway would carry them one by one."""
+        """Return the keys as Hudi's list. A file carries them, because the gateway would send them one by one."""
         self._given.write_text("\n".join(keys))
         strings = self._jvm.java.nio.file.Files.readAllLines(self._jvm.java.io.File(str(self._given)).toPath())
         return self._jvm.org.apache.hudi.common.data.HoodieListData.eager(strings)
@@ -110,7 +111,7 @@ class Peer:
         )
         storage = hudi.storage.HoodieStorageUtils.getStorage(self._location, conf)
         properties = self._jvm.java.util.Properties()
-        for name, value in INDEXED.items():
+        for name, value in INDEX_OPTIONS.items():
             properties.setProperty(name, value)
         config = hudi.common.config.HoodieMetadataConfig.newBuilder().fromProperties(properties).build()
         context = hudi.common.engine.HoodieLocalEngineContext(conf)
@@ -133,13 +134,18 @@ def session(folder: Path, jar: str) -> SparkSession:
         "spark.sql.extensions": "org.apache.spark.sql.hudi.HoodieSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.hudi.catalog.HoodieCatalog",
         "spark.sql.shuffle.partitions": "2",
-        **{f"spark.hadoop.{name}": value for name, value in INDEXED.items()},
+        **{f"spark.hadoop.{name}": value for name, value in INDEX_OPTIONS.items()},
     }
     builder = SparkSession.builder.master("local[2]").appName("hudi")
     for name, value in settings.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
-    for name, value in {**INDEXED, **NO_STATISTICS, **ALONE, "hoodie.enable.data.skipping": "true"}.items():
+    for name, value in {
+        **INDEX_OPTIONS,
+        **NO_STATISTICS,
+        **LOCK_OPTIONS,
+        "hoodie.enable.data.skipping": "true",
+    }.items():
         spark.sql(f"SET {name}={value}")
     return spark
 

@@ -1,9 +1,12 @@
-"""`python -m bench.index.run [NAME …] [--quick]`: the benches of indexes, printed and written. Without names all but
-`hudi`, which needs what `make hudi` fetches, and `ssb_cubes`, which generates a large table."""
+"""`python -m bench.index.run [NAME …] [--quick]` runs benches of indexes, and prints and writes their results.
+
+Without names it runs all except `hudi`, which needs what `make hudi` fetches, and `ssb_cubes`, which generates a large
+table.
+"""
 
 from __future__ import annotations
 
-from bench.index import bitmap, bloom, build, cubes, hudi, record
+from bench.index import bitmap, bloom, build, cubes, dashboard, hudi, record
 from bench.run import Bench, names_of, parser_of, run_benches
 from bench.ssb import cubes as ssb_cubes
 
@@ -13,6 +16,7 @@ BENCHES: dict[str, Bench] = {
     "record": record.run,
     "build": build.run,
     "cubes": cubes.run,
+    "dashboard": dashboard.run,
 }
 BY_NAME: dict[str, Bench] = {**BENCHES, "hudi": hudi.run, "ssb_cubes": ssb_cubes.run}
 

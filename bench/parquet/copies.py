@@ -32,7 +32,7 @@ FILES, ROWS, GROUP_ROWS = 8, 1_200_000, 300_000
 QUICK_FILES, QUICK_ROWS = 2, 20_000
 CHUNKS_WIDE, GROUPS_WIDE = 100, 120
 """Columns and row groups of the footer of 12,000 chunks."""
-DROPPED = "payload"
+DROPPED_COLUMN = "payload"
 
 
 async def run(folder: Path, *, quick: bool = False) -> Report:
@@ -40,10 +40,10 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     count, rows = (QUICK_FILES, QUICK_ROWS) if quick else (FILES, ROWS)
     paths = [data_file(folder / f"{number}.parquet", number, rows) for number in range(count)]
     schema = pq.read_schema(paths[0])
-    remaining_schema = pa.schema([field for field in schema if field.name != DROPPED])
+    remaining_schema = pa.schema([field for field in schema if field.name != DROPPED_COLUMN])
     size_mb = sum(path.stat().st_size for path in paths) / 1e6
     rounds = 1 if quick else 3
-    for case, columns in (("merge", schema), (f"drop {DROPPED}, and merge", remaining_schema)):
+    for case, columns in (("merge", schema), (f"drop {DROPPED_COLUMN}, and merge", remaining_schema)):
         values = measure(
             {
                 OURS: lambda out, columns=columns: _copy(paths, out, columns),
@@ -65,7 +65,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 def data_file(path: Path, number: int, rows: int, encryption: Any = None) -> Path:
     rng = np.random.default_rng(number)
-    fields = [("id", pa.int64()), ("city", pa.string()), ("price", pa.float64()), (DROPPED, pa.string())]
+    fields = [("id", pa.int64()), ("city", pa.string()), ("price", pa.float64()), (DROPPED_COLUMN, pa.string())]
     schema = pa.schema(
         [
             pa.field(name, kind, metadata={"PARQUET:field_id": str(place + 1)})
@@ -78,7 +78,7 @@ def data_file(path: Path, number: int, rows: int, encryption: Any = None) -> Pat
             "id": rng.integers(0, 1 << 40, rows),
             "city": cities[rng.integers(0, 250, rows)],
             "price": rng.random(rows),
-            DROPPED: np.char.mod("%d", rng.integers(0, 1 << 60, rows)),
+            DROPPED_COLUMN: np.char.mod("%d", rng.integers(0, 1 << 60, rows)),
         },
         schema=schema,
     )

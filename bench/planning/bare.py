@@ -48,7 +48,7 @@ def serve(port: int, body: bytes) -> None:
 
 
 @contextmanager
-def bare(folder: Path, body: bytes, *, workers: int = 1) -> Iterator[Target]:
+def run_bare_server(folder: Path, body: bytes, *, workers: int = 1) -> Iterator[Target]:
     """Run a server in separate processes; a single worker runs on the servers' core."""
     (folder / "bare-body").write_bytes(body)
     port = free_port()

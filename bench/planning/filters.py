@@ -18,7 +18,7 @@ from bench.planning.tables import Table
 
 RANGES = ("narrow range", "wide range", "decimal range", "float range")
 """Filters with a range of a column whose values are spread over the files at random."""
-ORDERED = "ordered column"
+ORDERED_COLUMN = "ordered column"
 HOUR_US = 3_600_000_000
 
 
@@ -111,7 +111,7 @@ FILTERS = {
             lambda table, turn: comparison("gt", "discount", SPAN * 1.08 / 1000 + turn),
             (("discount", "upper"),),
         ),
-        Filter(ORDERED, "one hour of ts, which grows with the files", _hour),
+        Filter(ORDERED_COLUMN, "one hour of ts, which grows with the files", _hour),
         Filter(
             "clustered column",
             "event_id between two near values; roughly grows with the files",
@@ -133,7 +133,7 @@ FILTERS = {
 }
 
 
-def small(table: Table, turn: int = 0) -> Any:
+def small_filter(table: Table, turn: int = 0) -> Any:
     """Return a filter for one user in six hours, as a dashboard sends; it keeps a few files."""
     start = _middle_us(table)
     hours = between_filter("ts", timestamp_text(start), timestamp_text(start + 6 * HOUR_US))

@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.measure import Sample, Worker, drive, median_of, repeat, run_alternately, warm
-from bench.planning.bare import BARE, bare
-from bench.planning.filters import small
+from bench.measure import Sample, Worker, drive, median_of, repeat, run_alternately, warm_up
+from bench.planning.bare import BARE, run_bare_server
+from bench.planning.filters import small_filter
 from bench.planning.pages import FILE
 from bench.planning.served import path_of, plan, register, seamark, seamark_here
 from bench.planning.tables import CACHE, Table, table
@@ -59,13 +59,13 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 
 async def _small_plans(report: Report, folder: Path, table: Table, workers: int, rounds: int, seconds: float) -> None:
-    plan_result = plan(table, small(table))
-    new = _generate_new_plans(table)
+    plan_result = plan(table, small_filter(table))
+    new_plans = _generate_new_plans(table)
     with ExitStack() as running:
         ours = running.enter_context(seamark(folder, CACHE, workers=workers))
         await register(ours, table)
         body = (await ours.call(plan_result)).body
-        theirs = running.enter_context(bare(folder, body, workers=workers))
+        theirs = running.enter_context(run_bare_server(folder, body, workers=workers))
         if workers == 1:
             running.enter_context(on_core(LOAD_CORE))
         targets = (ours, theirs)
@@ -76,14 +76,14 @@ async def _small_plans(report: Report, folder: Path, table: Table, workers: int,
         async def send_new_plans(target: Target, clients: int, seconds: float = seconds) -> Sample:
             if target is theirs:  # The client does not read the pages.
                 return await repeat_same_plan(target, clients, seconds)
-            return await drive(target, [_send_each(new) for _ in range(clients)], seconds=seconds)
+            return await drive(target, [_send_each(new_plans) for _ in range(clients)], seconds=seconds)
 
         kinds = (
             {"the same plan": repeat_same_plan, "a new filter": send_new_plans}
             if workers == 1
             else {"the same plan": repeat_same_plan}
         )
-        await warm(targets, [functools.partial(piece, clients=16, seconds=0.5) for piece in kinds.values()], 1)
+        await warm_up(targets, [functools.partial(piece, clients=16, seconds=0.5) for piece in kinds.values()], 1)
         for kind, piece in kinds.items():
             for clients in CONNECTIONS:
                 samples = await run_alternately(targets, rounds, functools.partial(piece, clients=clients))
@@ -115,7 +115,7 @@ def _format_count(count: int, unit: str) -> str:
 
 def _generate_new_plans(table: Table) -> Iterator[Request]:
     """Yield requests without end, each with a new filter."""
-    return (plan(table, small(table, turn)) for turn in itertools.count(1))
+    return (plan(table, small_filter(table, turn)) for turn in itertools.count(1))
 
 
 def _send_each(requests: Iterator[Request]) -> Worker:

@@ -83,7 +83,7 @@ async def _measure_before_encoding(
     column = RequestedColumn(column_id, "int")
 
     def mine(day: int, slashes: int = 0) -> dict[str, Any]:
-        """With as many slashes at its end, so that the prefix is new."""
+        """Return the answer for the prefix of a day. Slashes at its end make it a new prefix."""
         lookup_result = lookup(view, parse_prefix(f"day={day_text(day)}" + "/" * slashes, ours.metadata))
         return _answer(lookup_result, column, names=names)
 

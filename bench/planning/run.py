@@ -18,7 +18,7 @@ BENCHES: dict[str, Bench] = {
     "history": plans.run,
     "lookup": lookup.run,
 }
-SIZED = {"warm", "cold", "memory"}
+BENCHES_WITH_SIZES = {"warm", "cold", "memory"}
 """The benches that run on tables of several sizes."""
 
 
@@ -32,7 +32,7 @@ def main() -> None:
         names_of(parser, chosen, BENCHES),
         quick=chosen.quick,
         save=not chosen.files,
-        options=lambda name: sizes if name in SIZED else {},
+        options=lambda name: sizes if name in BENCHES_WITH_SIZES else {},
     )
 
 

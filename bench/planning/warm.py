@@ -11,7 +11,7 @@ import statistics
 from pathlib import Path
 
 from bench.planning import java_peer, pyiceberg_peer
-from bench.planning.filters import FILTERS, ORDERED, RANGES, Filter
+from bench.planning.filters import FILTERS, ORDERED_COLUMN, RANGES, Filter
 from bench.planning.java_peer import JavaPlanner, java_planner
 from bench.planning.limits import Bandwidth, bandwidth
 from bench.planning.ours import OurPlanner, our_planner
@@ -43,12 +43,12 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
                     java.plan(True)
                 for expected in FILTERS.values():
                     filter_row = await _filter(report, generated_table, expected, ours, java, turns)
-                    if expected.name == ORDERED:
+                    if expected.name == ORDERED_COLUMN:
                         ordered[files] = filter_row
             if files <= 100_000:
                 _pyiceberg(report, generated_table)
             if quick or files >= 100_000:  # Smaller tables fit into the caches of the core.
-                await _against_memory(report, generated_table, ours, memory)
+                await _compare_with_memory(report, generated_table, ours, memory)
     _growth(report, ordered)
     report.notes += [f"{item.name}: {item.about}." for item in FILTERS.values()]
     report.notes.append(
@@ -72,7 +72,7 @@ async def _filter(
             elapsed_ms, _ = await ours.scan(wanted.expression(table, 100 + turn * OURS_A_TURN + number))
             mine.append(elapsed_ms)
     results = {OURS: statistics.median(mine), JAVA: statistics.median(theirs)}
-    goals = ORDERED_GOAL_MS if wanted.name == ORDERED else GOALS_MS if wanted.name in RANGES else {}
+    goals = ORDERED_GOAL_MS if wanted.name == ORDERED_COLUMN else GOALS_MS if wanted.name in RANGES else {}
     report.rows.append(Row(_case(table, wanted.name), "plan", "ms", results, peer=JAVA, goal=goals.get(table.files)))
     report.notes.append(
         f"{_case(table, wanted.name)}: {first.files:,} files kept; ours p99 {_p99(mine):.3f} ms, the first on these"
@@ -100,7 +100,7 @@ def _pyiceberg(report: Report, table: Table) -> None:
     row.values[PYICEBERG] = plan.ms
 
 
-async def _against_memory(report: Report, table: Table, ours: OurPlanner, memory: Bandwidth) -> None:
+async def _compare_with_memory(report: Report, table: Table, ours: OurPlanner, memory: Bandwidth) -> None:
     """Add the ratio of the time to compare bounds and the time to read their bytes from memory."""
     schema = ours.metadata.current_schema
     for name in RANGES:

@@ -19,7 +19,7 @@ from bench.ssb.generate import TABLES, table_path
 from seamark.formats.protocol.wire import PLAN_MARK
 
 FACT = "lineorder"
-NONE: Mapping[str, str] = {}
+NO_OPTIONS: Mapping[str, str] = {}
 _LOCATION = re.compile(r"\bfile=(.*?), partition_data=")
 """The pattern of a file location in the text of a task."""
 _ORDER = ("lo_orderdate", "lo_orderkey", "lo_linenumber")
@@ -48,7 +48,7 @@ def write_table(
     table: str,
     target: str,
     fact_files: int | None,
-    properties: Mapping[str, str] = NONE,
+    properties: Mapping[str, str] = NO_OPTIONS,
 ) -> None:
     """Create `target` (catalog.namespace.table) from the Parquet file of `table` with Spark's DataFrame writer.
 

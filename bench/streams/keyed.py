@@ -31,7 +31,7 @@ ROWS, QUICK_ROWS = 10_000_000, 200_000
 BATCH_ROWS = 10_000
 KEYS_PER_ROW = 0.4
 """The number of distinct keys for each row that is sent."""
-DELETED = 0.1
+DELETED_FRACTION = 0.1
 CORRECTED_ROWS = 200
 """The rows of one correction by a batch writer. One follows each `BATCHES_PER_CORRECTION` batches."""
 BATCHES_PER_CORRECTION = 20
@@ -57,7 +57,7 @@ def send(url: str, rows: int, seed: int) -> Values:
         for number in range(0, rows, BATCH_ROWS):
             count = min(BATCH_ROWS, rows - number)
             ids = rng.integers(0, keys, count)
-            is_deleted = rng.random(count) < DELETED
+            is_deleted = rng.random(count) < DELETED_FRACTION
             new = np.arange(number, number + count)
             writer.write(pa.table({"id": ids, "value": new, "_op": kinds[is_deleted.astype(int)]}))
             # numpy assigns repeated indexes in order, so the last change of a key stays.

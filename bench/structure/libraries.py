@@ -28,7 +28,7 @@ from seamark.cache.memory import ENTRY_OVERHEAD_BYTES
 from seamark.formats.iceberg.files.footer import read_footer
 from seamark.metaserver.gateway.sigv4 import RequestTarget, SignatureClaim, is_signed
 
-REQUESTS, ACCESSES, KEYS, KEPT = 5_000, 400_000, 100_000, 2_000
+REQUESTS, ACCESSES, KEYS, KEPT_KEYS = 5_000, 400_000, 100_000, 2_000
 COLUMNS, GROUPS = 50, 40
 ROUNDS = 5
 SECRET, REGION, STAMP = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", "us-east-1", "20261128T110000Z"
@@ -76,8 +76,8 @@ def _admission() -> None:
     value = b"x"
 
     def ours() -> tuple[Callable[[int], object], Callable[[int], object]]:
-        sketch = FrequencySketch(KEPT)
-        cache: AdmittingCache[int, bytes] = AdmittingCache(KEPT * (ENTRY_OVERHEAD_BYTES + 1), sketch)
+        sketch = FrequencySketch(KEPT_KEYS)
+        cache: AdmittingCache[int, bytes] = AdmittingCache(KEPT_KEYS * (ENTRY_OVERHEAD_BYTES + 1), sketch)
         return cache.get, lambda key: cache.put(key, value, 1)
 
     caches = {"ours": ours}
@@ -85,7 +85,7 @@ def _admission() -> None:
     if theine is not None:
 
         def theirs() -> tuple[Callable[[int], object], Callable[[int], object]]:
-            cache = theine.Cache(KEPT)
+            cache = theine.Cache(KEPT_KEYS)
             return lambda key: cache.get(key)[0], lambda key: cache.set(key, value)
 
         caches["theine"] = theirs

@@ -25,7 +25,7 @@ from bench import bodies, load_table
 from bench.commits import append_each, change_each, touch_each
 from bench.measure import Sample, Slice, Worker, drive, repeat
 from bench.planning import tables
-from bench.planning.filters import small
+from bench.planning.filters import small_filter
 from bench.planning.served import plan, register
 from bench.targets import LOAD_CORE, SERVER_CORE, Target, on_core
 from bench.wire import Request, request
@@ -117,7 +117,7 @@ def _server(name: str, folder: Path, checkout: Path) -> Iterator[Target]:
 
 
 def _cases(table: tables.Table) -> dict[str, Slice]:
-    filters = (plan(table, small(table, turn)) for turn in itertools.count(1))
+    filters = (plan(table, small_filter(table, turn)) for turn in itertools.count(1))
     path = bodies.table_path(load_table.NAMESPACE, "long")
     kinds = {"property": touch_each, "append": append_each, "append of manifests": _append_manifests}
     cases: dict[str, Slice] = {
@@ -129,7 +129,7 @@ def _cases(table: tables.Table) -> dict[str, Slice]:
     }
     cases["load_table, references"] = partial(_drive, worker=lambda: repeat(request("GET", f"{path}?snapshots=refs")))
     cases["load_table, all snapshots"] = partial(_drive, worker=lambda: repeat(request("GET", path)))
-    cases["plan, the same filter"] = partial(_drive, worker=lambda: repeat(plan(table, small(table))))
+    cases["plan, the same filter"] = partial(_drive, worker=lambda: repeat(plan(table, small_filter(table))))
     cases["plan, a new filter"] = partial(_drive, worker=lambda: _send_each(filters))
     return cases
 

@@ -1,6 +1,6 @@
 """A client that sends statements by Trino's protocol and reads the statistics that Trino reports for each query.
 
-Planning is as Trino timed it; the wall time is the client's, from the first byte sent to the last row.
+The planning time is Trino's. The client measures the wall time, from the first sent byte to the last row.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ _AMOUNT = re.compile(r"([\d.]+)(\w+)")
 
 @dataclass(frozen=True)
 class Answer:
-    """`files` are of the facts that Trino was given, `splits` and `kilobytes` what it read of them.
+    """The answer to a statement, and what Trino read for it.
 
-    `proxy_plan` is the proxy's header, empty without one.
+    `files` are the files of the facts that Trino received. `splits` and `kilobytes` are what it read of them.
+    `proxy_plan` is the proxy's header, or empty without a proxy.
     """
 
     rows: list[tuple[Any, ...]]
@@ -59,7 +60,11 @@ class Client:
         return self._run(self._url, sql, schema)[1]
 
     def _run(self, url: str, sql: str, schema: str) -> tuple[str, list[tuple[Any, ...]], str]:
-        """The query's id, its rows, and the proxy's header. Failed."""
+        """Return the query's id, its rows, and the proxy's header.
+
+        Raises:
+            Failed: Trino refused or failed to run the statement.
+        """
         headers = {"X-Trino-User": "bench", "X-Trino-Catalog": "seamark", "X-Trino-Schema": schema}
         rows: list[tuple[Any, ...]] = []
         first = self._pool.request("POST", f"{url}/v1/statement", body=sql.encode(), headers=headers)

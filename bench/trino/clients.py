@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from bench.wire import Connection, LoadError, Request, request
 
 SESSION = {"X-Trino-User": "bench", "X-Trino-Catalog": "seamark", "X-Trino-Schema": "bench", "X-Trino-Source": "bench"}
-_NEXT = b'"nextUri":"'
+_NEXT_URI_MARK = b'"nextUri":"'
 _ERROR = b'"error":{'
 _PATH = b"/v1/statement/"
 
 
 @dataclass(frozen=True, slots=True)
 class StatementMeasurement:
-    """The measurements of one statement. `plan` is the outcome that the adapter reports; empty without one."""
+    """The measurements of one statement. `plan` is the outcome that the adapter reports; it is empty without one."""
 
     ms: float
     requests: int
@@ -30,7 +30,11 @@ def statement(sql: str, **headers: str) -> Request:
 
 
 async def follow(connection: Connection, posted: Request) -> StatementMeasurement:
-    """LoadError with Trino's words where it fails."""
+    """Post a statement and follow its pages to the end.
+
+    Raises:
+        LoadError: The statement failed. The message has Trino's words.
+    """
     started = time.perf_counter()
     answer = await connection.ask(posted)
     plan, requests, size, last = answer.field("X-Seamark-Plan"), 1, len(answer.body), b""
@@ -39,9 +43,9 @@ async def follow(connection: Connection, posted: Request) -> StatementMeasuremen
             raise LoadError(f"{posted.label}: {answer.status} {answer.body[-2000:]!r}")
         if b'"data":' in answer.body[:100_000]:
             last = answer.body
-        at = answer.body.find(_NEXT, 0, 10_000)
+        at = answer.body.find(_NEXT_URI_MARK, 0, 10_000)
         if at < 0:
             return StatementMeasurement((time.perf_counter() - started) * 1000, requests, size, plan, last)
-        path = answer.body[answer.body.index(_PATH, at) : answer.body.index(b'"', at + len(_NEXT))]
+        path = answer.body[answer.body.index(_PATH, at) : answer.body.index(b'"', at + len(_NEXT_URI_MARK))]
         answer = await connection.ask(Request(b"GET %s HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" % path))
         requests, size = requests + 1, size + len(answer.body)

@@ -1,9 +1,10 @@
-"""The benchmark's tables on a server that stays: each namespace holds all five, its facts in a layout and with indexes.
+"""The tables of the benchmark. Each namespace has all five tables, with its own layout and indexes of the facts.
 
-Made once for a scale and a number of files, below `.cache/bench/trino`, and kept: a run starts a server over a copy of
-the home that was made with the tables, so that it finds no plan of an earlier one. Facts are written once by Spark, in
-an order that no query filters on, and clustered by our job (`connector/spark/frames/clustering.py`) into each layout;
-the other tables, and layouts that differ by their indexes alone, are clones, whose metadata names the same files.
+They are created once for a scale and a number of files, below `.cache/bench/trino`. A run starts a server over a copy
+of the home that was created with the tables, so that it finds no plan of an earlier run. Spark writes the facts once,
+in an order that no query filters on. Seamark's job (`connector/spark/frames/clustering.py`) clusters them into each
+layout. The other tables, and layouts that differ only in their indexes, are clones, whose metadata names the same
+files.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ LAKES = CACHE / "bench" / "trino"
 BASE = "base"
 BASE_FILES = 16
 KEYS = ("lo_custkey", "lo_suppkey", "lo_partkey", "lo_orderdate")
-INDEXED = (*KEYS, "lo_discount", "lo_quantity")
+INDEXED_COLUMNS = (*KEYS, "lo_discount", "lo_quantity")
 JOINS = {
     "customer": JoinedTable((BASE, "customer"), {"lo_custkey": "c_custkey"}),
     "supplier": JoinedTable((BASE, "supplier"), {"lo_suppkey": "s_suppkey"}),
@@ -48,9 +49,9 @@ SPARK = {"spark.driver.memory": "2g", "spark.driver.extraJavaOptions": "", "spar
 
 @dataclass(frozen=True)
 class Layout:
-    """Of the facts in the namespace `name`.
+    """The layout of the facts in the namespace `name`.
 
-    `of` is one whose files they have; else they are clustered by `by`.
+    The facts have the files of the layout `of`, or are clustered by the columns `by`.
     """
 
     name: str
@@ -62,10 +63,10 @@ class Layout:
     @property
     def label(self) -> str:
         files = next(item for item in LAYOUTS if item.name == (self.of or self.name))
-        return f"{_TOLD[files.name]}, {'min/max' if self.index is None else self.index}"
+        return f"{_LAYOUT_LABELS[files.name]}, {'min/max' if self.index is None else self.index}"
 
 
-_TOLD = {
+_LAYOUT_LABELS = {
     "written": "as written",
     "dated": "by date",
     "zorder": "z-order on date, discount, quantity",
@@ -85,7 +86,7 @@ LAYOUTS = (
 def lake(
     scratch: Path, scale: float, files: int, layouts: Sequence[Layout] = LAYOUTS
 ) -> Iterator[tuple[Seamark, Path]]:
-    """A server with these layouts, and the folder of the Parquet files that they were made from."""
+    """Yield a server with these layouts, and the folder of the Parquet files that are their source."""
     data = generate(CACHE / "ssb", scale)
     suffix = "" if len(layouts) == len(LAYOUTS) else "-" + "-".join(layout.name for layout in layouts)
     folder = LAKES.resolve() / f"sf{scale:g}-{files}{suffix}"
@@ -148,8 +149,8 @@ def _lay(client: IndexClient, spark: SparkSession, layout: Layout, files: int) -
     The tasks that write the files also build the existing indexes. Other indexes are built from the files afterwards.
     """
     fact = (layout.name, FACT)
-    names = [f"of_{column}" for column in INDEXED] if layout.index else []
-    for name, column in zip(names, INDEXED, strict=False):
+    names = [f"of_{column}" for column in INDEXED_COLUMNS] if layout.index else []
+    for name, column in zip(names, INDEXED_COLUMNS, strict=False):
         client.put_index(fact, name, kind=layout.index, columns=[column])
     if layout.by:
         cluster(spark, fact, layout.by, joins=JOINS, curve=layout.curve, files=files, client=client)

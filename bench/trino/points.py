@@ -1,11 +1,12 @@
-"""A table of many small data files, in which a row is found by its key.
+"""A table of many small data files, in which a query finds a row by its key.
 
-Each row has its number by four columns. Of `in_record`, `in_bloom` and `in_bitmap` every file spans nearly all values,
-so that statistics leave none out; each has the index that it is called after. `in_order` rises from file to file.
-A thousand files make a commit, and a manifest.
+Each row has its number in four columns. In `in_record`, `in_bloom` and `in_bitmap`, every file spans nearly all values,
+so that statistics leave out no file. Each of these columns has the index of its name. `in_order` rises from file to
+file. A commit adds a thousand files in one manifest.
 
-The lake is made by our own writer for each run, in memory where the system has a folder for that: readers would
-find it in the page cache, and syncing ten thousand files to a disk would take longer than all measurements.
+Each run writes the lake anew with Seamark's writer, in memory if the system has a folder for that. Readers would find
+the files in the page cache in any case, and syncing ten thousand files to a disk would take longer than all
+measurements.
 """
 
 from __future__ import annotations
@@ -34,18 +35,23 @@ NAMESPACE, TABLE, ALONE = "bench", "points", "one"
 ROWS = 100
 """The number of rows in each file."""
 FILES_A_COMMIT = 1000
-INDEXED = {"in_record": "record", "in_bloom": "bloom", "in_bitmap": "bitmap"}
+INDEX_KIND_BY_COLUMN = {"in_record": "record", "in_bloom": "bloom", "in_bitmap": "bitmap"}
 ORDERED = "in_order"
 FPP = 1e-6
-"""So that none of 10,000 files is a false positive."""
-_FIELDS = {**dict.fromkeys((*INDEXED, ORDERED), "long"), "city": "string", "price": "double", "note": "string"}
+"""The false-positive rate: so low that none of 10,000 files is a false positive."""
+_FIELDS = {
+    **dict.fromkeys((*INDEX_KIND_BY_COLUMN, ORDERED), "long"),
+    "city": "string",
+    "price": "double",
+    "note": "string",
+}
 _ARROW = {"long": pa.int64(), "string": pa.string(), "double": pa.float64()}
-_STEPS = dict(zip(INDEXED, (7_368_787, 5_915_587, 8_460_769), strict=True))
-"""Primes: multiples of them, modulo the number of rows, are every number once."""
+_STEPS = dict(zip(INDEX_KIND_BY_COLUMN, (7_368_787, 5_915_587, 8_460_769), strict=True))
+"""Primes. Their multiples, modulo the number of rows, are each number exactly once."""
 
 
 def key_of(column: str, number: int, files: int) -> int:
-    """Return what the row of this number has there; as many rows as numbers."""
+    """Return the value of a column in the row with this number. Each row has another value."""
     return number if column == ORDERED else number * _STEPS[column] % (files * ROWS)
 
 
@@ -81,7 +87,7 @@ def _fill(server: Seamark, files: int) -> None:
             _create(client, table)
         into = open_destination(client, (NAMESPACE, ALONE))
         into.commit(client, write_batches(into.target, [rows_of(0, files)]))
-        for column, kind in INDEXED.items():
+        for column, kind in INDEX_KIND_BY_COLUMN.items():
             fpp = FPP if kind == "bloom" else None
             client.put_index((NAMESPACE, TABLE), column, kind=kind, columns=[column], fpp=fpp)
         into = open_destination(client, (NAMESPACE, TABLE))

@@ -1,8 +1,8 @@
 """How many more files than necessary do SSB's queries read, and how much faster is stock Trino with the proxy?
 
-The same Trino answers each query directly, and through the proxy, alternately in one run. THE BOUND is how many files
-hold a row that the whole WHERE clause is true for, joins included, as DuckDB finds it in the data files. Every answer
-is compared with DuckDB's.
+The same Trino answers each query directly and through the proxy, alternately in one run. THE BOUND is the number of
+files with a row for which the whole WHERE clause is true, including joins. DuckDB finds it in the data files. Each
+answer is compared with DuckDB's.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WALL_BETTER_MIN = 5.0
 SLOWER_MAX, SLOWER_MS_MAX = 1.05, 20.0
 CLUSTERED = "hilbert"
 LARGE = (5.0, 5000)
-"""Scale and files: 30 M facts in files as large as those of scale 1 in 1,000."""
+"""The scale and the number of files: 30 M facts in files as large as those of scale 1 in 1,000 files."""
 LARGE_BUDGET_MS = 2000
 QUICK = {"scale": 0.01, "files": 40, "rounds": 1}
 WARM_ROUNDS = 2
@@ -68,8 +68,10 @@ class Case:
 
     @property
     def fewer(self) -> float:
-        """How many times fewer files Trino opens than without the proxy, when it also leaves out some while joins
-        run."""
+        """Return how many times fewer files Trino opens than without the proxy.
+
+        Without the proxy, Trino also leaves out some files while joins run.
+        """
         return max(1.0, self.median(DIRECT, "splits")) / max(1.0, self.median(OURS, "splits"))
 
     @property
@@ -83,7 +85,7 @@ class Case:
 
     @property
     def slower_ms(self) -> float:
-        """The milliseconds by which the query is slower than tolerated."""
+        """Return the milliseconds by which the query is slower than tolerated."""
         direct = self.median(DIRECT, "wall_ms")
         return max(0.0, self.median(OURS, "wall_ms") - max(direct * SLOWER_MAX, direct + SLOWER_MS_MAX))
 
@@ -142,7 +144,7 @@ def _run_queries(
 
 
 def bounds_of(client: SeamarkClient, layout: Layout, data: Path) -> tuple[int, dict[str, int]]:
-    """Return all files of a layout's facts, and for each query how many hold a row that it needs."""
+    """Return the number of all files of the facts, and for each query the number of files with a row that it needs."""
     paths = data_paths(client, (layout.name, FACT))
     return len(paths), files_with_rows(paths, data)
 

@@ -1,8 +1,8 @@
 """A simulated coordinator that answers by Trino's client protocol at the speed of a socket, without running queries.
 
-`python -m bench.trino.upstream PORT`. A statement's text is `<pages> <bytes of each>`; anything else gives one row. The
-answers are as long as those of Trino 483, and chunked as Jetty's are, their end in a separate packet. It keeps
-nothing between requests: the id of a statement contains what it requested.
+Usage: `python -m bench.trino.upstream PORT`. The text of a statement is `<pages> <bytes of each>`. Any other text
+gives one row. The answers are as long as those of Trino 483. They are chunked like Jetty's, with their end in a
+separate packet. The coordinator keeps nothing between requests: the id of a statement contains its text.
 """
 
 from __future__ import annotations
@@ -97,9 +97,9 @@ def _chunk(data: bytes) -> bytes:
 
 
 def _page(base: bytes, id_: bytes, step: int, pages: int) -> tuple[bytes, bytes]:
-    """Steps: the POST, the queue, pages with rows, the end.
+    """Return the bytes of a page before its rows, and the bytes after them.
 
-    The bytes before the rows, and after them.
+    The steps are the POST, the queue, the pages with rows, and the end.
     """
     head = b'{"id":"%s","infoUri":"%s/ui#/queries/%s",' % (id_, base, id_)
     if step < 2 + pages:

@@ -1,9 +1,10 @@
-"""What does reading cost after a hundred batches of merge-on-read, and once its files have been rewritten?
+"""What does reading cost after a hundred batches of merge-on-read, and after a rewrite of the files?
 
-A hundred batches leave a hundred small data files and a deletion vector for each data file that they met. The table is
-read whole by Iceberg's own reader, four of its columns, before, after, and after `rewrite_data_files`: the time is
-reported in multiples of the first. How long the last batches took, beside the first, shows what writers pay. With
-equality deletes, in buckets by key, a batch leaves two files for each bucket instead.
+A hundred batches leave a hundred small data files, and a deletion vector for each data file with changed rows.
+Iceberg's own reader reads four columns of the whole table: before the batches, after them, and after
+`rewrite_data_files`. The times are multiples of the first time. The time of the last batches, compared with the first
+batches, shows the cost for writers. With equality deletes, in buckets by key, a batch leaves two files for each
+bucket.
 """
 
 from __future__ import annotations

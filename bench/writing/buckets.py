@@ -1,10 +1,10 @@
 """What do buckets save a reader: equality on the key, joins and groupings by it?
 
-Two tables of the same keys, each in 16 buckets by key, and one of them once more in none, with as many files. Rows of
-one key are looked for in both; joins and groupings are of the bucketed tables, as Spark does them where it knows of
-buckets, and with exchanges where buckets are turned off. A join with the unbucketed table exchanges that table alone.
-Broadcast joins are off, as sides of this kind are larger than they may be. Files and exchanges are those of the plan
-that ran, and every pair of queries must give the same answer.
+Two tables with the same keys have 16 buckets by key each. A third table has the rows of the first without buckets, in
+as many files. Queries for one key read the first and the third table. Joins and groupings read the bucketed tables
+twice: Spark uses the buckets, or exchanges the rows if buckets are turned off. A join with the third table exchanges
+only that table. Broadcast joins are off, because the tables are larger than Spark may broadcast. The files and
+exchanges are those of the executed plan. Each pair of queries must give the same answer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FORGOTTEN = {"spark.sql.sources.v2.bucketing.enabled": "false"}
 UNBUCKETED, EXCHANGED = "unbucketed", "exchanged"
 WAYS: dict[str, Mapping[str, str]] = {OURS: {}, EXCHANGED: FORGOTTEN}
 JOIN = "SELECT count(*), sum(l.quantity), sum(r.discount) FROM {} l JOIN {} r ON l.k = r.k"
-GROUPING = "SELECT count(*), max(n), sum(q) FROM (SELECT k, count(*) n, sum(quantity) q FROM {} GROUP BY k)"
+GROUPING_QUERY = "SELECT count(*), max(n), sum(q) FROM (SELECT k, count(*) n, sum(quantity) q FROM {} GROUP BY k)"
 
 
 async def run(folder: Path, *, quick: bool = False) -> Report:
@@ -46,7 +46,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         for case, query in (
             ("join of two bucketed tables", JOIN.format(left, right)),
             ("join of a bucketed and an unbucketed table", JOIN.format(left, flat)),
-            ("grouping by the key", GROUPING.format(left)),
+            ("grouping by the key", GROUPING_QUERY.format(left)),
         ):
             _compare(report, spark, case, query, rounds)
     report.notes += [

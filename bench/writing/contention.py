@@ -1,11 +1,10 @@
-"""Eight writers at one table: how many commits a second, and how many of them fail?
+"""Eight writers write into one table: how many commits a second, and how many of them fail?
 
-Ours upsert ten rows at a time, each writer into its own bucket, through the commit API; or they append. Stock PyIceberg
-appends the same rows: once with its defaults, where a commit that lost its race is tried again as often as its defaults
-say, and once with `seamark.commit.rebase` = `append` on the table and no second try. Each writer is a process that has
-its rows ready and has committed once; then all begin together, and the time is from there to the last commit. One case
-after the other has the machine to itself, once: a rate is of four hundred commits. In the end each table is read: every
-row of a commit that was answered must be there once.
+Seamark's writers upsert ten rows at a time through the commit API, each writer into its own bucket; or they append.
+Stock PyIceberg appends the same rows: once with its default retries, and once without retries on a table with
+`seamark.commit.rebase` = `append`. Each writer is a process that has its rows ready and has committed once. All writers
+then begin together, and the time ends with the last commit. The cases run one after the other. A rate is of four
+hundred commits. In the end the bench reads each table: each row of a successful commit must exist once.
 """
 
 from __future__ import annotations
@@ -45,13 +44,13 @@ from seamark.connector.write.appends import append
 from seamark.connector.write.upserts import upsert
 from seamark.formats.iceberg.expressions.expression import TRUE
 
-WRITERS, TIMES, ROWS = 8, 50, 10
+WRITERS, CHANGES_PER_WRITER, ROWS = 8, 50, 10
 QUICK_WRITERS, QUICK_TIMES = 2, 5
-STORED = 100_000
+STORED_ROWS = 100_000
 """The number of rows of the target table. A writer upserts only rows in its buckets."""
 BUCKETS = 16
 UPSERTS, APPENDS, REBASED, RETRYING = "upserts", "appends", "pyiceberg-rebased", "pyiceberg-retrying"
-NEVER_AGAIN = {"commit.retry.num-retries": "0"}
+NO_RETRIES = {"commit.retry.num-retries": "0"}
 
 
 @dataclass(frozen=True)
@@ -66,24 +65,24 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Times are of a clock that all processes share, in seconds.
+    """The commits of one process. Times are in seconds, of a clock that all processes share.
 
-    `attempts` counts those of our upserts.
+    `attempts` counts the attempts of Seamark's upserts.
     """
 
     began: float
     ended: float
     committed: int
-    """Besides the first, which is not counted."""
+    """The number of commits after the first one, which is not counted."""
     failed: int
     attempts: int
     rows: int
-    """Of all commits."""
+    """The number of rows of all commits."""
 
 
 async def run(folder: Path, *, quick: bool = False) -> Report:
     report = Report("writing_contention", "Eight writers at one table", peer="PyIceberg, trying again")
-    writers, times = (QUICK_WRITERS, QUICK_TIMES) if quick else (WRITERS, TIMES)
+    writers, times = (QUICK_WRITERS, QUICK_TIMES) if quick else (WRITERS, CHANGES_PER_WRITER)
     rates: dict[str, float] = {}
     failed: dict[str, float] = {}
     attempts = 0.0
@@ -96,7 +95,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         for kind in (UPSERTS, APPENDS, REBASED, RETRYING):
             name = kind.replace("-", "_")
             jobs, stored = _prepare(client, kind, name, writers, times + 1)
-            result = _at_once(pool, manager, jobs)
+            result = _run_at_once(pool, manager, jobs)
             committed = sum(item.committed for item in result)
             _check(client, name, stored + (0 if kind == UPSERTS else sum(item.rows for item in result)))
             rates[kind] = committed / (max(item.ended for item in result) - min(item.began for item in result))
@@ -115,18 +114,18 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     report.rows.append(Row(case, "upserts, attempts a commit", "", {OURS: attempts}, peer=RETRYING))
     report.notes += [
         f"{ROWS} rows a commit. Upserts are of keys that are there, each writer's in buckets of its own, in a table of"
-        f" {STORED:,} rows in {BUCKETS} buckets with a record index.",
+        f" {STORED_ROWS:,} rows in {BUCKETS} buckets with a record index.",
         f"{RETRYING}: PyIceberg's own tries again, as many as by default, at the same server.",
     ]
     return report
 
 
 def _prepare(client: IndexClient, kind: str, name: str, writers: int, times: int) -> tuple[list[Job], int]:
-    """Return the jobs, and how many rows the table has before they begin."""
+    """Return the jobs, and the number of rows of the table before they begin."""
     properties = {
         UPSERTS: dict.fromkeys(MODES, MERGE_ON_READ),
         APPENDS: {},
-        REBASED: {"seamark.commit.rebase": "append", **NEVER_AGAIN},
+        REBASED: {"seamark.commit.rebase": "append", **NO_RETRIES},
         RETRYING: {},
     }[kind]
     if kind != UPSERTS:  # PyIceberg cannot write version 3.
@@ -134,7 +133,7 @@ def _prepare(client: IndexClient, kind: str, name: str, writers: int, times: int
         numbers = np.arange(writers * times * ROWS).reshape(writers, times, ROWS)
         return _jobs(kind, client.url, name, [[rows_of(item, 1) for item in part] for part in numbers]), 0
     create(client, name, BUCKETS, properties)
-    stored = np.arange(STORED)
+    stored = np.arange(STORED_ROWS)
     append(client, (NAMESPACE, name), rows_of(stored, 0))
     client.put_index((NAMESPACE, name), INDEX, kind="record", columns=[KEY])
     with closing(InProcessWorkers()) as workers:
@@ -146,14 +145,14 @@ def _prepare(client: IndexClient, kind: str, name: str, writers: int, times: int
         draw = np.random.default_rng(writer)
         mine = stored[bucket % writers == writer]
         batches.append([rows_of(draw.choice(mine, ROWS, replace=False), number + 1) for number in range(times)])
-    return _jobs(kind, client.url, name, batches), STORED
+    return _jobs(kind, client.url, name, batches), STORED_ROWS
 
 
 def _jobs(kind: str, url: str, name: str, batches: Sequence[Sequence[pa.Table]]) -> list[Job]:
     return [Job(kind, url, name, tuple(batch)) for batch in batches]
 
 
-def _at_once(pool: ProcessPoolExecutor, manager: SyncManager, jobs: Sequence[Job]) -> list[Outcome]:
+def _run_at_once(pool: ProcessPoolExecutor, manager: SyncManager, jobs: Sequence[Job]) -> list[Outcome]:
     return list(pool.map(partial(_work, manager.Barrier(len(jobs))), jobs))
 
 

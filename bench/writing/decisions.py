@@ -103,7 +103,7 @@ async def _create(server: RunningServer, tables: int) -> None:
 
 
 class _ScheduledTables:
-    """The tables of a server, and a queue, as of one scheduler."""
+    """The tables of a server, with the watch and the queue of a scheduler."""
 
     def __init__(self, server: RunningServer) -> None:
         parts, settings = server.components, server.components.settings
@@ -117,8 +117,10 @@ class _ScheduledTables:
         self._looked = 0
 
     async def look(self, seconds: float | None) -> tuple[float, int, int]:
-        """Return (CPU seconds, tables, jobs in the queue) of a look that ends after some seconds, or else of all
-        tables without pauses.
+        """Look at the tables, for some seconds or at all tables without pauses.
+
+        Returns:
+            The CPU seconds, the number of tables, and the number of jobs in the queue.
         """
         began_s, self._looked = time.process_time(), 0
         if seconds is None:

@@ -1,10 +1,10 @@
-"""A table that is fed by many small commits: does the server keep it in shape by its policy alone?
+"""Many small commits feed a table: does the server keep it in shape by its policy alone?
 
-Stock PyIceberg appends 500 small files to an unpartitioned table, which the server clusters by two columns, and whose
-snapshots, manifests and metadata it keeps few by the table's properties. No job is started by hand. A twin gets the
-same commits, and has no services. After every 25 commits both are looked at: their files, the number of files that hold
-the place of a row (the depth of the clustering), manifests and metadata, and how long a plan takes. In the end both
-tables are read: the rows must be those that were appended.
+Stock PyIceberg appends 500 small files to an unpartitioned table. By the table's properties, the server clusters it by
+two columns, and limits its snapshots, manifests and metadata files. Nobody starts a job by hand. A second table gets
+the same commits and has no services. After every 25 commits the bench measures both tables: their files, the number of
+files that may hold a row (the depth of the clustering), manifests and metadata, and the time of a plan. In the end it
+reads both tables: the rows must be the appended rows.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from seamark.connector.read.scans import bind_filter, scan
 from seamark.connector.read.tables import ScanTask, open_table, plan
 from tests.services.seamark import Seamark
 
-COMMITS, ROWS, EVERY = 500, 2_000, 25
+COMMITS, ROWS, COMMITS_PER_LOOK = 500, 2_000, 25
 QUICK_COMMITS, QUICK_EVERY = 20, 10
 PAUSE_S = 0.4
 """The time from the start of a commit to the start of the next commit. A minute passes between two
@@ -56,11 +56,12 @@ PROPERTIES = {
 }
 CUSTOMERS, ITEMS = 20_000, 50_000
 SHARE = 0.05
-"""Of the items, and of the customers, in a range."""
+"""The fraction of the items, and of the customers, in a range."""
 SETTLED_S = 150.0
 HELD = 1.5
-"""A value is held if it grows by at most this factor from the first half of the commits to the second; a plan, from the
-second fifth of the commits to the last."""
+"""The maximum growth of a value that counts as held: from the first half of the commits to the second half, or for the
+time of a plan, from the second fifth of the commits to the last fifth.
+"""
 _FIELDS = (("id", "long"), ("customer", "long"), ("item", "long"), ("price", "double"), ("note", "string"))
 _SCHEMA = pa.schema(
     [("id", pa.int64()), ("customer", pa.int64()), ("item", pa.int64()), ("price", pa.float64()), ("note", pa.string())]
@@ -72,8 +73,8 @@ class TableMeasurement:
     """A table after a number of commits.
 
     Attributes:
-        depth: Files that may hold a row with the customer and the item of one.
-        opened: Bytes of the files in the plan of a customer, and of a range, in percent of the table.
+        depth: The number of files that may hold a row with the customer and the item of a given row.
+        opened: The bytes of the files in the plan of a customer, and of a range, in percent of the table.
     """
 
     commits: int
@@ -125,7 +126,7 @@ class Feed:
 
 
 async def run(folder: Path, *, quick: bool = False) -> Report:
-    commits, every, plans = (QUICK_COMMITS, QUICK_EVERY, QUICK_PLANS) if quick else (COMMITS, EVERY, PLANS)
+    commits, every, plans = (QUICK_COMMITS, QUICK_EVERY, QUICK_PLANS) if quick else (COMMITS, COMMITS_PER_LOOK, PLANS)
     report = Report("writing_feed", "Does a server keep a table in shape that is fed by many small commits?")
     report.peer = "the same table without table services"
     looks: dict[str, list[TableMeasurement]] = {name: [] for name in TABLES}
@@ -175,7 +176,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 
 def _time(work: Callable[[], object]) -> float:
-    """Seconds."""
+    """Return the seconds that the work takes."""
     began_s = time.perf_counter()
     work()
     return time.perf_counter() - began_s
@@ -222,7 +223,7 @@ def _look(
     opened: dict[str, dict[str, list[float]]] = {name: {"point": [], "range": []} for name in TABLES}
     for turn in range(plans):
         for kind, condition in feed.conditions().items():
-            # In either order, so that the plan of no table always comes first.
+            # The order alternates, so that the plan of no table always comes first.
             for name in list(TABLES)[:: 1 if turn % 2 else -1]:
                 tasks, total_bytes, seconds = _plan(client, TABLES[name], condition)
                 measurements[name].plan_ms.setdefault(kind, []).append(1000 * seconds)
@@ -259,7 +260,11 @@ def _shape(folder: Path, client: IndexClient, table: str, commits: int) -> Table
 
 
 def _plan(client: IndexClient, table: str, where: str) -> tuple[list[ScanTask], int, float]:
-    """Return the tasks, the bytes of the table, and the seconds: as a reader has it, with the load of the table."""
+    """Plan as a reader does, including the load of the table.
+
+    Returns:
+        The tasks, the bytes of the table, and the seconds.
+    """
     began_s = time.perf_counter()
     opened_table = open_table(client, table, CURRENT)
     tasks = list(plan(client, opened_table, bind_filter(where, opened_table)))
@@ -315,8 +320,8 @@ def _fill(report: Report, looks: dict[str, list[TableMeasurement]], append_s: di
     middle = len(fed[OURS]) // 2
     for measure, (unit, value) in shapes.items():
         first = max(map(value, fed[OURS][:middle]))
-        most = {name: max(map(value, of[middle:])) for name, of in fed.items()}
-        add("most in the second half of the commits", measure, unit, most, goal=HELD * first)
+        maximum = {name: max(map(value, of[middle:])) for name, of in fed.items()}
+        add("most in the second half of the commits", measure, unit, maximum, goal=HELD * first)
     last = {name: of[-1] for name, of in looks.items()}
     for measure, (unit, value) in shapes.items():
         add("in the end", measure, unit, {name: value(look) for name, look in last.items()})

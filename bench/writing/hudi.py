@@ -1,7 +1,7 @@
 """Hudi with its bucket index, in its own session (`bench/hudi.py`, `hudi_peer.py`).
 
-Its tables are made by bulk insert of a base's own data files, once, and kept beside the bases; a run has a copy, which
-shares the data files, as Hudi rewrites none of them in place.
+A bulk insert of a base's data files creates the tables once. They are stored next to the bases. A run works on a copy
+that shares the data files, because Hudi rewrites no data file in place.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FORMAT = 1
 
 
 class HudiWriter:
-    """Of one table; `mode` as ours are called."""
+    """The writer of one Hudi table. `mode` has the names that Seamark's writers use."""
 
     def __init__(self, name: str, base: Base, peer: Peer, folder: Path, *, mode: str, bases: Path = BASES) -> None:
         self.name, self.folder = name, folder

@@ -41,8 +41,9 @@ OPTIONS = {
     "hoodie.upsert.shuffle.parallelism": "4",
     "hoodie.bulkinsert.shuffle.parallelism": str(BUCKETS),
 }
-"""As its users have it, and as FIELD notes: no compaction and no cleaning within a batch, no table of metadata, which
-a bucket index does not ask and each commit would write."""
+"""The usual options of Hudi's users. A batch includes no compaction and no cleaning. There is no metadata table: a
+bucket index does not read it, and each commit would write it.
+"""
 
 
 class Peer:

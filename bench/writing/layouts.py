@@ -1,8 +1,9 @@
-"""How many bytes do queries open after a clustering: ours along a curve, beside Iceberg's `rewrite_data_files`?
+"""How many bytes do queries open after a clustering along Seamark's curve, and after Iceberg's `rewrite_data_files`?
 
-Four sets of rows, each in several tables with the same files. One is clustered by the job of our table service, in one
-process; the others by Iceberg's Spark procedure, by a sort and by its z-order. The server plans the same predicates on
-all, by column statistics alone: points, ranges of one column, and ranges of two. All tables must keep their rows.
+There are four sets of rows, each in several tables with the same files. The job of the table service clusters one
+table, in one process. Iceberg's Spark procedure clusters the others by a sort and by its z-order. The server plans the
+same predicates on all tables by column statistics alone: points, ranges of one column, and ranges of two columns. All
+tables must keep their rows.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Upkeep of tables: our jobs beside Spark's procedures and Trino's `ANALYZE` and `optimize`.
+"""Maintenance of tables: Seamark's jobs compared with Spark's procedures and Trino's `ANALYZE` and `optimize`.
 
-Statistics, manifests, compaction, expiration of snapshots, and removal of orphan files (the last three: `upkeep.py`).
-
-One table for each engine, with equal rows, written by the same commits. A job is timed as its user has it: ours as a
-function call of a client, which asks the server; Spark's and Trino's as a statement in a running session, so that the
-start of a JVM is in no figure. In the end the numbers of distinct values, and the files of each table, must agree.
+The jobs are statistics, manifests, compaction, expiration of snapshots, and removal of orphan files (the last three are
+in `upkeep.py`). There is one table for each engine. The same commits write equal rows into them. The bench times a job
+as its user sees it. Seamark's jobs are function calls of a client, which sends requests to the server. Spark's and
+Trino's jobs are statements in a running session, so no figure contains the start of a JVM. In the end the numbers of
+distinct values, and the files of each table, must agree.
 """
 
 from __future__ import annotations
@@ -45,7 +45,11 @@ COLUMNS = ("id", "part", "text", "price")
 
 
 async def run(folder: Path, *, quick: bool = False, commits: int | None = None) -> Report:
-    """`commits`: those of each table."""
+    """Run the bench.
+
+    Args:
+        commits: The number of commits of each table.
+    """
     rounds = 1 if quick else ROUNDS
     commits = commits or (QUICK_COMMITS if quick else COMMITS)
     report = Report("writing_maintenance", "How long does the upkeep of a table take?")
@@ -111,7 +115,10 @@ def _add(report: Report, commits: int, measured: dict[str, dict[str, float]]) ->
 def _statistics(
     client: IndexClient, spark: SparkSession, trino: Trino, rounds: int, commits: int
 ) -> dict[str, dict[str, float]]:
-    """Of the whole table, and after one more commit; engines read the whole table then, too."""
+    """Measure statistics of the whole table, and after one more commit.
+
+    The other engines read the whole table in both cases.
+    """
     works: dict[str, Callable[[], object]] = {
         OURS: lambda: compute_statistics(client, TABLES[OURS], full=True),
         IN_SPARK: lambda: spark.sql(
@@ -120,7 +127,7 @@ def _statistics(
         IN_TRINO: lambda: trino.rows(f"ANALYZE {TABLES[IN_TRINO]}", catalog=TRINO),
     }
     whole = _time(works, rounds, lambda: None)
-    counts = {name: _distinct(client, table) for name, table in TABLES.items()}
+    counts = {name: _read_distinct_counts(client, table) for name, table in TABLES.items()}
     for name, actual_count in counts.items():
         for column, count in actual_count.items():
             if abs(count - counts[OURS][column]) > 0.06 * count:
@@ -132,8 +139,11 @@ def _statistics(
         for table in TABLES.values():
             append(client, table, _rows(number[0] * ROWS))
 
-    fresh = {**works, OURS: lambda: compute_statistics(client, TABLES[OURS])}
-    return {"statistics of the whole table": whole, "statistics after one more commit": _time(fresh, rounds, commit)}
+    fresh_works = {**works, OURS: lambda: compute_statistics(client, TABLES[OURS])}
+    return {
+        "statistics of the whole table": whole,
+        "statistics after one more commit": _time(fresh_works, rounds, commit),
+    }
 
 
 def _time(works: dict[str, Callable[[], object]], rounds: int, before: Callable[[], None]) -> dict[str, float]:
@@ -149,7 +159,7 @@ def _time(works: dict[str, Callable[[], object]], rounds: int, before: Callable[
     return {name: statistics.median(values) for name, values in durations.items()}
 
 
-def _distinct(client: IndexClient, table: str) -> dict[str, int]:
+def _read_distinct_counts(client: IndexClient, table: str) -> dict[str, int]:
     metadata = json.loads(client.load_table(table).metadata)
     (file,) = [
         statistic for statistic in metadata["statistics"] if statistic["snapshot-id"] == metadata["current-snapshot-id"]
@@ -158,9 +168,9 @@ def _distinct(client: IndexClient, table: str) -> dict[str, int]:
 
 
 def _manifests(client: IndexClient, spark: SparkSession) -> dict[str, dict[str, float]]:
-    """Once, because a second rewrite has nothing to do.
+    """Measure one rewrite of manifests, because a second rewrite has nothing to do.
 
-    Spark has run its procedures before, so it is warm.
+    Spark is warm, because it has run its procedures before.
     """
     files = {name: client.files(table).num_rows for name, table in TABLES.items()}
     began_s = time.perf_counter()
@@ -169,9 +179,9 @@ def _manifests(client: IndexClient, spark: SparkSession) -> dict[str, dict[str, 
     began_s = time.perf_counter()
     spark.sql(f"CALL {CATALOG}.system.rewrite_manifests('{TABLES[IN_SPARK]}')").collect()
     spark_s = time.perf_counter() - began_s
-    left = {name: client.health(TABLES[name])["manifests"] for name in (OURS, IN_SPARK)}
-    if report["snapshot-id"] is None or left[OURS] > left[IN_SPARK]:
-        raise AnswersDiffer(f"we leave {left[OURS]} manifests, Spark {left[IN_SPARK]}")
-    if any(client.files(TABLES[name]).num_rows != files[name] for name in left):
+    manifest_counts = {name: client.health(TABLES[name])["manifests"] for name in (OURS, IN_SPARK)}
+    if report["snapshot-id"] is None or manifest_counts[OURS] > manifest_counts[IN_SPARK]:
+        raise AnswersDiffer(f"we leave {manifest_counts[OURS]} manifests, Spark {manifest_counts[IN_SPARK]}")
+    if any(client.files(TABLES[name]).num_rows != files[name] for name in manifest_counts):
         raise AnswersDiffer("a rewrite of manifests changed the files of a table")
     return {"rewrite of the manifests": {OURS: 1000 * ours_s, IN_SPARK: 1000 * spark_s}}

@@ -1,9 +1,9 @@
-"""Iceberg's own MERGE INTO at its best: settings of Spark's and Iceberg's that make it fast, of which a run tries each.
+"""Iceberg's own MERGE INTO with settings of Spark and Iceberg that make it fast. A run tries each of the settings.
 
-The catalog is a Hadoop one, which costs no request and syncs nothing. To broadcast the source gains nothing: rows that
-match nothing are inserted, so the join keeps all rows of the source, and Spark broadcasts only the other side of such a
-join. It can make a hash table of the source instead of sorting both sides, and with the table in buckets it exchanges
-the source alone.
+The catalog is a Hadoop catalog, which costs no request and syncs nothing. A broadcast of the source gains nothing: the
+statement inserts rows without a match, so the join keeps all rows of the source, and Spark broadcasts only the other
+side of this kind of join. Spark can make a hash table of the source instead of sorting both sides. With a table in
+buckets it exchanges only the source.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
-"""When are rows that bitmap indexes choose read faster than by Iceberg's own reader, and what does a full scan cost?
+"""For which queries does the reader of bitmap indexes beat Iceberg's own reader, and what does a full scan cost?
 
-One Spark, two tables, two readers, the same query alternately: `format("seamark")` with the predicate, and Iceberg's
-reader over the files that the server planned; then what `seamark.connector.spark.session.read` makes of it, one of the
-two. Values of a key are spread evenly, so that no minimum or maximum leaves out a file or a row group; but of one more
-key, by which each file is in order, few row groups hold all rows of a value. All three must find the same.
+One Spark session has two tables and two readers, and runs the same query alternately: `format("seamark")` with the
+predicate, and Iceberg's reader over the files that the server planned. A third run uses the reader that
+`seamark.connector.spark.session.read` chooses. The values of a key are spread evenly, so that no minimum or maximum
+leaves out a file or a row group. Each file is in the order of a second key, so that few row groups hold all rows of a
+value. All three runs must find the same rows.
 
-The smaller table has row groups of 4 MB, so that there are some to skip; the larger Iceberg's of 128 MB, in which only
-pages are left out. Their files are in `.cache/bench/writing` and are made when they are not there.
+The smaller table has row groups of 4 MB, so that a reader can skip some. The larger table has Iceberg's row groups of
+128 MB, in which a reader can skip only pages. The files are in `.cache/bench/writing`; the bench creates missing files.
 
-Bytes are those that system calls brought to the JVM and to Python's workers, from files and from each other. The
-query that finds no row shows the fixed cost of a query.
+The figure of bytes counts the bytes that system calls brought to the JVM and to Python's workers, from files and from
+each other. The query that finds no row shows the fixed cost of a query.
 """
 
 from __future__ import annotations
@@ -86,9 +87,9 @@ SIZES = (
 )
 QUICK = (Size("", 2, 40_000, (1_000, 100), 1 << 18, 1), Size("larger: ", 2, 60_000, (1_000, 100), 128 << 20, 1))
 PAGES = 100_000
-"""The share at which a page more or less has a chosen row, so that three values show about where readers are even."""
-CLUSTERED = 100
-"""Values of the key by which each file's rows are in order."""
+"""The share of the pages that have a chosen row. Three values show about where the readers are equally fast."""
+CLUSTERED_FILES = 100
+"""The number of values of the key by which the rows of each file are in order."""
 READ = ("id", "price", "quantity", "name")
 ICEBERG, CHOSEN = "iceberg", "chosen"
 _CHUNK = 1 << 18
@@ -102,7 +103,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         for size in QUICK if quick else SIZES:
             table = _fill_table(new_lake, size, bases)
             turns = [_compare(report, new_lake, table, size, case, where) for case, where in _queries(size)]
-            report.notes.append(f"{size.label}{_even(turns)}")
+            report.notes.append(f"{size.label}{_describe_even_fraction(turns)}")
     report.notes += [
         f"Ours is taken below {BREAK_EVEN_FRACTION:.0%}, less {BREAK_EVEN_ROWS:,} rows.",
         "6.4 M rows in row groups of 4 MB, and 30 M in such of 128 MB; 8 files each.",
@@ -117,11 +118,11 @@ def _queries(size: Size) -> Iterator[tuple[str, str | None]]:
         if share == PAGES:
             yield f"three rows of {share:,}", f"k{share} IN (3, 4, 5)"
     yield "no row", "clustered = -1"
-    yield f"one row of {CLUSTERED}, side by side", "clustered = 3"
+    yield f"one row of {CLUSTERED_FILES}, side by side", "clustered = 3"
     yield "all rows", None
 
 
-def _even(turns: Sequence[tuple[float, float]]) -> str:
+def _describe_even_fraction(turns: Sequence[tuple[float, float]]) -> str:
     """Describe below which fraction of rows on pages with a chosen row Seamark is faster, and above which slower."""
     slower = min((touched for touched, ratio in turns if ratio < 1), default=1.0)
     quicker = max((touched for touched, ratio in turns if ratio >= 1 and touched < slower), default=0.0)
@@ -162,7 +163,7 @@ def _write_file(target: WriteTarget, size: Size, number: int) -> WrittenFiles:
 def _batches(size: Size, number: int) -> Iterator[pa.RecordBatch]:
     rows, draw = size.rows // size.files, np.random.default_rng(number)
     schema = pa.schema([(name, ARROW[kind]) for name, kind in size.columns.items()])
-    clustered = np.sort(draw.integers(0, CLUSTERED, rows, dtype=np.int32))
+    clustered = np.sort(draw.integers(0, CLUSTERED_FILES, rows, dtype=np.int32))
     names = pa.array([f"name {number}" for number in range(5_000)])
     for start in range(0, rows, _CHUNK):
         count = min(_CHUNK, rows - start)

@@ -1,10 +1,11 @@
-"""`python -m bench.writing.run [NAME …] [--quick] [--rows N …] [--batches N] [--commits N]`: the benches of writing,
-printed and written. Without names all.
+"""`python -m bench.writing.run [NAME …] [--quick] [--rows N …] [--batches N] [--commits N]` runs benches of writing.
 
-`--rows` takes other table sizes for `upserts`, and another size for `statements`; `--batches` another number of
-batches before reading is measured; `--commits` another number of commits for `maintenance`; `--quick` runs everything
-on small tables and writes nothing. Tables are made below .cache/bench/writing when they are not there: 6 GB for all
-sizes. Hudi takes part where `make hudi` has fetched it.
+It prints and writes their results. Without names it runs all.
+
+`--rows` sets other table sizes for `upserts`, and another size for `statements`. `--batches` sets the number of batches
+before the measurement of reading. `--commits` sets the number of commits for `maintenance`. `--quick` runs everything
+on small tables and writes nothing. The benches create missing tables below .cache/bench/writing: 6 GB for all sizes.
+Hudi takes part if `make hudi` has fetched it.
 """
 
 from __future__ import annotations

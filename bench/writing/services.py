@@ -1,9 +1,9 @@
 """`seamark serve` alone keeps a table healthy: does it delay writers and readers, and what does it rewrite?
 
-Stock Spark appends 300 small files to a table with two indexes, once on a server without table services (quiet) and
-once on a server that builds the indexes, compacts the table and expires its snapshots by the table's properties. A
-reader asks for a plan and reads the rows of a key all the time. In the end both tables are read: the rows must be the
-same, each of the reader's answers must have been right, and no writer may have failed.
+Stock Spark appends 300 small files to a table with two indexes. It does so once on a server without table services
+(quiet), and once on a server that builds the indexes, compacts the table and expires its snapshots by the table's
+properties. A reader requests a plan and reads the rows of a key all the time. In the end the bench reads both tables:
+the rows must be the same, each answer to the reader must have been right, and no writer may have failed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.services.spark import spark_session
 APPENDS, ROWS = 300, 1_000
 QUICK_APPENDS = 12
 PAUSE_S = 0.02
-"""Between two readings: the reader is one of many clients, not the whole load."""
+"""The pause between two reads. The reader stands for one of many clients, not for the whole load."""
 QUIET = "quiet"
 TABLE = "bench.events"
 MAX_AGE_MS = 60_000
@@ -51,7 +51,7 @@ class Reader:
     seconds: list[float] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     appended: int = 0
-    """Batches that are committed."""
+    """The number of committed batches."""
     _ended: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
@@ -85,9 +85,9 @@ class Outcome:
     files: int
     snapshots: int
     settled_s: float
-    """From the last append until the indexes cover the table and it has nothing left to compact."""
+    """The seconds from the last append until the indexes cover the table and no compaction is due."""
     rewritten: float
-    """Bytes that compactions wrote, for each byte that Spark appended."""
+    """The bytes that compactions wrote for each byte that Spark appended."""
     rows: int
     ids: int
 

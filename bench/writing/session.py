@@ -29,7 +29,7 @@ class Lake:
     spark: SparkSession
 
     def table(self, base: Base, name: str, *, mode: str, indexed: bool) -> OurTable:
-        """Return a clone, which the server and the session know."""
+        """Clone the base, register the clone at the server, and return it."""
         folder = self.folder / "warehouse" / NAMESPACE / name
         return OurTable.of(base, self.client, self.spark, CATALOG, folder, mode=mode, indexed=indexed)
 

@@ -29,11 +29,11 @@ REWRITE = "CALL {}.system.rewrite_data_files(table => '{}', options => map('min-
 def compact_with_start(
     url: str, spark: SparkSession, tables: Mapping[str, str], before: Mapping[str, int], folder: Path
 ) -> dict[str, float]:
-    """Return milliseconds until each process has ended.
+    """Return the milliseconds until each process has ended.
 
     Args:
-        tables: Ours and Spark's.
-        before: Their snapshots with the small files, to which they are rolled back first.
+        tables: The table of each engine.
+        before: The snapshots with the small files, by engine. The tables are rolled back to them first.
     """
     for name, table in tables.items():
         spark.sql(

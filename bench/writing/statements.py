@@ -35,7 +35,7 @@ STATEMENTS = {
     "UPDATE": "UPDATE {t} SET status = 'paid', version = version + 1 WHERE {k} IN (SELECT {k} FROM batch)",
     "DELETE": "DELETE FROM {t} WHERE {k} IN (SELECT {k} FROM batch)",
 }
-COPIED = ("MERGE", "DELETE")
+COPYING_STATEMENTS = ("MERGE", "DELETE")
 """The statements that are also measured with copy-on-write, which writes the whole table: all files contain keys."""
 
 
@@ -56,7 +56,7 @@ async def run(folder: Path, *, quick: bool = False, sizes: Sequence[int] = (ROWS
         for mode in (MERGE_ON_READ, COPY_ON_WRITE):
             pair = _pair(new_lake, bases, rows, mode)
             for name, text in STATEMENTS.items():
-                if mode == MERGE_ON_READ or name in COPIED:
+                if mode == MERGE_ON_READ or name in COPYING_STATEMENTS:
                     values = _measure(new_lake, pair, text, batches, rounds if mode == MERGE_ON_READ else 1)
                     goal = None if quick else values[ICEBERG] / GOAL
                     report.rows.append(Row(f"{rows:,} rows, {mode}", name, "s", values, peer=ICEBERG, goal=goal))

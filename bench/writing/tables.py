@@ -1,12 +1,12 @@
-"""The tables that are written to, the batches that are written, and what a table must hold afterwards.
+"""The tables of the benches, the batches that writers write, and the rows that a table must hold afterwards.
 
-A row has ten columns and is identified by its number: the key is a UUID as text, made of the number by mixing, so that
-keys come in no order and those of a batch are drawn without remembering any. `version` is 0 in a table as it was made,
-and the batch's number in rows of a batch: which rows there are of each version is known without reading one.
+A row has ten columns. Its number identifies it. The key is a UUID as text that is computed from the number, so that
+keys come in no order, and the keys of a batch can be drawn again without storing them. `version` is 0 in a new table,
+and the number of the batch in rows of a batch. So the number of rows of each version is known without reading a row.
 
-A base table is in `.cache/bench/writing`, once for each number of rows and layout, made by our own writer and read
-through clones only: a clone is a separate table, whose first snapshot has the base's data files. Neither
-Iceberg nor we delete files by themselves, and clones declare it (`gc.enabled`), so that the base stays.
+A base table is in `.cache/bench/writing`, once for each number of rows and layout. Seamark's writer writes it, and only
+clones read it. A clone is a separate table whose first snapshot has the base's data files. Neither Iceberg nor Seamark
+deletes these files by itself, and the clones declare `gc.enabled`, so that the base stays.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ NAMESPACE = "bench"
 FILES = BUCKETS = 16
 FLAT, BUCKETED = "flat", "bucketed"
 BATCH_ROWS = 10_000
-UPDATED = 0.9
-"""The part of a batch whose keys the base has; the others are new."""
+UPDATED_FRACTION = 0.9
+"""The fraction of a batch whose keys the base has. The other keys are new."""
 KEY = "k"
 COLUMNS = {
     KEY: "string",
@@ -84,7 +84,7 @@ def keys_of(numbers: Numbers) -> pa.Array:
 
 
 def _mix_bits(numbers: Numbers, half: int) -> npt.NDArray[np.uint64]:
-    """Return the finalizer of SplitMix64, one to one."""
+    """Return the numbers after the finalizer of SplitMix64, which is one to one."""
     at = numbers.astype(np.uint64) * np.uint64(2) + np.uint64(half)
     at = at * np.uint64(0x9E3779B97F4A7C15)
     at = (at ^ (at >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -113,7 +113,7 @@ def rows_of(numbers: Numbers, version: int) -> pa.Table:
 
 @dataclass(frozen=True)
 class Batch:
-    """`path` is a Parquet file of the same rows, as a job finds them."""
+    """The rows of a batch. `path` is a Parquet file with the same rows, for jobs."""
 
     number: int
     numbers: Numbers
@@ -135,12 +135,14 @@ class Batches:
     _versions: dict[int, Numbers] = field(default_factory=dict)
 
     def next_batch(self) -> Batch:
-        """Row numbers of a batch are distinct, and in no order."""
+        """Return the next batch. Its row numbers are distinct, and in no order."""
         self.drawn += 1
         draw = np.random.default_rng([self.base_rows, self.drawn])
-        updated = min(int(self.batch_rows * UPDATED), self.base_rows)
-        new = self.base_rows + (self.drawn - 1) * (self.batch_rows - updated) + np.arange(self.batch_rows - updated)
-        numbers = np.concatenate([draw.choice(self.base_rows, updated, replace=False), new])
+        updated = min(int(self.batch_rows * UPDATED_FRACTION), self.base_rows)
+        new_numbers = (
+            self.base_rows + (self.drawn - 1) * (self.batch_rows - updated) + np.arange(self.batch_rows - updated)
+        )
+        numbers = np.concatenate([draw.choice(self.base_rows, updated, replace=False), new_numbers])
         rows = rows_of(draw.permutation(numbers), self.drawn)
         self._versions[self.drawn] = numbers
         path = self.folder / f"batch-{self.base_rows}-{self.drawn}.parquet"
@@ -148,7 +150,7 @@ class Batches:
         return Batch(self.drawn, numbers, rows, path)
 
     def expected_rows(self, applied: Iterable[int]) -> dict[int, int]:
-        """Return rows of each version after some of the batches, in the order of their numbers."""
+        """Return the number of rows of each version after some of the batches, in the order of their numbers."""
         last: dict[int, int] = {}
         for number in applied:
             last |= dict.fromkeys(self._versions[number].tolist(), number)
@@ -163,12 +165,12 @@ class Batches:
 
 @dataclass(frozen=True)
 class Base:
-    """Rows 0 to `rows`, flat in 16 files or in 16 buckets by key, each a file."""
+    """A table with the rows 0 to `rows`: in 16 files, or in 16 buckets by key with a file each."""
 
     rows: int
     layout: str
     metadata: Mapping[str, Any]
-    """Its metadata JSON."""
+    """The table's metadata JSON."""
     size_bytes: int
 
 
@@ -180,7 +182,11 @@ def base(rows: int, layout: str, *, bases: Path = BASES) -> Base:
 def make_once(
     rows: int, layout: str, make: Callable[[Path], tuple[WrittenFiles, dict[str, Any]]], *, bases: Path
 ) -> Base:
-    """Return what was made before, or `make` makes in a folder: files, and the metadata of a table that has them."""
+    """Return the stored base, or create it.
+
+    Args:
+        make: Writes the files into a folder, and returns them with the metadata of a table that has them.
+    """
     folder = bases.resolve() / f"{rows}-{layout}"
     marker = folder / "made.json"
     expected = {"format": FORMAT, "folder": str(folder)}

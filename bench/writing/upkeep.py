@@ -1,7 +1,8 @@
-"""Upkeep of files: our jobs beside Spark's procedures and Trino's statements, one after the other on equal tables.
+"""Maintenance of files: Seamark's jobs compared with Spark's procedures and Trino's statements, on equal tables.
 
-Each job has work to do once, so it runs first on a small table, whose time is not counted: engines load classes and
-compile then. Afterwards the rows of all tables are the same, and no engine has left what another engine removed.
+The jobs run one after the other. Each job has work to do only once, so it runs first on a small table, and this time is
+not counted: engines load classes and compile then. Afterwards the rows of all tables are the same, and no engine has
+left a file that another engine removed.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ ORPHANS, ORPHAN_DAYS = 50, 30
 _DAY_S = 86_400
 
 Measured = dict[str, dict[str, float]]
-"""By measure with its unit, as "compaction (ms)", the values of the engines."""
+"""The values of the engines, by measure with its unit, such as "compaction (ms)"."""
 Work = Callable[[str], object]
 """A job on the table of this name."""
 
@@ -44,12 +45,14 @@ def measure(
     url: str,
     folder: Path,
 ) -> Measured:
-    """`tables` and `small`: by engine.
+    """Measure all jobs.
 
     Args:
-        catalogs: Spark's and Trino's.
-        url: The server's.
-        folder: For files of new processes.
+        tables: The table of each engine.
+        small: The small table of each engine.
+        catalogs: The catalogs of Spark and Trino.
+        url: The URL of the server.
+        folder: The folder for files of new processes.
     """
     in_spark, in_trino = catalogs
     measured: Measured = {}

@@ -1,14 +1,15 @@
 """What does a batch of 10,000 rows cost, and does it cost more in a larger table?
 
-Tables of 1, 10 and 50 million rows, nine of ten keys of a batch are in the table, spread over all of its files. Ours
-from plain Python and through PySpark: located by a record index; in buckets by key by reading the keys' column; or, in
-buckets too, not located at all, with equality deletes, which is what Hudi's logs of a bucket are. Iceberg's MERGE INTO
-in the same Spark session; Hudi's bucket index in its own session. Writers are timed alternately, one process at a time,
-all warm. Each has its own table with the same data files in it, and all get the same batches. In the end every table is
-counted by version: what is not exactly what the batches say fails the bench.
+The tables have 1, 10 and 50 million rows. The table has nine of ten keys of a batch, spread over all of its files.
+Seamark writes from plain Python and through PySpark in three ways: it locates rows by a record index; it reads the
+column of keys in buckets by key; or, also in buckets, it locates no row and writes equality deletes, as Hudi's logs of
+a bucket do. The peers are Iceberg's MERGE INTO in the same Spark session, and Hudi's bucket index in its own session.
+The bench times the writers alternately, one process at a time, all warm. Each writer has its own table with the same
+data files, and gets the same batches. In the end the bench counts the rows of each table by version: they must be
+exactly those of the batches.
 
-What was read is what system calls brought to any process, from files, sockets and pipes; what was written are the new
-files below the table's folder.
+The figure of bytes read counts what system calls brought to any process, from files, sockets and pipes. The figure of
+bytes written counts the new files below the table's folder.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from bench.writing import ageing
 from bench.writing.hudi import HudiWriter
 from bench.writing.merge import TUNINGS, MergeWriter, Tuning, hadoop_catalog
 from bench.writing.session import Lake, lake
-from bench.writing.tables import BASES, BATCH_ROWS, BUCKETED, FLAT, UPDATED, Batch, Batches, base
+from bench.writing.tables import BASES, BATCH_ROWS, BUCKETED, FLAT, UPDATED_FRACTION, Batch, Batches, base
 from bench.writing.writers import (
     COPY_ON_WRITE,
     MERGE_ON_READ,
@@ -57,7 +58,7 @@ HUDI_GOALS = {MERGE_ON_READ: 2.0, COPY_ON_WRITE: 5.0}
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is measured."""
+    """The sizes and numbers of rounds of a run."""
 
     bases: Path
     rounds: int = ROUNDS
@@ -69,7 +70,7 @@ class Plan:
 
 @dataclass
 class WriterMeasurements:
-    """One writer's: seconds, bytes read, files and bytes written of each batch that counts."""
+    """The measurements of one writer: seconds, bytes read, files and bytes written of each counted batch."""
 
     writer: Writer
     mode: str
@@ -107,11 +108,11 @@ class WriterMeasurements:
             if len(self.applied) == self.warm and elapsed_s > SLOW_S:
                 self.rounds = min(self.rounds, SLOW_ROUNDS)
             return
-        new = after.keys() - before.keys()
+        new_files = after.keys() - before.keys()
         self.seconds.append(elapsed_s)
         self.read.append(read)
-        self.files.append(len(new))
-        self.written.append(sum(after[path] for path in new))
+        self.files.append(len(new_files))
+        self.written.append(sum(after[path] for path in new_files))
 
     def check(self, batches: Batches) -> None:
         versions, expected = self.writer.versions(), batches.expected_rows(self.applied)
@@ -162,7 +163,7 @@ async def run(
                 rounds=1 if quick or strategy else 5,
             )
     report.notes += [
-        f"Batches of {BATCH_ROWS:,} rows, {UPDATED:.0%} of them of keys that are there; ten columns, UUIDs as keys, 16"
+        f"Batches of {BATCH_ROWS:,} rows, {UPDATED_FRACTION:.0%} of them of stored keys; ten columns, UUIDs as keys, 16"
         " data files or buckets; format version 3. Medians of"
         f" {ROUNDS} batches each, of {SLOW_ROUNDS} where one takes over {SLOW_S:.0f} s; two before are not counted, one"
         f" where it takes over {VERY_SLOW_S:.0f} s.",
@@ -204,8 +205,9 @@ def _ours(lake: Lake, rows: int, plan: Plan) -> Iterator[WriterMeasurements]:
 def _merge(
     report: Report, spark: SparkSession, batches: Batches, warehouse: Path, plan: Plan, tuned: dict[str, Tuning]
 ) -> Iterator[WriterMeasurements]:
-    """By the tuning that is the quickest of all at this size, of each mode; of a size that is too large to try all
-    of them, by the tuning of the previous size.
+    """Yield the measurements of MERGE INTO with the quickest tuning of each mode.
+
+    If the table is too large to try all tunings, the tuning is that of the previous size.
     """
     rows = batches.base_rows
     for mode in (MERGE_ON_READ, COPY_ON_WRITE) if rows <= plan.copied_max else (MERGE_ON_READ,):

@@ -109,8 +109,8 @@ class PythonWriter(_SeamarkWriter):
 
 
 class SparkWriter(_SeamarkWriter):
-    """`seamark.connector.spark.frames.writes`, of a DataFrame that reads the batch's file; `by_tasks` though the
-    driver would do.
+    """`seamark.connector.spark.frames.writes`, of a DataFrame that reads the batch's file. With `by_tasks`, tasks write
+    although the driver could.
     """
 
     def __init__(self, name: str, table: OurTable, *, strategy: str | None = None, by_tasks: bool = False) -> None:
@@ -127,7 +127,7 @@ class SparkWriter(_SeamarkWriter):
 
 
 def batch_frame(spark: SparkSession, batch: Batch) -> DataFrame:
-    """Return a data frame with the schema of the batch, which Spark would otherwise read in a job."""
+    """Return a data frame with the schema of the batch. Otherwise Spark would read the schema in a job."""
     return spark.read.schema(DDL).parquet(str(batch.path))
 
 
@@ -161,8 +161,9 @@ def configure(spark: SparkSession, conf: Mapping[str, str]) -> Iterator[None]:
 
 
 def reads() -> dict[int, int]:
-    """Return bytes that this process and all that it has started have read so far, by process: by system calls, from
-    files, sockets and pipes, not from maps.
+    """Return the bytes that this process and its descendants have read so far, by process.
+
+    The bytes come from system calls on files, sockets and pipes, not from memory maps.
     """
     own_process = psutil.Process()
     return dict(_reads_of([own_process, *own_process.children(recursive=True)]))

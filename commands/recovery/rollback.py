@@ -43,8 +43,8 @@ def rollback(
     targets = [find_snapshot_at(client, each, time_ms) for each in tables]
     problems = [target for target in targets if target.problem]
     if problems and not skip:
-        shown = "; ".join(f"{join_name(target.table)}: {target.problem}" for target in problems[:20])
-        raise click.ClickException(escape_for_terminal(f"Nothing was changed. {shown}"))
+        problem_text = "; ".join(f"{join_name(target.table)}: {target.problem}" for target in problems[:20])
+        raise click.ClickException(escape_for_terminal(f"Nothing was changed. {problem_text}"))
     changes = [target for target in targets if target.is_change]
     if changes and not dry_run:
         move_back(client, changes)

@@ -17,7 +17,7 @@ from sqlglot.errors import ParseError, SqlglotError
 from seamark.connector.analysis.algebra.relations import Columns
 from seamark.connector.analysis.lexer import UnsupportedStatement
 from seamark.connector.analysis.queries import Names
-from seamark.connector.analysis.relative_times import today_for
+from seamark.connector.analysis.relative_times import find_today
 from seamark.connector.analysis.scans import find_scans, parse_query, scans_of
 from seamark.connector.duckdb.statements import DuckDBStatement, mark_name
 from seamark.connector.plans.scan import Scan
@@ -96,7 +96,7 @@ class _TrinoQuery:
             raise UnsupportedStatement
 
     def references(self, columns: Mapping[Hashable, Columns]) -> dict[int, TableReference]:
-        scans = scans_of(self._query, columns_of=columns.get, utc=True, today=today_for(self._text))
+        scans = scans_of(self._query, columns_of=columns.get, utc=True, today=find_today(self._text))
         if not scans:
             raise _make_unsupported_query_error(self._text, "trino", "")
         return {
@@ -125,7 +125,7 @@ class _DuckDBQuery:
         scans = find_scans(
             marked,
             columns_of=lambda names: known_columns.get(marks.get(names[2], -1)),
-            today=today_for(self._statement.text),
+            today=find_today(self._statement.text),
         )
         if not scans:
             raise _make_unsupported_query_error(self._statement.text, "duckdb", "")

@@ -195,8 +195,8 @@ def restrict(*, memory_bytes: int, time_s: float) -> None:
     ):
         hard = resource.getrlimit(resource_kind)[1]
         if limit or resource_kind == resource.RLIMIT_FSIZE:
-            least = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-            resource.setrlimit(resource_kind, (least, least))
+            soft_limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+            resource.setrlimit(resource_kind, (soft_limit, soft_limit))
     give_up_privileges()
     landlock.forbid_changes()
 

@@ -167,8 +167,8 @@ class Queries:
         return self._add_barrier(self.read(node.this, visible), _list_arguments(node, _CUTS), visible)
 
     def _read_set_operation(self, node: exp.Expr, visible: _Visible) -> Relation:
-        both = SetOperation(self.read(node.this, visible), self.read(node.expression, visible))
-        return self._add_barrier(both, _list_arguments(node, _CUTS), visible)
+        set_operation = SetOperation(self.read(node.this, visible), self.read(node.expression, visible))
+        return self._add_barrier(set_operation, _list_arguments(node, _CUTS), visible)
 
     def _read_select(self, node: exp.Expr, visible: _Visible) -> Relation:
         distinct, where, clause = (node.args.get(name) for name in ("distinct", "where", "from_"))

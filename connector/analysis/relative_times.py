@@ -101,6 +101,6 @@ def _parse_operand(node: exp.Expr | None, today: date) -> DateSpan | None:
     return None
 
 
-def today_for(*texts: str) -> date | None:
+def find_today(*texts: str) -> date | None:
     """Return the date in UTC if one of the texts may contain the current time. Otherwise return None."""
     return datetime.now(UTC).date() if any(_CURRENT.search(text) for text in texts) else None

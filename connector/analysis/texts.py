@@ -239,8 +239,8 @@ def _find_spellings(text: str, *, lower: bool) -> tuple[list[str], bool]:
     for position, letter in enumerate(text):
         if letter != (letter.lower() if lower else letter.upper()):
             return [], True  # No text becomes `text`.
-        same = sorted({letter, letter.swapcase(), *also.get(letter, "")})
-        if not letter.isascii() or len(spellings) * len(same) > _VARIANTS_MAX:
+        letters = sorted({letter, letter.swapcase(), *also.get(letter, "")})
+        if not letter.isascii() or len(spellings) * len(letters) > _VARIANTS_MAX:
             return (spellings if position else []), False
-        spellings = [f"{before}{each}" for before in spellings for each in same]
+        spellings = [f"{before}{each}" for before in spellings for each in letters]
     return spellings, True

@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 from seamark.cache.memory import MemoryCache
 from seamark.connector.analysis.algebra.relations import COMPUTED
 from seamark.connector.analysis.queries import Names
-from seamark.connector.analysis.relative_times import today_for
+from seamark.connector.analysis.relative_times import find_today
 from seamark.connector.analysis.statement_cache import StatementReader, StatementText
 from seamark.connector.client.errors import Refused
 from seamark.connector.plans import joins as joining
@@ -217,7 +217,7 @@ class ViewPlanner:
             tables_by_name = _select_tables(opened, seen.tables)
             text = plan_view_query(opened.view.text, planned.table[-1], predicate_of(planned))
             reading = await self._reader.read(
-                StatementText(text, utc=utc, today=today_for(text)), tables_by_name, until_s
+                StatementText(text, utc=utc, today=find_today(text)), tables_by_name, until_s
             )
             planned_scans = {}
             for behind, scan in enumerate(reading.scans):

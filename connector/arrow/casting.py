@@ -331,8 +331,8 @@ def _format_range(array: pa.Array) -> str:
         min_max = pc.min_max(array)
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
         return ""
-    least, most = (str(min_max[bound])[:50] for bound in ("min", "max"))
-    return f" from {least} to {most}"
+    minimum, maximum = (str(min_max[bound])[:50] for bound in ("min", "max"))
+    return f" from {minimum} to {maximum}"
 
 
 def _make_type_error(array: pa.Array, kind: Type, path: str) -> Unwritable:

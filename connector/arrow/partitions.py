@@ -26,7 +26,7 @@ from seamark.formats.iceberg.types.transforms import (
     IDENTITY,
     UNITS_PER_DAY,
     VOID,
-    function,
+    make_function,
     name_of,
     result_type,
     width_of,
@@ -103,7 +103,7 @@ def term_of(transform: str, sources: Sequence[int], schema: Schema, subject: str
     if column is None or not isinstance(column.type, str):
         raise Unwritable(f"{subject} has the sources {list(sources)}; it must have one column of a primitive type")
     try:
-        function(transform, column.type)
+        make_function(transform, column.type)
     except BadRequest as error:
         raise Unwritable(f"{subject} cannot be written: {error.message}") from None
     return PartitionTerm(transform, column.type, field_positions(column.id, schema))
@@ -205,7 +205,7 @@ def apply_transform(transform: str, kind: str, column: pa.Array | pa.ChunkedArra
     if base in FLOATS:
         return _encode_floats(keys)
     if name == "bucket" and base == "decimal":
-        apply = function(transform, kind)
+        apply = make_function(transform, kind)
         return _map_values(_encode_numbers(_to_numbers(keys), keys), apply)
     distinct = _encode_numbers(_VECTORISED[name](_to_numbers(keys), transform, kind), keys)
     return (
@@ -279,7 +279,7 @@ def _encode_by_dictionary(transform: str, kind: str, column: pa.Array | pa.Chunk
         values = [int(value.scaleb(scale, _EXACTLY)) for value in values]
     codes = encoded.indices.fill_null(len(values)).to_numpy(zero_copy_only=False).astype(np.int64)
     distinct = Values(codes, [*values, *([None] if encoded.null_count else [])])
-    return distinct if transform == IDENTITY else _map_values(distinct, function(transform, kind))
+    return distinct if transform == IDENTITY else _map_values(distinct, make_function(transform, kind))
 
 
 # Vectorised transforms of numbers

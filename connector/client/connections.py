@@ -11,7 +11,7 @@ from typing import Any
 
 import urllib3
 
-from seamark.formats.runtime.tls import build_client_context, only_these
+from seamark.formats.runtime.tls import build_client_context, trust_only
 
 _CONNECTIONS = 8
 _BACKOFF_S = 0.2
@@ -55,7 +55,7 @@ class ClientConnections:
 def _open_pool(timeout: urllib3.Timeout, certificates: str) -> urllib3.PoolManager:
     tls: dict[str, Any] = {"ssl_context": build_client_context()}
     if certificates:
-        tls = {"ssl_context": only_these(certificates), "assert_hostname": False}
+        tls = {"ssl_context": trust_only(certificates), "assert_hostname": False}
     return urllib3.PoolManager(maxsize=_CONNECTIONS, timeout=timeout, **tls)
 
 

@@ -97,7 +97,7 @@ class NameKinds:
                 case exp.TableAlias():
                     for number, column_name in enumerate(node.columns):
                         self._found[column_name.name.lower()].add(
-                            literal_kind(_find_column_values(node.parent, number))
+                            find_literal_kind(_find_column_values(node.parent, number))
                         )
                 case exp.SetOperation():
                     self._mark_conversions(node, renamed)
@@ -131,8 +131,8 @@ class NameKinds:
         UNION and similar operations convert combined columns to one type.
         """
         sides = [find_projections(one) for one in (several.this, several.expression)]
-        for ours, theirs in zip(*sides, strict=False):
-            name, other = _name_output(ours), _name_output(theirs)
+        for left_output, right_output in zip(*sides, strict=False):
+            name, other = _name_output(left_output), _name_output(right_output)
             if name != other:
                 renamed[name].add(other)
                 renamed[other].add(name)
@@ -144,7 +144,7 @@ def column_of_extreme(node: exp.Expr) -> exp.Expr:
     return node.this if is_extreme else node
 
 
-def literal_kind(nodes: Sequence[exp.Expr]) -> str | None:
+def find_literal_kind(nodes: Sequence[exp.Expr]) -> str | None:
     """Return the kind of the type that DuckDB gives to these constants, before it compares them with columns."""
     kinds = {_find_literal_kind(one) for one in nodes if not isinstance(one, exp.Null)}
     return kinds.pop() if len(kinds) == 1 else None

@@ -29,7 +29,7 @@ import duckdb
 import pyarrow as pa
 
 from seamark.connector.analysis.lexer import UnsupportedStatement
-from seamark.connector.analysis.relative_times import today_for
+from seamark.connector.analysis.relative_times import find_today
 from seamark.connector.analysis.scans import find_scans
 from seamark.connector.client.errors import ClientError, InvalidRequest
 from seamark.connector.client.names import join_name
@@ -260,7 +260,7 @@ class _Query:
         until_s = asyncio.get_running_loop().time() + BUDGET_S
         # A relation runs later, and may run several times. If it uses the current time, it is planned for a day
         # (`relative_times.py`).
-        lease_s = self._lease_s if today_for(self._statement.text) is None else min(self._lease_s, LEASE_S)
+        lease_s = self._lease_s if find_today(self._statement.text) is None else min(self._lease_s, LEASE_S)
         async with AsyncExitStack() as stack, asyncio.timeout_at(until_s):
             servers = {}
             for name in sorted({table.catalog.lower() for table in tables.values()}):
@@ -446,7 +446,7 @@ class _Query:
         columns = {number: one.columns for number, one in tables_of_catalogs.items() if one.columns is not None}
         marked = statement.to_marked_text(columns, utc=utc)
         marks = {mark_name(number): number for number in columns}
-        today = today_for(statement.text)
+        today = find_today(statement.text)
         found_scans = find_scans(marked, columns_of=lambda names: columns.get(marks.get(names[2], -1)), today=today)
         return {
             at: PlannedScan(

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from sqlglot import exp
 
-from seamark.connector.duckdb.kinds import NameKinds, literal_kind, replace_node, to_constant
+from seamark.connector.duckdb.kinds import NameKinds, find_literal_kind, replace_node, to_constant
 
 HIDDEN = "seamark_hidden"
 """The name of a function that hides its arguments from the analysis."""
@@ -133,7 +133,7 @@ def _to_in_condition(function: exp.Expr, kinds: NameKinds) -> exp.In | None:
 
 def _are_constants_of(nodes: Sequence[exp.Expr], kind: str | None) -> bool:
     """Return whether all nodes are constants of exactly this kind, and none of them is null."""
-    return kind is not None and literal_kind(nodes) == kind and not any(isinstance(one, exp.Null) for one in nodes)
+    return kind is not None and find_literal_kind(nodes) == kind and not any(isinstance(one, exp.Null) for one in nodes)
 
 
 def _move_windows(select: exp.Select) -> None:

@@ -23,8 +23,8 @@ from seamark.connector.duckdb.kinds import (
     NameKinds,
     column_of_extreme,
     columns_in,
+    find_literal_kind,
     find_projections,
-    literal_kind,
     replace_node,
     to_constant,
 )
@@ -171,10 +171,10 @@ class DuckDBStatement:
         names = tuple(part.name for part in parts)
         reference_text = self.text[first : last + 1]
         try:
-            same = tuple(part.name for part in exp.to_table(reference_text, dialect="duckdb").parts) == names
+            is_same_name = tuple(part.name for part in exp.to_table(reference_text, dialect="duckdb").parts) == names
         except (SqlglotError, ValueError):
-            same = False
-        if not same:
+            is_same_name = False
+        if not is_same_name:
             return None
         alias, end = None, last + 1
         if node.args.get("alias") is None:
@@ -368,15 +368,15 @@ def _find_replacements(node: exp.Expr, kinds: NameKinds, utc: bool) -> list[tupl
                 _find_only_column(side) if isinstance(side, exp.Subquery) else side
                 for side in (node.this, node.expression)
             ]
-            ours, theirs = map(kinds.kind, sides)
-            return [] if ours not in (None, "double") and ours == theirs else None
+            left_kind, right_kind = map(kinds.kind, sides)
+            return [] if left_kind not in (None, "double") and left_kind == right_kind else None
         case exp.Expr() if type(node) in _ORDERED and any(
             isinstance(side, exp.Subquery | exp.Any) for side in (node.this, node.expression)
         ):
             return None if _find_ordered_kind([node.this, node.expression], kinds) is None else []
         case exp.In() if node.args.get("query") is not None:
-            ours, theirs = kinds.kind(node.this), kinds.kind(_find_only_column(node.args["query"]))
-            return [] if ours not in (None, "double") and ours == theirs else None
+            left_kind, right_kind = kinds.kind(node.this), kinds.kind(_find_only_column(node.args["query"]))
+            return [] if left_kind not in (None, "double") and left_kind == right_kind else None
         case exp.In() if any(isinstance(one, exp.Null) for one in node.expressions):
             # `IN [1, NULL]` has the same tree as `IN (1, NULL)`, but is false for rows for which the latter predicate
             # is null.
@@ -390,9 +390,9 @@ def _find_replacements(node: exp.Expr, kinds: NameKinds, utc: bool) -> list[tupl
     if type(node) not in _COMPARED:
         return None
     left, right = node.this, node.expression
-    both = kinds.kind(left), kinds.kind(right)
+    side_kinds = kinds.kind(left), kinds.kind(right)
     if type(left) is exp.Column and type(right) is exp.Column:
-        is_equal = both[0] not in (None, "double") and both[0] == both[1]
+        is_equal = side_kinds[0] not in (None, "double") and side_kinds[0] == side_kinds[1]
         is_ordered = type(node) in _ORDERED and _find_ordered_kind([left, right], kinds) is not None
         return [] if is_equal or is_ordered else None
     if _is_period(left, right, kinds) or _is_period(right, left, kinds):
@@ -505,7 +505,7 @@ def _find_result_kind(results: Sequence[exp.Expr], kinds: NameKinds) -> tuple[st
     """Return the kind of the results of CASE, and the constants among the results."""
     columns = [one for one in results if type(one) is exp.Column]
     constants = [one for one in results if type(one) is not exp.Column]
-    kinds_of_results = {kinds.kind(one) for one in columns} or {literal_kind(constants)}
+    kinds_of_results = {kinds.kind(one) for one in columns} or {find_literal_kind(constants)}
     kind = kinds_of_results.pop() if len(kinds_of_results) == 1 else None
     return (None if kind == "double" else kind), constants
 

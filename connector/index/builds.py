@@ -372,5 +372,5 @@ def _identity_columns_of(spec: PartitionSpec) -> frozenset[int]:
 
 def group_files(files: Iterable[DataFile], limits: GroupLimits) -> Iterator[tuple[DataFile, ...]]:
     """Divide files into groups within the limits, in the order of the files. Each group has at least one file."""
-    most = (limits.files, limits.size_bytes, limits.rows)
-    return map(tuple, divide(files, lambda file: (1, file.size_bytes, file.records), most))
+    maxima = (limits.files, limits.size_bytes, limits.rows)
+    return map(tuple, divide(files, lambda file: (1, file.size_bytes, file.records), maxima))

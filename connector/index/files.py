@@ -24,7 +24,7 @@ from seamark.connector.parquet.columns import Projection, read_columns
 from seamark.connector.parquet.encryption.keys import EnvironmentKeys
 from seamark.formats.iceberg.files.parquet import Unreadable
 from seamark.formats.iceberg.files.puffin import Part
-from seamark.formats.iceberg.types.transforms import IDENTITY, function
+from seamark.formats.iceberg.types.transforms import IDENTITY, make_function
 from seamark.formats.iceberg.types.types import base_name
 from seamark.formats.index.definitions import IndexDefinition
 from seamark.formats.index.index_file import FilesTable, assemble
@@ -210,7 +210,7 @@ def _transform_keys(source: Keys, term: Term) -> Keys:
 
     The function applies the same transform function as the planner's projection, once to each distinct value.
     """
-    apply = function(term.transform, term.source)
+    apply = make_function(term.transform, term.source)
     present = source.present
     rows = np.arange(source.rows) if present is None else np.flatnonzero(present)
     distinct, key_ordinals = _find_distinct(source, rows)

@@ -69,7 +69,7 @@ def pin_attributes(client: SeamarkClient, columns: Sequence[str]) -> list[str]:
             raise InvalidRequest(f"The dimension table {name} has no snapshot: append its rows first")
         key = _find_field(table, match["partner"], KEY_TYPES)
         attribute = _find_field(table, match["attribute"], ATTRIBUTE_TYPES)
-        source = DimensionSource(table.name, table.snapshot_id, key.id)
+        source = DimensionSource(tuple(table.name), table.snapshot_id, key.id)
         for lookup in (Lookup(source, attribute.id, str(attribute.type)), Lookup(source, HAS_PARTNER, "boolean")):
             terms[format_term(lookup.transform, match["key"])] = None
     return list(terms)

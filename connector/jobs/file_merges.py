@@ -352,12 +352,12 @@ def _find_column(schema: Schema, name: str) -> Column | None:
     """
     if (column := schema.column_named(name)) is not None:
         return column
-    alike = {number for other, number in schema.index.by_name.items() if other.lower() == name.lower()}
-    if len(alike) > 1:
+    matching_ids = {number for other, number in schema.index.by_name.items() if other.lower() == name.lower()}
+    if len(matching_ids) > 1:
         raise InvalidRequest(
             f"{name!r} matches several columns that differ in case; write the name as the table has it"
         )
-    return schema.column(alike.pop()) if alike else None
+    return schema.column(matching_ids.pop()) if matching_ids else None
 
 
 def _list_fields(fields: Iterable[Field]) -> Iterator[Field]:

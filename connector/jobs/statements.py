@@ -225,9 +225,9 @@ class _Parser:
         token = self._next
         line = self._text.count("\n", 0, token.start) + 1
         column = token.start - self._text.rfind("\n", 0, token.start)
-        near = repr(token.text[:40]) if token.kind != "end" else "the end"
+        token_text = repr(token.text[:40]) if token.kind != "end" else "the end"
         raise InvalidRequest(
-            f"The statement is not valid at line {line}, column {column}, near {near}: expected {expected}"
+            f"The statement is not valid at line {line}, column {column}, near {token_text}: expected {expected}"
         )
 
 

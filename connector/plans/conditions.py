@@ -255,9 +255,9 @@ def likes_of(condition: Condition | None) -> tuple[tuple[Like, ...], ...]:
     """Return the LIKE predicates that follow from the condition. At least one predicate of each tuple is true."""
     patterns: list[tuple[Like, ...]] = []
     for part in parts_of(condition):
-        either = part.parts if isinstance(part, AnyOf) else (part,)
+        alternatives = part.parts if isinstance(part, AnyOf) else (part,)
         # `(a AND x LIKE 'b') OR (c AND x LIKE 'd')` implies that x matches one of the patterns.
-        likes = [next((leaf for leaf in parts_of(branch) if isinstance(leaf, Like)), None) for branch in either]
+        likes = [next((leaf for leaf in parts_of(branch) if isinstance(leaf, Like)), None) for branch in alternatives]
         moved_likes = tuple(like for like in likes if like is not None)
         if moved_likes and len(moved_likes) == len(likes):
             patterns.append(moved_likes)
@@ -371,10 +371,10 @@ def _convert_comparison(comparison: ColumnComparison) -> Expression:
         case "IS NULL":
             return not_null if negated else is_null
         case "IS NOT DISTINCT FROM" | "IS DISTINCT FROM" as op:
-            same = (op == "IS NOT DISTINCT FROM") != negated
+            is_equality = (op == "IS NOT DISTINCT FROM") != negated
             if null:
-                return is_null if same else not_null
-            return predicate(Op.EQ if same else Op.NOT_EQ, *literals)
+                return is_null if is_equality else not_null
+            return predicate(Op.EQ if is_equality else Op.NOT_EQ, *literals)
         case "IS TRUE":
             return predicate(Op.EQ, Literal("boolean", str(not negated)))
         case "=" | "<>" as op:

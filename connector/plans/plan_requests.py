@@ -180,13 +180,13 @@ class PlanRequests:
         left_s = self._until_s - asyncio.get_running_loop().time()
         tasks = {key: asyncio.create_task(question) for key, question in questions.items()}
         try:
-            _, late = await asyncio.wait(tasks.values(), timeout=max(0.0, left_s))
+            _, unfinished = await asyncio.wait(tasks.values(), timeout=max(0.0, left_s))
         finally:
             for task in tasks.values():
                 task.cancel()
-        if late:
+        if unfinished:
             self._failed, self.why = True, "Seamark was too slow"
-            await asyncio.wait(late)
+            await asyncio.wait(unfinished)
         return {key: task.result() for key, task in tasks.items() if self._is_answered(task)}
 
     def _is_answered(self, task: asyncio.Task[Any]) -> bool:

@@ -39,9 +39,9 @@ def read_chosen(
     Raises:
         Unreadable: A file cannot be read.
     """
-    near = not files or storage.is_local(files[0][0].path)
-    most = min(_THREADS_MAX, os.cpu_count() or 1) if near else _THREADS_REMOTE
-    if min(most, len(files)) < 2:
+    is_local = not files or storage.is_local(files[0][0].path)
+    threads_max = min(_THREADS_MAX, os.cpu_count() or 1) if is_local else _THREADS_REMOTE
+    if min(threads_max, len(files)) < 2:
         reader = TaskReader(read_plan, storage, keys=keys)
         return [list(reader.read(task, positions)) for task, positions in files]
     # Each thread has its own reader, because the caches of a reader are not thread-safe.
@@ -53,7 +53,7 @@ def read_chosen(
             reader = readers.reader = TaskReader(read_plan, storage, threads=False, keys=keys)
         return list(reader.read(*file))
 
-    with ThreadPoolExecutor(min(most, len(files)), thread_name_prefix="chosen-rows") as pool:
+    with ThreadPoolExecutor(min(threads_max, len(files)), thread_name_prefix="chosen-rows") as pool:
         try:
             return list(pool.map(read, files))
         except BaseException:

@@ -13,7 +13,6 @@ import pyarrow.fs
 import pyarrow.parquet as pq
 
 from seamark.connector.arrow.arrays import Longs, Mask, single_array
-from seamark.connector.arrow.filters import evaluate_filter
 from seamark.connector.parquet.coded_strings import decode_strings, is_selective, select_coded_columns
 from seamark.connector.parquet.pages import Pages
 from seamark.connector.parquet.projection import FileProjection
@@ -22,6 +21,7 @@ from seamark.connector.read.deleted_rows import Deletes
 from seamark.connector.read.lineage import InheritedLineage
 from seamark.connector.read.read_plan import BATCH_ROWS, FILE, POSITION, ReadCounts, ReadPlan
 from seamark.connector.read.tables import ScanTask
+from seamark.formats.iceberg.expressions.arrow_filters import evaluate_filter
 from seamark.formats.iceberg.expressions.expression import Expression, predicates_of
 from seamark.formats.iceberg.files.parquet import with_mapped_ids
 from seamark.formats.iceberg.metadata.metadata import TableMetadata

@@ -9,11 +9,11 @@ from functools import cached_property
 import pyarrow as pa
 import pyarrow.fs
 
-from seamark.connector.arrow.filters import check_filter
 from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.read.lineage import LINEAGE, NAMES
 from seamark.connector.read.tables import OpenTable
 from seamark.formats.iceberg.expressions.arrow import to_row_type
+from seamark.formats.iceberg.expressions.arrow_filters import check_filter
 from seamark.formats.iceberg.expressions.expression import TRUE, Expression
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.types.schema import Field, Schema

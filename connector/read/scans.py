@@ -5,7 +5,7 @@
 
 A scan returns the rows that all readers of the table see. If this is impossible, it raises Unreadable with the path of
 the file. Columns are projected to the schema by field id (`parquet/projection.py`), the filter is evaluated on each row
-(`arrow/filters.py`), and deletes of all kinds are applied (`deleted_rows.py`).
+(`formats/iceberg/expressions/arrow_filters.py`), and deletes of all kinds are applied (`deleted_rows.py`).
 
 Row groups are skipped if bitmap indexes, deletes or the footer's statistics leave no row in them. In other row groups,
 the columns of the filter and of equality deletes are read first. The other columns are read only if rows remain. If few
@@ -277,10 +277,10 @@ def _open_file(
         raise Unreadable(task.path, f"data files of format {kind!r} are not supported; Seamark reads Parquet files")
     if task.file.get("key-metadata"):
         raise Unreadable(task.path, "it is encrypted by Iceberg's table encryption, which is not supported")
-    near = storage.is_local(task.path)
+    is_local = storage.is_local(task.path)
     with (
         _buffer_if_small(
-            storage.open_input_file(task.path), _WHOLE_FILE_BYTES_MAX if near else _WHOLE_FILE_BYTES_MAX_REMOTE
+            storage.open_input_file(task.path), _WHOLE_FILE_BYTES_MAX if is_local else _WHOLE_FILE_BYTES_MAX_REMOTE
         ) as source,
         ExitStack() as opened,
     ):
@@ -305,7 +305,7 @@ def _open_file(
             raise Unreadable(task.path, "it was replaced while it was read")
         if file.metadata.num_rows != task.records:
             raise Unreadable(task.path, f"it has {file.metadata.num_rows} rows; its manifest says {task.records}")
-        hole_bytes = _HOLE_BYTES_MAX if near else _HOLE_BYTES_MAX_REMOTE
+        hole_bytes = _HOLE_BYTES_MAX if is_local else _HOLE_BYTES_MAX_REMOTE
         pages = Pages(source, file, hole_bytes=hole_bytes, encrypted=decryption is not None)
         yield file, pages, partial(parquet, metadata)
 

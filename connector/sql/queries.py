@@ -236,21 +236,24 @@ class Translation:
             )
         value = self.expressions.value(key, scope)
         if distinct:
-            same = [n for n, (_, one) in enumerate(outputs, 1) if one.sql == value.sql]
-            if not same:
+            equal_outputs = [n for n, (_, one) in enumerate(outputs, 1) if one.sql == value.sql]
+            if not equal_outputs:
                 raise InvalidRequest(f"ORDER BY {describe(key)} must be in SELECT DISTINCT")
-            return translate_sort_key(SqlValue(str(same[0]), value.type), node)
+            return translate_sort_key(SqlValue(str(equal_outputs[0]), value.type), node)
         return translate_sort_key(value, node)
 
     def _translate_set_operation(self, node: exp.Expr, outer: NameScope) -> tuple[str, list[tuple[str, SqlType]]]:
         word = _WORDS[type(node)] + ("" if node.args.get("distinct") else " ALL")
-        (left, ours), (right, theirs) = (self.query(node.args[side], outer) for side in ("this", "expression"))
-        if len(ours) != len(theirs):
+        (left, left_columns), (right, right_columns) = (
+            self.query(node.args[side], outer) for side in ("this", "expression")
+        )
+        if len(left_columns) != len(right_columns):
             raise InvalidRequest(
-                f"{word} combines queries with {len(ours)} and {len(theirs)} columns; they must have the same number"
+                f"{word} combines queries with {len(left_columns)} and {len(right_columns)} columns; they must have "
+                "the same number"
             )
         columns = []
-        for (name, left_type), (_, right_type) in zip(ours, theirs, strict=True):
+        for (name, left_type), (_, right_type) in zip(left_columns, right_columns, strict=True):
             kind = common_type(left_type, right_type)
             if kind is None:
                 raise InvalidRequest(
@@ -261,7 +264,7 @@ class Translation:
             columns.append((name, kind))
         texts = [
             f"({_convert_columns(text, query_columns, columns)})"
-            for text, query_columns in ((left, ours), (right, theirs))
+            for text, query_columns in ((left, left_columns), (right, right_columns))
         ]
         text = f" {word} ".join(texts)
         if (order := node.args.get("order")) is not None:

@@ -1,97 +1,22 @@
-"""Converts rows to JSON.
-
-Numbers become JSON numbers. NaN, infinity, decimals, times and UUIDs become strings, bytes become base64 strings, and
-nested values become lists and objects.
-"""
+"""Converts the rows of a statement to JSON, with the errors of a client."""
 
 from __future__ import annotations
 
-import base64
-import math
-from collections.abc import Mapping
-from datetime import date, datetime, time, timedelta
-from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
 
 from seamark.connector.client.errors import InvalidRequest
-
-_CYCLE_DAYS = 146_097
-_DAY_MICROS = 86_400_000_000
-YEAR_MAX = 9999
-"""The last year that Trino writes without a sign."""
+from seamark.formats.protocol.json_rows import to_json_rows
 
 
 def json_rows(batch: pa.RecordBatch) -> list[list[Any]]:
-    """Return the values of each row, in the order of the columns."""
-    columns = [_to_json_column(column) for column in batch.columns]
-    return [list(row) for row in zip(*columns, strict=True)]
-
-
-def _to_json_column(column: pa.Array) -> list[Any]:
-    kind = column.type
-    try:
-        values: list[Any] = column.to_pylist()
-    except (OverflowError, ValueError):  # Python supports only dates in the years 1 to 9999.
-        return _format_far_times(column)
-    if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_string(kind) or pa.types.is_null(kind):
-        return values
-    return [json_value(value) for value in values]
-
-
-def _format_far_times(column: pa.Array) -> list[str | None]:
-    """Return dates and timestamps of any year in the form that Trino writes.
+    """Return the values of each row, in the order of the columns.
 
     Raises:
-        InvalidRequest: A nested value has such a time.
+        InvalidRequest: A nested value has a date or a time that Python does not support.
     """
-    kind = column.type
-    if pa.types.is_date32(kind):
-        return [None if day is None else _format_day(day) for day in column.cast(pa.int32()).to_pylist()]
-    if not pa.types.is_timestamp(kind):
-        raise InvalidRequest(
-            "A nested value has a date or time outside the years 1 to 9999; select its fields separately"
-        )
-    zone = "" if kind.tz is None else " UTC"
-    moments = column.cast(pa.timestamp("us", kind.tz)).cast(pa.int64()).to_pylist()
-    return [None if one is None else f"{_format_moment(one)}{zone}" for one in moments]
-
-
-def _format_moment(micros: int) -> str:
-    days, micros_of_day = divmod(micros, _DAY_MICROS)
-    return f"{_format_day(days)} {(datetime(1970, 1, 1) + timedelta(microseconds=micros_of_day)).time().isoformat()}"
-
-
-def _format_day(days: int) -> str:
-    """Return the text of a date, given its number of days since 1970-01-01.
-
-    The calendar repeats its dates every 400 years, so the function uses a year that Python supports.
-    """
-    cycles, day_of_cycle = divmod(days, _CYCLE_DAYS)
-    day = date(1970, 1, 1) + timedelta(days=day_of_cycle)
-    year = day.year + 400 * cycles
-    sign = "+" if year > YEAR_MAX else "-" if year < 0 else ""
-    return f"{sign}{abs(year):04d}-{day.month:02d}-{day.day:02d}"
-
-
-def json_value(value: Any) -> Any:
-    match value:
-        case float():
-            return value if math.isfinite(value) else "NaN" if math.isnan(value) else f"{'-' * (value < 0)}Infinity"
-        case Decimal():
-            return format(value, "f")
-        case datetime():
-            text = value.replace(tzinfo=None).isoformat(" ")
-            return text if value.tzinfo is None else f"{text} UTC"
-        case date() | time():
-            return value.isoformat()
-        case bytes():
-            return base64.b64encode(value).decode()
-        case Mapping():
-            return {str(name): json_value(one) for name, one in value.items()}
-        case list():
-            return [json_value(one) for one in value]
-        case tuple():  # The value is an entry of a map: a pair of key and value.
-            return [json_value(one) for one in value]
-    return value if value is None or isinstance(value, bool | int | str) else str(value)
+    try:
+        return to_json_rows(batch)
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from None

@@ -148,9 +148,9 @@ class NameScope:
                 visible.name for visible in scope.fields[:_HINTS_FROM] if _is_qualified(visible, qualifiers)
             )
             scope = scope.parent
-        near = near_names(node.name, candidates)
-        if near:
-            return f"; did you mean {' or '.join(visible[:MESSAGE_NAME_MAX] for visible in near)}?"
+        similar_names = near_names(node.name, candidates)
+        if similar_names:
+            return f"; did you mean {' or '.join(visible[:MESSAGE_NAME_MAX] for visible in similar_names)}?"
         return "; write a text in single quotes" if node.this.quoted and not qualifiers else ""
 
     def all_of(self, qualifiers: Sequence[str]) -> list[VisibleColumn]:

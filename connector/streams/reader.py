@@ -2,7 +2,7 @@
 
     for batch in read_stream(client, "db.t", from_="earliest"):
         handle(batch.rows)
-        save(batch.position)            # a later read_stream(…, from_=position) goes on after these rows
+        save(batch.position)            # a later read_stream(…, from_=position) continues after these rows
 
 The server decides what comes next after a position: rows of the log, which it returns, or the files of a snapshot,
 which this module reads. Files are read in the order of their paths, so that a position within a snapshot is a path and

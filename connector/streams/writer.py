@@ -276,7 +276,7 @@ def stream_writer(
         table: The table.
         producer: A name that no other writer has used for this table. By default, it is a random name.
         request_rows: The maximum number of rows of a request.
-        request_bytes: The maximum number of bytes of a request. A single larger row is sent in a request of its own.
+        request_bytes: The maximum number of bytes of a request. A larger row is sent in a separate request.
         buffer_bytes: The maximum memory of unsent rows. When it is used, `write` waits.
         timeout_s: The time for which a request is repeated while the server is busy or unavailable.
     """

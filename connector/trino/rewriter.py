@@ -36,7 +36,7 @@ from multidict import CIMultiDictProxy
 from seamark.cache.memory import MemoryCache
 from seamark.connector.analysis.lexer import parse_execute
 from seamark.connector.analysis.queries import Names
-from seamark.connector.analysis.relative_times import today_for
+from seamark.connector.analysis.relative_times import find_today
 from seamark.connector.analysis.scans import read_at_snapshot, read_from_view
 from seamark.connector.analysis.statement_cache import (
     ReadStatement,
@@ -252,23 +252,23 @@ class Rewriter:
         characters = len(statement) + sum(map(len, session.prepared.values()))
         try:
             pre_parse = partial(self._pre_parse, statement, session)
-            text, seen = await self._reader.run(characters, pre_parse, begun_s + self._limits.budget_s)
+            text, definitions = await self._reader.run(characters, pre_parse, begun_s + self._limits.budget_s)
         except TimeoutError:
             return RewriteResult(None, _READ_TOO_LATE)
-        if seen.why and not seen.lists:
-            return RewriteResult(None, seen.why)
+        if definitions.why and not definitions.lists:
+            return RewriteResult(None, definitions.why)
         if is_accepted is not None and not await is_accepted():
             return RewriteResult(None, "unchanged; Trino has not accepted the login")
-        if seen.lists:
+        if definitions.lists:
             await self._withdraw_idle()
-        if seen.why:
-            return RewriteResult(None, seen.why)
+        if definitions.why:
+            return RewriteResult(None, definitions.why)
         begun_s = loop.time()
         key = (text, session.catalog, session.schema)
         if (until_s := self._useless_until_s.get(key)) is not None and begun_s < until_s:
             return RewriteResult(None, _KEPT_TOO_MANY_FILES, depends_on_data=True)
-        result = await self._rewrite_by(text, session, seen, begun_s + self._limits.budget_s)
-        if seen.explains:  # A prepared statement may also be an EXPLAIN.
+        result = await self._rewrite_by(text, session, definitions, begun_s + self._limits.budget_s)
+        if definitions.explains:  # A prepared statement may also be an EXPLAIN.
             result = replace(result, used=replace(result.used, explains=True))
         if result.is_wasted:
             self._useless_until_s.put(key, loop.time() + _UNCHANGED_AFTER_USELESS_PLAN_S, 2 * len(text.text))
@@ -358,20 +358,22 @@ class Rewriter:
         self, text: StatementText, session: Session, pre_parse: _PreParse, requests: PlanRequests, until_s: float
     ) -> RewriteResult:
         try:
-            reading, known_tables, seen = await self._parse_with_columns(text, session, pre_parse, requests, until_s)
+            reading, known_tables, definitions = await self._parse_with_columns(
+                text, session, pre_parse, requests, until_s
+            )
             all_scans = {number: self._to_planned_scan(scan, session) for number, scan in enumerate(reading.scans)}
             numbered = {number: planned for number, planned in all_scans.items() if planned is not None}
-            tables = {number: planned for number, planned in numbered.items() if planned.table not in seen.views}
+            tables = {number: planned for number, planned in numbered.items() if planned.table not in definitions.views}
             # Trino cannot read views at an earlier version.
             views = {
                 number: planned
                 for number, planned in numbered.items()
-                if planned.table in seen.views
+                if planned.table in definitions.views
                 and planned.scan.version_span is None
                 and planned.scan.renamable
                 and session.user
             }
-            expanded = await self._views.expand(views, seen, until_s, utc=text.utc)
+            expanded = await self._views.expand(views, definitions, until_s, utc=text.utc)
         except TimeoutError:
             return RewriteResult(None, _READ_TOO_LATE)
         if requests.has_failed():
@@ -492,8 +494,8 @@ class Rewriter:
         execution = parse_execute(statement) if session.prepared and _EXECUTE.search(statement) else None
         text = session.prepared.get(execution.name) if execution is not None else None
         if execution is None or text is None:
-            return StatementText(statement, utc=utc, today=today_for(statement))
-        today = today_for(text, *execution.parameters)
+            return StatementText(statement, utc=utc, today=find_today(statement))
+        today = find_today(text, *execution.parameters)
         return StatementText(text, execution.parameters, execution.name, utc, today)
 
     async def _parse_with_columns(
@@ -510,12 +512,14 @@ class Rewriter:
         views = await self._views.open_cached(table_names.values(), until_s)
         if len(plain.table_names) < 2 and not views and not pre_parse.needs_types:
             return plain, {}, ViewDefinitions({}, {})
-        seen = await self._views.definitions(table_names.values(), views, requests, until_s)
-        definitions_by_names = {names: seen.tables[name] for names, name in table_names.items() if name in seen.tables}
+        definitions = await self._views.definitions(table_names.values(), views, requests, until_s)
+        definitions_by_names = {
+            names: definitions.tables[name] for names, name in table_names.items() if name in definitions.tables
+        }
         return (
             (await self._reader.read(text, definitions_by_names, until_s) if definitions_by_names else plain),
             definitions_by_names,
-            seen,
+            definitions,
         )
 
     def _resolve_name(self, names: Names, default: Session | View) -> tuple[str, tuple[str, ...]] | None:
@@ -587,10 +591,10 @@ def _build_result(
             used = find_used_joins(dimensions.get(planned, ()), plan)
             joins += [f"{name}.{quote(columns, safe='+')}:{keys}" for columns, keys in used]
     each += [f"joins={','.join(joins)}"] if joins else []
-    seen = ",".join(
+    view_versions = ",".join(
         quote(".".join(planned.table), safe=".") for planned in sorted(own, key=lambda view: view.scan.start)
     )
-    each += [f"views={seen}"] if seen else []
+    each += [f"views={view_versions}"] if view_versions else []
     summary = (
         f"rewritten; scans={len(own_plans) + len(own)}; files={_count_files(own_plans.values())}; {'; '.join(each)}"
     )

@@ -373,8 +373,8 @@ class Clustering:
         points = self.points(rows)
         if len(self.groups) in (0, points.shape[1]):
             return compute_curve_keys(points, RANK_BITS, self.curve)
-        least = min(map(len, self.groups))
-        extra = [(len(group) // least).bit_length() - 1 for group in self.groups]
+        smallest_group = min(map(len, self.groups))
+        extra = [(len(group) // smallest_group).bit_length() - 1 for group in self.groups]
         first = np.zeros(len(points), dtype=np.uint64)
         inner = np.empty((len(points), len(self.groups)), dtype=np.uint64)
         for number, (group, bits) in enumerate(zip(self.groups, extra, strict=True)):

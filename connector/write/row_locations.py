@@ -26,7 +26,6 @@ import pyarrow.compute as pc
 
 from seamark.connector.arrow.arrays import Longs
 from seamark.connector.arrow.casting import Unwritable, arrow_schema
-from seamark.connector.arrow.filters import to_literals
 from seamark.connector.arrow.partitions import apply_transform
 from seamark.connector.client.errors import Refused, ServerFailed, Unavailable
 from seamark.connector.client.names import Name
@@ -34,6 +33,7 @@ from seamark.connector.client.values import At
 from seamark.connector.read.read_plan import plan_read
 from seamark.connector.read.scans import TaskReader
 from seamark.connector.read.tables import OpenTable, PlanSource, ScanTask, plan
+from seamark.formats.iceberg.expressions.arrow_filters import to_literals
 from seamark.formats.iceberg.expressions.expression import Bound, Expression, Op, all_of, any_of
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.partition import PartitionSpec
@@ -111,8 +111,8 @@ class BatchKeys:
             # More than one step is needed only if hashes have equal high halves.
             for step in range(self._run):
                 slots = np.minimum(start + step, self.count - 1)
-                same = (self._high[slots] == high) & (self._low[slots] == low)
-                ordinals[same] = self._order[slots[same]]
+                is_equal = (self._high[slots] == high) & (self._low[slots] == low)
+                ordinals[is_equal] = self._order[slots[is_equal]]
         return ordinals
 
     def filter_expression(

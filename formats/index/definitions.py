@@ -35,7 +35,7 @@ from seamark.formats.iceberg.metadata.name_mapping import (
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.iceberg.types.transforms import IDENTITY, name_of
 from seamark.formats.index.keys.functions import INDEXED_FUNCTIONS
-from seamark.formats.index.keys.keys import family
+from seamark.formats.index.keys.keys import family_of
 from seamark.formats.index.keys.lookups import parse_lookup
 from seamark.formats.index.keys.measures import (
     MEASURES_MAX,
@@ -181,7 +181,7 @@ def _name_keys(term: Term) -> str:
     """
     if function := INDEXED_FUNCTIONS.get(term.transform):
         return function.keys
-    return family(term.kind) if term.transform == IDENTITY else term.source
+    return family_of(term.kind) if term.transform == IDENTITY else term.source
 
 
 def read_definitions(metadata: TableMetadata) -> Definitions:

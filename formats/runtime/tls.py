@@ -155,7 +155,7 @@ def build_client_context(authorities: str | None = None) -> ssl.SSLContext | Non
     return context
 
 
-def only_these(certificates: str) -> ssl.SSLContext:
+def trust_only(certificates: str) -> ssl.SSLContext:
     """Return a client's context that accepts a server with one of these certificates (PEM), and no other server.
 
     It is for processes that a server starts on its own machine. Such processes have the server's certificate, and

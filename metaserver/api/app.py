@@ -48,6 +48,7 @@ _WITH_COMPONENTS = (
     lookups,
     plan_tables,
     statements,
+    aggregates,
     openapi,
 )
 """The modules of routes that add components to the application."""

@@ -58,7 +58,7 @@ class Dropped:
     async def get(self, dropped_id: str) -> DroppedEntry:
         row = await self._context.store.find_dropped(dropped_id)
         if row is None:
-            raise no_such_dropped(dropped_id)
+            raise make_no_such_dropped(dropped_id)
         return row
 
     async def list(
@@ -266,7 +266,7 @@ def _is_expired(row: DroppedEntry, passed: PassedTime) -> bool:
     return passed.measure_ms(row.dropped_ms, passed.now_ms) >= row.expires_ms - row.dropped_ms
 
 
-def no_such_dropped(dropped_id: str) -> NotFound:
+def make_no_such_dropped(dropped_id: str) -> NotFound:
     """Return the error for an unknown id.
 
     For an id in a namespace that the caller cannot see, the error must be the same.

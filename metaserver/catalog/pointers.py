@@ -31,8 +31,8 @@ async def check_name_free(
     await context.require_namespace(namespace)
     for other in (kind, EntryKind.VIEW if kind is EntryKind.TABLE else EntryKind.TABLE):
         if await context.store.entry(other, namespace, name) is not None:
-            same = "" if other is kind else " with same name"
-            raise AlreadyExists(f"{other.value.capitalize()}{same} already exists: {show(namespace, name)}")
+            suffix = "" if other is kind else " with same name"
+            raise AlreadyExists(f"{other.value.capitalize()}{suffix} already exists: {show(namespace, name)}")
 
 
 def swap_of(entry: Entry, location: str, now_ms: int, holder: str = "") -> SwapPointer:

@@ -458,7 +458,7 @@ def _shorten(value: object) -> object:
     return value[:_SUMMARY_CHARACTERS_MAX] if isinstance(value, str) else value
 
 
-def pointer_moved(namespace: NamespacePath, name: str) -> CommitUnknown:
+def make_pointer_moved(namespace: NamespacePath, name: str) -> CommitUnknown:
     """Return the error for a commit that succeeded on a table to which the name no longer refers.
 
     After a 404 or 409, clients would delete files that the dropped or renamed table still uses.

@@ -97,20 +97,20 @@ async def _read_added_paths(
     published: Manifests, own: Manifests, base: TableMetadata, added: Iterable[SnapshotInput]
 ) -> AsyncIterator[set[str]]:
     """Yield the paths of the files that each new manifest adds."""
-    seen: set[str] = set()
+    known_paths: set[str] = set()
     for snapshot in added:
         if snapshot.manifest_list is None:
             continue
         parent = None if snapshot.parent_snapshot_id is None else base.snapshot(snapshot.parent_snapshot_id)
         try:
-            seen |= {manifest.manifest_path for manifest in await published.read_list(parent)}
+            known_paths |= {manifest.manifest_path for manifest in await published.read_list(parent)}
             listed = await own.read_list_at(snapshot.manifest_list)
         except SeamarkError:
             continue
         for manifest in listed:
-            if manifest.manifest_path in seen:
+            if manifest.manifest_path in known_paths:
                 continue
-            seen.add(manifest.manifest_path)
+            known_paths.add(manifest.manifest_path)
             try:
                 entries = await own.entries(manifest, base)
             except SeamarkError:

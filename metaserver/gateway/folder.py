@@ -29,7 +29,7 @@ from seamark.metaserver.gateway.folder_files import (
     describe,
     select_kept_headers,
 )
-from seamark.metaserver.gateway.folder_listing import NAMESPACE, XML_HEAD, list_xml, timestamp
+from seamark.metaserver.gateway.folder_listing import NAMESPACE, XML_HEAD, format_timestamp, list_xml
 from seamark.metaserver.gateway.folder_uploads import Uploads, read_complete, read_part_number
 from seamark.metaserver.gateway.s3_errors import XML, S3Error, of_seamark_error, xml_text
 from seamark.metaserver.objects.folder import file_location
@@ -361,7 +361,7 @@ class FolderBackend:
         text += _tag("NextPartNumberMarker", str(page[-1].number if page else 0)) + _tag("MaxParts", str(limit))
         text += _tag("IsTruncated", str(len(later_parts) > len(page)).lower())
         for part in page:
-            fields = _tag("PartNumber", str(part.number)) + _tag("LastModified", timestamp(part.modified_ns))
+            fields = _tag("PartNumber", str(part.number)) + _tag("LastModified", format_timestamp(part.modified_ns))
             text += f"<Part>{fields}{_tag('ETag', part.etag)}{_tag('Size', str(part.size))}</Part>"
         return _make_xml_response(_make_document("ListPartsResult", text), call)
 
@@ -421,7 +421,7 @@ def _read_headers(file: FileInfo, request_id: str) -> dict[str, str]:
 
 def _answer_copy(root: str, etag: str, modified_ns: int, call: S3Call) -> web.Response:
     return _make_xml_response(
-        _make_document(root, _tag("ETag", etag) + _tag("LastModified", timestamp(modified_ns))), call
+        _make_document(root, _tag("ETag", etag) + _tag("LastModified", format_timestamp(modified_ns))), call
     )
 
 

@@ -65,13 +65,13 @@ def _write_contents(entry: Listed, key: str) -> str:
         return f"<CommonPrefixes><Prefix>{key}</Prefix></CommonPrefixes>"
     status = entry.status
     return (
-        f"<Contents><Key>{key}</Key><LastModified>{timestamp(status.st_mtime_ns)}</LastModified>"
+        f"<Contents><Key>{key}</Key><LastModified>{format_timestamp(status.st_mtime_ns)}</LastModified>"
         f"<ETag>{xml_text(etag_of(status))}</ETag><Size>{status.st_size}</Size>"
         "<StorageClass>STANDARD</StorageClass></Contents>"
     )
 
 
-def timestamp(modified_ns: int) -> str:
+def format_timestamp(modified_ns: int) -> str:
     at = datetime.fromtimestamp(modified_ns / 1e9, UTC)
     return at.strftime("%Y-%m-%dT%H:%M:%S.") + f"{modified_ns // 1_000_000 % 1000:03d}Z"
 

@@ -329,7 +329,7 @@ def _group_records_by_table(counts: dict[_Key, _Counts]) -> dict[str, tuple[Quer
         if shape is None:
             record = QueryRecord(OTHER_SHAPES, "", "", "", counted.sums())
         else:
-            owner = "" if key.principal is None else owner_digest(key.uuid, key.principal)
+            owner = "" if key.principal is None else digest_owner(key.uuid, key.principal)
             filter_samples = [
                 sample for take in counted.samplers if (sample := _take_sample(take, key.uuid)) is not None
             ]
@@ -351,7 +351,7 @@ def _take_sample(sampler: StatementSampler, uuid: str) -> StatementSample | None
         return None
 
 
-def owner_digest(uuid: str, principal: str) -> str:
+def digest_owner(uuid: str, principal: str) -> str:
     """Return a digest of a principal, different for each table. The history does not say who sent a statement."""
     return hashlib.sha256(f"{uuid}\n{principal}".encode()).hexdigest()[:16]
 

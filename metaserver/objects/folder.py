@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from seamark.formats.runtime.errors import BadRequest
 from seamark.formats.storage.locations import Location, parse_location
 from seamark.metaserver.objects.forwarding import ForwardingObjects
-from seamark.metaserver.objects.port import ObjectInfo, ObjectStore, Upload, no_uploads
+from seamark.metaserver.objects.port import ObjectInfo, ObjectStore, Upload, yield_no_uploads
 
 UPLOADS = ".seamark-uploads"
 """The folder of incomplete objects, next to the buckets. No bucket may have such a name."""
@@ -50,7 +50,7 @@ class FolderObjects(ForwardingObjects):
 
     def uploads(self, prefix: str) -> AsyncIterator[Upload]:
         # Unfinished uploads are deleted by the objects gateway.
-        return no_uploads()
+        return yield_no_uploads()
 
     async def abort_uploads(self, uploads: Sequence[Upload]) -> int:
         return 0

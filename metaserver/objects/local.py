@@ -43,7 +43,7 @@ from seamark.formats.runtime.root_folder import (
     open_child,
 )
 from seamark.formats.storage.locations import Location, parse_location
-from seamark.metaserver.objects.port import ObjectInfo, Upload, check_range, no_uploads
+from seamark.metaserver.objects.port import ObjectInfo, Upload, check_range, yield_no_uploads
 
 TEMPORARY_PREFIX = ".seamark-tmp-"
 """The prefix of incomplete files, which are never listed.
@@ -173,7 +173,7 @@ class LocalObjects:
 
     def uploads(self, prefix: str) -> AsyncIterator[Upload]:
         # Incomplete files have temporary names, which `list` leaves out.
-        return no_uploads()
+        return yield_no_uploads()
 
     async def abort_uploads(self, uploads: Sequence[Upload]) -> int:
         return 0

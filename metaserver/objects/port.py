@@ -117,7 +117,7 @@ class ObjectStore(Protocol):
         """Check that the storage answers. Readiness checks call this method."""
 
 
-async def no_uploads() -> AsyncIterator[Upload]:
+async def yield_no_uploads() -> AsyncIterator[Upload]:
     """Yield nothing, for a storage that does not support uploads."""
     none: tuple[Upload, ...] = ()
     for upload in none:

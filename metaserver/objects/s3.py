@@ -117,13 +117,13 @@ class S3Objects:
         else:
             return
         try:
-            ours = await self._has_write_id(store, at, data, write_id)
+            is_own_write = await self._has_write_id(store, at, data, write_id)
         except _FAILED:
             # If the read-back fails, the first failure is raised: a conflict, or RetryLater for an unknown outcome.
             raise failure from None
-        if ours is None:
+        if is_own_write is None:
             raise failure
-        if not ours:
+        if not is_own_write:
             raise ObjectExists(f"An object already exists at {location!r}")
 
     async def delete(self, location: str) -> None:

@@ -350,6 +350,14 @@ class Settings(GatewaySettings, ServiceSettings, StreamSettings, TenantSettings,
         16 << 30, "Budget for index files on local disk, shared by the workers of a machine; 0 disables it.", minimum=0
     )
     index_disk_folder: str = setting("", "Folder for index files. Empty: <home>/cache/indexes.")
+    cube_memory_bytes: int = setting(
+        256 << 20, "Budget for merged groups of cubes, and for answers from them, per worker.", minimum=0
+    )
+    cube_disk_bytes: int = setting(
+        4 << 30,
+        "Budget for merged groups of cubes in <home>/cache/cubes, shared by the workers of a machine; 0 disables it.",
+        minimum=0,
+    )
     index_file_limit_bytes: int = setting(
         2 << 30, "Largest index file that is read; larger files are not used.", minimum=1024
     )

@@ -99,6 +99,14 @@ class FreshParts:
         dropped, self.parts = list(self.parts), ()
         return dropped
 
+    def is_next(self, start: int, flushed: int) -> bool:
+        """Return whether a part that begins at `start` follows the parts before it, or `flushed`, without a gap.
+
+        While a part is written, the parts before it may be removed: another process has flushed a part of their rows.
+        """
+        before = max((part.end for part in self.parts if part.end <= start), default=flushed)
+        return before == start
+
     def replace(self, written: Sequence[FreshPart]) -> list[FreshPart]:
         """Add written parts; return the parts that they replace."""
         first = written[0].start

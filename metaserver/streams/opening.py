@@ -54,6 +54,7 @@ async def open_streams(
         try:
             async with AsyncExitStack() as stack:
                 await stack.enter_async_context(run_in_background("streams", streams.run))
+                await stack.enter_async_context(run_in_background("openings of streams", streams.openings.run))
                 if logs.is_shared and settings.role != READ:
                     read = partial(_read_topics, catalog, streams, logs, owners)
                     await stack.enter_async_context(run_in_background("input topics", read))

@@ -253,6 +253,8 @@ class StreamTable:
                     self._observe(flushed)
                 await self._write_parts(self.watermarks())
             self._observe(flushed)  # A flush may have ended meanwhile.
+            if self._is_behind(asked):
+                raise FlushedBefore("Fresh files were removed while others were written; read the pointer again")
             parts = tuple(part for number in sorted(self._parts) for part in self._parts[number].parts)
             return FreshRows(parts, {number: self._get_covered_offset(number) for number in self._parts})
 
@@ -293,7 +295,7 @@ class StreamTable:
             finally:
                 # The parts that were written before a failure are the first of the chosen parts. They are valid without
                 # the other parts.
-                if written and written[0].start >= blocks.start:
+                if written and parts.is_next(written[0].start, blocks.start):
                     self._give_up(parts.replace(written))
                 else:  # A flush has ended meanwhile.
                     self._give_up(written)
@@ -383,7 +385,7 @@ class StreamTable:
 
         Raises:
             CommitConflict: Nothing was committed. The next flush tries again.
-            CommitUnknown: The outcome is unknown. The next flush determines it.
+            CommitUnknown: The outcome is unknown. The next flush determines the outcome.
         """
         async with self._flush_lock:
             await self._log.catch_up()

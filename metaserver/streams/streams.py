@@ -60,6 +60,7 @@ from seamark.metaserver.streams.stream_table import (
     StreamTable,
     append_to_tables,
 )
+from seamark.metaserver.streams.table_openings import TableOpenings
 
 _TICK_S = 0.1
 """The time between two checks for tables that are due."""
@@ -73,10 +74,6 @@ _STALE_TRIES = 20
 _FOREIGN_FILES_MS = 86_400_000
 """The age after which no plan of another process names a fresh file."""
 _CLEAN_S = 5.0
-_OPEN_S = 60.0
-"""The time between two checks for tables that have rows in the log and are not open, such as restored tables."""
-_OPEN_SHARED_S = 1.0
-"""The time between these checks if other processes append to the log."""
 _THREADS = 8
 T = TypeVar("T")
 _log = structlog.get_logger("seamark.streams")
@@ -145,8 +142,10 @@ class Streams:
             catalog.context.clock,
             retention_s=catalog.context.settings.stream_fresh_retention_s,
         )
-        self._closed: dict[str, float] = {}
-        """Until when a table with rows in the log is not opened again after a failure, by UUID."""
+        store, clock = catalog.context.store, catalog.context.clock
+        self.openings = TableOpenings(
+            logs, owners, self.stream_tables, store, clock, open_tables=self._tables, open_table=self._open
+        )
         self.pauses = Pauses()
         self.counts = StreamCounts()
         self.topic_counts = TopicCounts()
@@ -383,7 +382,10 @@ class Streams:
         oldest_ms = self._context.clock.now_ms() - _FOREIGN_FILES_MS if self._logs.is_shared else 1 << 62
         table.give_up_files([info.location for info in listed if info.modified_ms < oldest_ms])
         self._tables[entry.uuid] = table
-        self._flushes.setdefault(entry.uuid, _FlushState()).interval_ms = interval_ms_of(metadata)
+        state = self._flushes.setdefault(entry.uuid, _FlushState())
+        state.interval_ms = interval_ms_of(metadata)
+        # Engines do not ask for a plan of a table without a snapshot, so its first rows are flushed at once.
+        state.is_due = metadata.current_snapshot_id is None and table.unflushed_rows > 0
         return table
 
     def _run_in_thread(self, work: Callable[[], T]) -> Awaitable[T]:
@@ -457,54 +459,9 @@ class Streams:
 
     async def run(self) -> None:
         """Flush tables that are due, until cancelled."""
-        monotonic = self._context.clock.monotonic
-        opened_s = checked_s = -_OPEN_S
         while True:
-            if monotonic() - opened_s >= _OPEN_S:
-                await self._open_unflushed()
-                await self._remove_purged()
-                opened_s = checked_s = monotonic()
-            elif self._logs.is_shared and monotonic() - checked_s >= _OPEN_SHARED_S:
-                await self._open_unflushed()
-                checked_s = monotonic()
             await asyncio.sleep(_TICK_S)
             await self.look()
-
-    async def _open_unflushed(self) -> None:
-        """Open the tables that have rows in the log of an earlier process, or rows that another process appended."""
-        if not self._logs.exists:
-            return
-        log, now_s = await self._logs.open(), self._context.clock.monotonic()
-        unflushed = {shard.stream for shard, state in log.shards().items() if state.watermark > state.released}
-        self._closed = {uuid: until_s for uuid, until_s in self._closed.items() if until_s > now_s}
-        for uuid in sorted(unflushed - self._tables.keys() - self._closed.keys()):
-            if not self._owners.is_owner(uuid):
-                continue
-            try:
-                entry, metadata = await self.stream_tables.load(uuid)
-                await self._open(entry, metadata)
-            except NoSuchTable:
-                self._closed[uuid] = now_s + _OPEN_S / 2
-                _log.info("rows of a dropped table wait in the log", table=uuid)
-            except SeamarkError as error:
-                self._closed[uuid] = now_s + _OPEN_S / 2
-                _log.warning("rows of a table wait in the log", table=uuid, error=error.message)
-
-    async def _remove_purged(self) -> None:
-        """Remove the streams of purged tables.
-
-        A stream with rows that were not flushed stays: a database that lacks its table may be restored.
-        """
-        if not self._logs.exists:
-            return
-        log = await self._logs.open()
-        unflushed = {shard.stream for shard, state in log.shards().items() if state.watermark > state.released}
-        for uuid in sorted({shard.stream for shard in log.shards()} - self._tables.keys() - unflushed):
-            try:
-                if self._owners.is_owner(uuid) and not await self._context.store.names_of(uuid):
-                    await log.remove(uuid)
-            except SeamarkError as error:
-                _log.warning("the rows of a purged table were not removed", table=uuid, error=error.message)
 
     async def look(self) -> None:
         """Start the flushes that are due, and delete files that are no longer needed."""
@@ -598,6 +555,7 @@ class Streams:
         if self._cleaning is not None:
             self._cleaning.cancel()
             await asyncio.gather(self._cleaning, return_exceptions=True)
+        await self.openings.close()
         tasks = [state.task for state in self._flushes.values() if state.task is not None]
         await asyncio.gather(*tasks, return_exceptions=True)
         self._threads.shutdown(wait=False)

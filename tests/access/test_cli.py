@@ -54,9 +54,9 @@ def test_first_admin_can_be_created_in_a_new_home(tmp_path: Path) -> None:
     assert who_is(home, secret) == Principal("admin", (Grant("admin", "admin"),), "token")
     assert "admin on the whole catalog" in completed.stderr
     assert secret not in completed.stderr
-    new = f"The database {home / 'seamark.db'} is new. If a server runs already, it has another one: name its --home"
-    assert new in completed.stderr.splitlines()
-    assert new not in seamark(home, "token", "create", "ann").stderr
+    note = f"The database {home / 'seamark.db'} is new. If a server runs already, it has another one: name its --home"
+    assert note in completed.stderr.splitlines()
+    assert note not in seamark(home, "token", "create", "ann").stderr
 
 
 def test_listing_in_a_missing_home_creates_nothing(tmp_path: Path) -> None:
@@ -134,13 +134,13 @@ def test_file_without_a_strong_token_is_refused(content: bytes | None, message: 
 
 
 def test_revoked_token_is_rejected_and_can_be_replaced(tmp_path: Path) -> None:
-    old = seamark(tmp_path, "token", "create", "ann", "--role", "reader").stdout.strip()
+    old_token = seamark(tmp_path, "token", "create", "ann", "--role", "reader").stdout.strip()
     assert seamark(tmp_path, "token", "create", "ann").exit_code == 1
     assert seamark(tmp_path, "token", "revoke", "ann").exit_code == 0
     with pytest.raises(Exception, match="revoked"):
-        who_is(tmp_path, old)
-    new = seamark(tmp_path, "token", "create", "ann").stdout.strip()
-    assert who_is(tmp_path, new).grants == (Grant("ann", "reader"),)
+        who_is(tmp_path, old_token)
+    new_token = seamark(tmp_path, "token", "create", "ann").stdout.strip()
+    assert who_is(tmp_path, new_token).grants == (Grant("ann", "reader"),)
 
 
 def test_grants_are_given_and_removed(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_operators_commands_are_audited(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "says"),
+    ("arguments", "code", "message"),
     [
         (("token", "create", "a:b"), 1, "letters, digits"),
         (("token", "create", "ann", "--role", "root"), 2, "reader"),
@@ -182,8 +182,10 @@ def test_operators_commands_are_audited(tmp_path: Path) -> None:
         (("token", "list", "--database", "mysql://x"), 2, "sqlite"),
     ],
 )
-def test_mistakes_are_reported_in_one_message(tmp_path: Path, arguments: tuple[str, ...], code: int, says: str) -> None:
+def test_mistakes_are_reported_in_one_message(
+    tmp_path: Path, arguments: tuple[str, ...], code: int, message: str
+) -> None:
     completed = seamark(tmp_path, *arguments)
     assert completed.exit_code == code
-    assert any(part in completed.stderr for part in says.split("|")), completed.stderr
+    assert any(part in completed.stderr for part in message.split("|")), completed.stderr
     assert "Traceback" not in completed.output

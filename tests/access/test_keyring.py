@@ -139,9 +139,9 @@ async def test_renewing_keys_invalidates_all_signatures_even_without_the_encrypt
 async def test_encryption_key_is_replaced_by_listing_the_new_one_first(
     tmp_path: Path, store: PointerStore, clock: SimulatedClock
 ) -> None:
-    old, new = make_key(clock), make_key(clock)
+    old_key, new_key = make_key(clock), make_key(clock)
     used = []
-    for keys in (old, f"{old},{new}", f"{new},{old}", new):
+    for keys in (old_key, f"{old_key},{new_key}", f"{new_key},{old_key}", new_key):
         async with open_keyring(some_settings(tmp_path, encryption_key=keys), store, clock) as keyring:
             used.append(keyring.signing_key("x"))
     assert len(set(used)) == 1
@@ -178,17 +178,17 @@ async def test_unencrypted_keys_of_an_older_database_sign_nothing(tmp_path: Path
     url = f"sqlite:///{tmp_path / 'seamark.db'}"
     async with open_store(url, clock=clock):
         pass
-    with sqlite3.connect(tmp_path / "seamark.db") as old:
+    with sqlite3.connect(tmp_path / "seamark.db") as old_database:
         (step,) = (number for number, one in enumerate(MIGRATIONS) if "DELETE FROM secrets" in one.get("", ()))
         later_tables = ("replicas", "column_reads", "retained", "stream_offsets", "removal_flushes")
         later_tables += ("query_shapes", "query_counts", "applied_advice")
         for table in later_tables:
-            old.execute(f"DROP TABLE {table}")
-        old.execute("ALTER TABLE leases DROP COLUMN state")
-        old.execute("ALTER TABLE claims DROP COLUMN spelled")
-        old.execute(f"UPDATE schema_version SET version = {step}")
-        old.execute("INSERT INTO secrets (name, value) VALUES ('oauth-signing', ?)", (b"k" * 32,))
-    old.close()
+            old_database.execute(f"DROP TABLE {table}")
+        old_database.execute("ALTER TABLE leases DROP COLUMN state")
+        old_database.execute("ALTER TABLE claims DROP COLUMN spelled")
+        old_database.execute(f"UPDATE schema_version SET version = {step}")
+        old_database.execute("INSERT INTO secrets (name, value) VALUES ('oauth-signing', ?)", (b"k" * 32,))
+    old_database.close()
     async with open_store(url, clock=clock) as store:
         assert await store.secret("oauth-signing") is None
         async with open_keyring(some_settings(tmp_path), store, clock) as keyring:

@@ -48,8 +48,8 @@ async def test_no_token_appears_in_logs_audit_answers_or_files(
             await send("GET", "/v1/config", headers={"Authorization": f"Bearer {jwt}x"})
             await server.components.audit.flush()
             audit = repr(await server.components.store.audit(None, 1000))
-            shown_text = repr(server.components.authenticator) + repr(vars(server.components.authenticator.issuer))
-    everything = {"answers": str(texts), "logs": str(logs), "audit": audit, "stdlib": caplog.text, "repr": shown_text}
+            reprs = repr(server.components.authenticator) + repr(vars(server.components.authenticator.issuer))
+    everything = {"answers": str(texts), "logs": str(logs), "audit": audit, "stdlib": caplog.text, "repr": reprs}
     assert len(logs) > 5
     assert "createNamespace" in audit
     for where, text in everything.items():

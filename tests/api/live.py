@@ -95,9 +95,9 @@ class LiveTable:
         sequence, snapshot_id = loaded["last-sequence-number"] + 1, len(self.snapshots) + 1
         before = self.snapshots[-1] if self.snapshots else Snapshot(0, [], [])
         removed_paths = set(removed)
-        fresh = [replace(one, sequence=sequence, snapshot_id=snapshot_id) for one in (*data, *deletes)]
+        added_files = [replace(one, sequence=sequence, snapshot_id=snapshot_id) for one in (*data, *deletes)]
         remaining_files = [one for one in (*before.data, *before.deletes) if one.path not in removed_paths]
-        live = [*remaining_files, *fresh]
+        live = [*remaining_files, *added_files]
         snapshot = Snapshot(
             snapshot_id,
             [one for one in live if isinstance(one, DataFile)],
@@ -162,7 +162,7 @@ class LiveTable:
         for entry in entries:
             files_of, rows_of = counts[entry.status]
             counts[entry.status] = (files_of + 1, rows_of + entry.file.record_count)
-        least = min(file.sequence for file in files)
+        minimum = min(file.sequence for file in files)
         return Manifest(
-            f"file://{path}", len(data), content, 0, sequence, least, snapshot_id, entries, None, counts=counts
+            f"file://{path}", len(data), content, 0, sequence, minimum, snapshot_id, entries, None, counts=counts
         )

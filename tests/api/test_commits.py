@@ -144,8 +144,8 @@ async def test_deletion_vector_replaces_another(api: Api) -> None:
     (merged,) = lake.vectors({data["file-path"]: {0, 2}}, 0)
     refused = await lake.send(overwrite(second, add=[merged]))
     assert refused.error[:2] == (409, "CommitFailedException")
-    old = {"file-path": vectors[0]["file-path"], "content-offset": vectors[0]["content-offset"]}
-    third = await lake.commit(overwrite(second, add=[merged], remove=[old]))
+    old_vector = {"file-path": vectors[0]["file-path"], "content-offset": vectors[0]["content-offset"]}
+    third = await lake.commit(overwrite(second, add=[merged], remove=[old_vector]))
     assert (third["summary"]["removed-dvs"], third["summary"]["total-position-deletes"]) == ("1", "3")
     assert await read_by_specification(lake) == [(2, 0, "b")]
     fourth = await lake.commit(overwrite(third, remove=[{"file-path": data["file-path"]}]))
@@ -428,14 +428,14 @@ async def test_table_upgraded_to_version_3_gets_row_ids(api: Api) -> None:
     lake = await Lake.create(api, version=2)
     data = lake.data([(1, 0, "a"), (2, 0, "b")])
     await lake.commit({"add": [data]})
-    old = lake.position_deletes([(data["file-path"], 0)], named=True)
-    head = await lake.commit({"add": [old], "read-snapshot-id": (await lake.metadata())["current-snapshot-id"]})
+    old_deletes = lake.position_deletes([(data["file-path"], 0)], named=True)
+    head = await lake.commit({"add": [old_deletes], "read-snapshot-id": (await lake.metadata())["current-snapshot-id"]})
     upgrade = {"requirements": [], "updates": [{"action": "upgrade-format-version", "format-version": 3}]}
     assert (await api("POST", "/v1/namespaces/db/tables/t", upgrade)).status == 200
     await lake.append([(3, 0, "c")])
     assert await read_by_specification(lake) == [(2, 0, "b"), (3, 0, "c")]
     (vector,) = lake.vectors({data["file-path"]: {0, 1}})
-    removals = [{"file-path": old["file-path"]}]
+    removals = [{"file-path": old_deletes["file-path"]}]
     scope = {"filter": {"type": "lt", "term": "id", "value": 3}}
     body = {"add": [vector], "remove": removals, "read-snapshot-id": head["snapshot-id"], "scope": scope}
     answer = await lake.commit(body)

@@ -115,7 +115,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
         target.http.close()
 
 
-def _campaign(operation: APIOperation[Any, Any, Any, Any], target: Target, examples: int, *, conform: bool) -> None:
+def _run_campaign(operation: APIOperation[Any, Any, Any, Any], target: Target, examples: int, *, conform: bool) -> None:
     @settings(
         max_examples=examples,
         database=None,
@@ -141,12 +141,12 @@ def _campaign(operation: APIOperation[Any, Any, Any, Any], target: Target, examp
 
 @pytest.mark.parametrize("operation", STANDARD[::3])
 def test_no_request_to_the_standard_routes_gets_a_server_error(operation: Any, target: Target) -> None:
-    _campaign(operation, target, EXAMPLES, conform=True)
+    _run_campaign(operation, target, EXAMPLES, conform=True)
 
 
 @pytest.mark.parametrize("operation", OURS[::3])
 def test_no_request_to_seamarks_routes_gets_a_server_error(operation: Any, target: Target) -> None:
-    _campaign(operation, target, EXAMPLES, conform=False)
+    _run_campaign(operation, target, EXAMPLES, conform=False)
 
 
 @pytest.mark.slow
@@ -155,11 +155,11 @@ def test_no_request_to_seamarks_routes_gets_a_server_error(operation: Any, targe
 def test_no_request_to_the_standard_routes_gets_a_server_error_in_a_long_campaign(
     operation: Any, target: Target
 ) -> None:
-    _campaign(operation, target, EXAMPLES_LONG, conform=True)
+    _run_campaign(operation, target, EXAMPLES_LONG, conform=True)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("operation", OURS)
 def test_no_request_to_seamarks_routes_gets_a_server_error_in_a_long_campaign(operation: Any, target: Target) -> None:
-    _campaign(operation, target, EXAMPLES_LONG, conform=False)
+    _run_campaign(operation, target, EXAMPLES_LONG, conform=False)

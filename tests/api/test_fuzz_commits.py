@@ -205,7 +205,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seamark]:
         assert "unexpected error" not in server.log.read_text()
 
 
-def _campaign(server: Seamark, examples: int) -> None:
+def _run_campaign(server: Seamark, examples: int) -> None:
     base = f"{server.base_url}/v1/namespaces/db/tables"
     requests.post(f"{server.base_url}/v1/namespaces", json={"namespace": ["db"]}, timeout=60)
     outcomes: dict[int, int] = {}
@@ -258,10 +258,10 @@ def _check_readable(metadata: dict[str, Any]) -> None:
 
 
 def test_no_commit_breaks_the_server_or_the_table(server: Seamark) -> None:
-    _campaign(server, EXAMPLES)
+    _run_campaign(server, EXAMPLES)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_no_commit_breaks_the_server_or_the_table_in_a_long_campaign(server: Seamark) -> None:
-    _campaign(server, EXAMPLES_LONG)
+    _run_campaign(server, EXAMPLES_LONG)

@@ -24,7 +24,7 @@ OURS = f"/api/v1/tables/{EVIL}"
 STYLE = Style(shuffled=False, sparse=False, codec="deflate", old_names=False, summaries=False, seed=0)
 KINDS = {1: "long", 2: "string", 3: "string", 4: "long"}
 CANARY = "https://canary.evil.example"
-STEALING = (
+STEALING_METADATA = (
     *("s3.signer.uri", "s3.signer", "s3.signer.endpoint", "py-io-impl", "io-impl", "s3.endpoint", "token"),
     *("credential", "oauth2-server-uri", "header.x-canary", "client.factory", "rest.auth.type", "uri", "s3.proxy-uri"),
     *("rest.signer.uri", "adls.connection-string", "gcs.service.host", "metrics-reporter-impl", "auth.type"),
@@ -353,7 +353,7 @@ async def stolen_tokens(c: Campaign) -> None:
     """Check that a victim who reads the attacker's table contacts only this server, and loads only the
     client's own code.
     """
-    name, key = c.new_name("steal"), c.rng.choice(STEALING)
+    name, key = c.new_name("steal"), c.rng.choice(STEALING_METADATA)
     value = c.rng.choice((CANARY, f"{CANARY}/x", "canary.evil.Code"))
     if c.rng.random() < 0.5:
         await new_table(c, name, properties={key: value})
@@ -488,10 +488,10 @@ async def nameless_table(c: Campaign) -> None:
     """Give the victim's UUID to a table without one, which an admin registered."""
     name, location = await own_table(c, "nameless")
     loaded = await c.ask("mallory", "GET", f"{NAMES}/tables/{name}")
-    old = {**loaded.json["metadata"], "format-version": 1, "location": f"{location}-old"}
-    del old["table-uuid"]
+    old_metadata = {**loaded.json["metadata"], "format-version": 1, "location": f"{location}-old"}
+    del old_metadata["table-uuid"]
     place = f"{location}-old/metadata/v1.metadata.json"
-    c.world.write(place, json.dumps(old).encode())
+    c.world.write(place, json.dumps(old_metadata).encode())
     body = {"name": f"{name}_old", "metadata-location": place}
     await c.world.good("root", "POST", f"{NAMES}/register", body)
     uuid = {"action": "assign-uuid", "uuid": c.hint("uuid", c.hint("moved uuid", "0"))}

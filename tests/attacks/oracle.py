@@ -123,23 +123,25 @@ def unpack(blob: bytes, depth: int = 0) -> Iterator[bytes]:
 
 def _inside(blob: bytes) -> Iterator[bytes]:
     if blob[:2] == b"\x1f\x8b":
-        yield _or_nothing(lambda: gzip.decompress(blob))
+        yield _read_or_return_nothing(lambda: gzip.decompress(blob))
     elif blob[:1] == b"\x78":
-        yield _or_nothing(lambda: zlib.decompress(blob))
+        yield _read_or_return_nothing(lambda: zlib.decompress(blob))
     elif blob[:4] == b"Obj\x01":
-        yield _or_nothing(lambda: repr(list(fastavro.reader(io.BytesIO(blob)))).encode())
-        yield _or_nothing(lambda: b"\0".join(_leaves(list(fastavro.reader(io.BytesIO(blob))))))
+        yield _read_or_return_nothing(lambda: repr(list(fastavro.reader(io.BytesIO(blob)))).encode())
+        yield _read_or_return_nothing(lambda: b"\0".join(_leaves(list(fastavro.reader(io.BytesIO(blob))))))
     elif blob[:4] == b"PAR1":
-        yield _or_nothing(lambda: json.dumps(pq.read_table(io.BytesIO(blob)).to_pylist(), default=repr).encode())
-        yield _or_nothing(lambda: repr(pq.read_metadata(io.BytesIO(blob)).to_dict()).encode())
+        yield _read_or_return_nothing(
+            lambda: json.dumps(pq.read_table(io.BytesIO(blob)).to_pylist(), default=repr).encode()
+        )
+        yield _read_or_return_nothing(lambda: repr(pq.read_metadata(io.BytesIO(blob)).to_dict()).encode())
     elif blob[:4] == b"\xff\xff\xff\xff":
-        yield _or_nothing(lambda: _arrow(blob))
+        yield _read_or_return_nothing(lambda: _arrow(blob))
     else:
         for match in re.finditer(re.escape(_ZSTD), blob):
-            yield _or_nothing(partial(_unzstd, blob[match.start() :]))
+            yield _read_or_return_nothing(partial(_unzstd, blob[match.start() :]))
         for token in _BASE64.findall(blob):
             bare = token.rstrip(b"=")
-            yield _or_nothing(partial(base64.urlsafe_b64decode, bare + b"=" * (-len(bare) % 4)))
+            yield _read_or_return_nothing(partial(base64.urlsafe_b64decode, bare + b"=" * (-len(bare) % 4)))
         for token in _HEX.findall(blob):
             yield bytes.fromhex(token.decode())
         if b"%" in blob:
@@ -174,7 +176,7 @@ def _unzstd(blob: bytes) -> bytes:
 _DAMAGED = (OSError, ValueError, EOFError, LookupError, StopIteration, zlib.error, binascii.Error, pa.ArrowException)
 
 
-def _or_nothing(read: Callable[[], bytes]) -> bytes:
+def _read_or_return_nothing(read: Callable[[], bytes]) -> bytes:
     """Return nothing if the bytes only look like the assumed format."""
     try:
         return bytes(read())

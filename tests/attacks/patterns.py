@@ -144,7 +144,7 @@ def hostile_texts(pattern: re.Pattern[Any], characters: int) -> Iterator[Any]:
     source = pattern.pattern
     tree = parser.parse(source, pattern.flags & ~re.DEBUG)
     parts = _take_first(_parts(tree), _PARTS_MAX)
-    beginnings = _take_first(("", *_beginnings(tree, "")), _BEGINNINGS_MAX)
+    beginnings = _take_first(("", *_generate_beginnings(tree, "")), _BEGINNINGS_MAX)
     for beginning in beginnings:
         for part in parts:
             for end in _ENDS:
@@ -177,14 +177,14 @@ def _characters(tree: Any) -> Iterator[str]:
             yield from _characters(inner)
 
 
-def _beginnings(tree: Any, before: str) -> Iterator[str]:
+def _generate_beginnings(tree: Any, before: str) -> Iterator[str]:
     """Yield examples of what comes before each repetition."""
     for node in tree:
         code, argument = node
         if code in _REPEATS:
             yield before
         for inner in _list_inner_trees(code, argument):
-            yield from _beginnings(inner, before)
+            yield from _generate_beginnings(inner, before)
         before += _example([node])
 
 
@@ -284,7 +284,8 @@ def grows_too_fast(work: Callable[[Any], object], texts: dict[int, Any]) -> floa
 
     Args:
         work: A function of a text.
-        texts: The text by its size, as `by_size` makes it. Work that is slow for the shortest text is measured there.
+        texts: The text by its size, as `generate_by_size` makes it. If the work is slow for the shortest text,
+            only that text is measured.
     """
     first, *_ = sizes = sorted(texts)
     size = first if cpu_s(lambda: work(texts[first])) > LINEAR_S else sizes[2]
@@ -298,7 +299,7 @@ def grows_too_fast(work: Callable[[Any], object], texts: dict[int, Any]) -> floa
     return growth
 
 
-def by_size(generate: Callable[[int], Iterable[Any]], size: int) -> Iterator[dict[int, Any]]:
+def generate_by_size(generate: Callable[[int], Iterable[Any]], size: int) -> Iterator[dict[int, Any]]:
     """Yield each text in the sizes that `grows_too_fast` needs."""
     sizes = (size // 4, size // 2, size, 2 * size)
     for texts in zip(*map(generate, sizes), strict=True):
@@ -321,7 +322,7 @@ def _apply(pattern: re.Pattern[Any], method: str, text: Any) -> None:
 
 def superlinear(use: PatternUse) -> Iterator[str]:
     """Yield a text for which the expression needs more than linear time."""
-    for texts in by_size(partial(hostile_texts, use.pattern), TEXT_CHARACTERS):
+    for texts in generate_by_size(partial(hostile_texts, use.pattern), TEXT_CHARACTERS):
         for method in sorted(use.methods):
             growth = grows_too_fast(partial(_apply, use.pattern, method), texts)
             if growth is not None:

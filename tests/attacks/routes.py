@@ -36,9 +36,7 @@ def routes() -> tuple[tuple[str, str, str], ...]:
         (operation.id, operation.method, operation.template.replace("/{prefix}/", "/")) for operation in operations()
     ]
     for template, methods in json.loads(OPENAPI.read_text())["paths"].items():
-        results += [
-            (single_method["operationId"], method.upper(), template) for method, single_method in methods.items()
-        ]
+        results += [(operation["operationId"], method.upper(), template) for method, operation in methods.items()]
     return tuple(dict.fromkeys(results))
 
 
@@ -439,4 +437,4 @@ _BODILESS = """
 """
 BODILESS = frozenset(_BODILESS.split())
 """Operations that have only a path and a query to draw."""
-BODIED = frozenset(_BODIES)
+OPERATIONS_WITH_BODY = frozenset(_BODIES)

@@ -35,7 +35,7 @@ from seamark.formats.protocol.wire import encode_json, fold_name, fold_path
 from seamark.formats.runtime.decoding import from_json
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.store.operations import CreateNamespace
-from tests.attacks.patterns import PatternUse, by_size, grows_too_fast, superlinear
+from tests.attacks.patterns import PatternUse, generate_by_size, grows_too_fast, superlinear
 from tests.attacks.world import SCHEMA
 from tests.server.rig import running
 
@@ -145,7 +145,7 @@ def test_other_texts_are_not_read_as_numbers(text: str) -> None:
 @pytest.mark.parametrize("name", ["a" + MARKS * 50_000, "\u0f73" * 50_000, "\ufdfa" * 50_000, "x" * 100_000])
 def test_names_are_folded_in_linear_time(name: str) -> None:
     for fold in (fold_name, fold_path):
-        texts = by_size(lambda size: [name[:size]], len(name) // 2)
+        texts = generate_by_size(lambda size: [name[:size]], len(name) // 2)
         assert grows_too_fast(fold, next(texts)) is None
     with pytest.raises(BadRequest, match=f"{PROPERTY_NAME_CHARACTERS_MAX:,} characters"):
         check_client_properties({name: "x"}, "A namespace")

@@ -30,7 +30,7 @@ from tests.server.rig import RunningServer, running
 from tests.server.test_bodies import make_tokens
 
 NAMES = "/v1/namespaces/db"
-WIDE = {
+WIDE_SCHEMA = {
     "type": "struct",
     "schema-id": 0,
     "fields": [{"id": number + 1, "name": f"c{number}", "required": False, "type": "long"} for number in range(2_500)],
@@ -39,7 +39,7 @@ VIEW = {"name": "v", "schema": SCHEMA, "view-version": VIEW_VERSION, "properties
 LONG_TEXT = {**VIEW_VERSION, "representations": [{"type": "sql", "sql": "S" * 200_000, "dialect": "trino"}]}
 PROPERTIES = {"action": "set-properties", "updates": {f"k{number}": "v" * 30 for number in range(4_000)}}
 REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "a table": (f"{NAMES}/tables", {"name": "wide", "schema": WIDE}),
+    "a table": (f"{NAMES}/tables", {"name": "wide", "schema": WIDE_SCHEMA}),
     "properties": (f"{NAMES}/tables", {"name": "rich", "schema": SCHEMA, "properties": PROPERTIES["updates"]}),
     "a commit": (f"{NAMES}/tables/t", {"requirements": [], "updates": [PROPERTIES]}),
     "a transaction": (
@@ -58,7 +58,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 STORED = "a short commit of a table with many properties"
-SHORT = {"requirements": [], "updates": [{"action": "set-properties", "updates": {"k": "v"}}]}
+SHORT_COMMIT = {"requirements": [], "updates": [{"action": "set-properties", "updates": {"k": "v"}}]}
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ async def test_others_are_answered_while_a_large_request_is_checked(
         return await original(wait_and_work)
 
     monkeypatch.setattr(fair_lock, "_in_thread", to_thread)
-    path, body = REQUESTS.get(name, (f"{NAMES}/tables/stored", SHORT))
+    path, body = REQUESTS.get(name, (f"{NAMES}/tables/stored", SHORT_COMMIT))
     assert (len(json.dumps(body)) > large_requests.LARGE_BYTES) == (name != STORED)
     task: asyncio.Task[Answer] = asyncio.create_task(Api(server)("POST", path, body))
     async with asyncio.timeout(60):
@@ -118,7 +118,7 @@ async def test_updates_of_a_large_commit_are_checked_off_the_event_loop(
     async with running(tmp_path, auth="token") as server:
         api = Api(server)
         assert (await api("POST", f"{NAMES}/tables", {"name": "t", "schema": SCHEMA}, headers=headers)).status == 200
-        assert (await api("POST", f"{NAMES}/tables/t", SHORT, headers=headers)).status == 200
+        assert (await api("POST", f"{NAMES}/tables/t", SHORT_COMMIT, headers=headers)).status == 200
         assert set.union(*threads.values()) == {threading.get_ident()}
         snapshot = {"snapshot-id": 1, "sequence-number": 1, "timestamp-ms": 1, "summary": {"operation": "append"}}
         snapshot["manifest-list"] = f"file://{tmp_path}/missing.avro"

@@ -109,8 +109,8 @@ def copy_names(own: Path, other: Path, fitting: Path) -> None:
         if not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(fitting if path.suffix == ".parquet" else path, target)
-        for old in (path, target):
-            os.utime(old, (1, 1))
+        for old_path in (path, target):
+            os.utime(old_path, (1, 1))
 
 
 @pytest.mark.parametrize("seed", SEEDS)

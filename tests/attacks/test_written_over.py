@@ -28,7 +28,7 @@ _FILE = {
     "file-size-in-bytes": 1000,
     "record-count": 3,
 }
-WAYS: dict[str, tuple[str, str, Any]] = {
+OVERWRITES: dict[str, tuple[str, str, Any]] = {
     "a commit": ("POST", f"{NAMES}/tables/t", set_properties(x="1")),
     "a transaction": (
         "POST",
@@ -58,7 +58,7 @@ async def _attackers_own(world: World) -> str:
 
 
 async def _try(world: World, way: str, own: str) -> Answer:
-    method, path, body = WAYS[way]
+    method, path, body = OVERWRITES[way]
     return await world.ask("mallory", method, path, json.loads(json.dumps(body).replace("OWN", own)))
 
 
@@ -83,7 +83,7 @@ async def _rename_file(world: World, kind: str, name: str) -> None:
 
 
 @pytest.mark.each_value
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", OVERWRITES)
 @pytest.mark.parametrize(
     ("kind", "named"),
     [
@@ -111,7 +111,7 @@ async def test_forged_metadata_causes_no_write_or_listing_elsewhere(
         assert await world.fingerprint() == before
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", OVERWRITES)
 async def test_same_requests_work_with_unchanged_metadata(tmp_path: Path, way: str) -> None:
     async with open_world(tmp_path, random.Random(8)) as world:
         own = await _attackers_own(world)

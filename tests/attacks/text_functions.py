@@ -21,7 +21,7 @@ from seamark.formats.iceberg.expressions.sql import parse_sql
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.protocol.wire import encode_json
 from seamark.formats.runtime.decoding import from_json
-from tests.attacks.patterns import PACKAGES, REPO, by_size, grows_too_fast, shorten_text
+from tests.attacks.patterns import PACKAGES, REPO, generate_by_size, grows_too_fast, shorten_text
 from tests.attacks.world import SCHEMA
 
 NOT_CALLED = (
@@ -89,8 +89,8 @@ def _types(node: ast.FunctionDef) -> tuple[list[str], dict[str, str]] | None:
     spellings = {
         item.arg: ast.unparse(item.annotation) if item.annotation else "" for item in (*required, *named_arguments)
     }
-    known_values = {"str", "bytes", "object", *_VALUES}
-    if not {"str", "bytes", "object"} & set(spellings.values()) or not set(spellings.values()) <= known_values:
+    known_spellings = {"str", "bytes", "object", *_VALUES}
+    if not {"str", "bytes", "object"} & set(spellings.values()) or not set(spellings.values()) <= known_spellings:
         return None
     return [spellings[item.arg] for item in required], {item.arg: spellings[item.arg] for item in named_arguments}
 
@@ -123,7 +123,7 @@ def hostile_texts(characters: int) -> Iterator[str]:
 
 def superlinear(place: str, call: Callable[[str], object]) -> Iterator[str]:
     """Yield a text for which the function needs more than linear time."""
-    for texts in by_size(hostile_texts, TEXT_CHARACTERS):
+    for texts in generate_by_size(hostile_texts, TEXT_CHARACTERS):
         growth = grows_too_fast(call, texts)
         if growth is not None:
             yield f"{place} on {shorten_text(texts)}: ×{growth:.1f}"

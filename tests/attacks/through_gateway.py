@@ -18,7 +18,7 @@ from seamark.metaserver.gateway.sigv4 import RequestTarget, sign_headers
 from tests.attacks.campaign import Campaign
 from tests.attacks.world import HOSTILE, NAMES, World
 
-VENDED = {"X-Iceberg-Access-Delegation": "vended-credentials"}
+VENDING_HEADER = {"X-Iceberg-Access-Delegation": "vended-credentials"}
 OPERATIONS = (
     *(("GET", ""), ("HEAD", ""), ("PUT", ""), ("DELETE", ""), ("POST", "uploads="), ("GET", "tagging=")),
     *(("PUT", "partNumber=1&uploadId=1"), ("GET", "uploadId=1"), ("DELETE", "uploadId=1"), ("PUT", "tagging=")),
@@ -30,7 +30,7 @@ OF_BUCKETS = ("list", "delete", "copy")
 
 async def keys_of(world: World, principal: str, path: str) -> dict[str, str]:
     """Return the config of a table; empty without access."""
-    loaded = await world.ask(principal, "GET", path, headers=VENDED)
+    loaded = await world.ask(principal, "GET", path, headers=VENDING_HEADER)
     return loaded.json.get("config", {}) if loaded.status == 200 else {}
 
 
@@ -79,7 +79,7 @@ async def reach_through_gateway(c: Campaign, name: str) -> None:
     if not world.gateway:
         return
     principal = rng.choice(HOSTILE)
-    loaded = await c.ask(principal, "GET", f"{NAMES}/tables/{name}", headers=VENDED)
+    loaded = await c.ask(principal, "GET", f"{NAMES}/tables/{name}", headers=VENDING_HEADER)
     keys = dict(loaded.json.get("config", {})) if loaded.status == 200 else {}
     location = loaded.json["metadata"]["location"] if loaded.status == 200 else f"s3://{world.bucket}/lake/none"
     own = location.removeprefix(f"s3://{world.bucket}/")

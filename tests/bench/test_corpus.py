@@ -10,8 +10,8 @@ import duckdb
 import pytest
 
 from bench import readme
-from bench.corpus.needed import HeldRows, RowsDiffer, fewest, rows_of
-from bench.corpus.run import EVERY, NEEDED, PEER, queries, run
+from bench.corpus.needed import HeldRows, RowsDiffer, find_smallest_set, rows_of
+from bench.corpus.run import ALL_FILES, NEEDED_FILES, PEER, queries, run
 from bench.report import OURS
 
 
@@ -52,7 +52,7 @@ def test_needed_files_cannot_be_pruned(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("expected", [set(), {0}, {39}, {2, 3, 26}, set(range(40)), set(range(5, 33))])
 def test_files_are_pruned_until_each_is_needed(expected: set[int]) -> None:
-    assert fewest(range(40), lambda kept: expected <= set(kept)) == expected
+    assert find_smallest_set(range(40), lambda kept: expected <= set(kept)) == expected
 
 
 @pytest.mark.slow
@@ -63,9 +63,9 @@ def test_queries_read_fewer_files_than_duckdb_alone(tmp_path: Path) -> None:
     assert set(readme.CORPUS_CLAIMS["corpus"]) <= rows.keys()
     for query in queries():
         row = rows[query.title, "files"]
-        assert row.values[OURS] <= row.values[EVERY], row
-        assert row.values[NEEDED] <= row.values[EVERY], row
+        assert row.values[OURS] <= row.values[ALL_FILES], row
+        assert row.values[NEEDED_FILES] <= row.values[ALL_FILES], row
     every = rows[f"all: {len(queries())} queries", "files read"].values
-    assert every[OURS] < every[PEER] < every[EVERY]
+    assert every[OURS] < every[PEER] < every[ALL_FILES]
     pruned = rows[f"all: {len(queries())} queries", "read fewer than all files"]
     assert pruned.values[OURS] > pruned.values[PEER] > 0

@@ -41,9 +41,9 @@ def test_lookup_opens_fewer_files_with_the_index(tmp_path: Path) -> None:
         name.strip(): int(files.replace(",", ""))
         for name, files in re.findall(r"^  (.+?) +█+ +([\d,]+)", completed.stdout, re.M)
     }
-    before, after, least = actual.values()
+    before, after, minimum = actual.values()
     assert before == 60
-    assert least <= after < 30
+    assert minimum <= after < 30
     assert re.search(rf"rows: 60 → {after} files, [\d,]+× sooner", completed.stdout)
     streamed = " ".join(completed.stdout.split())
     assert re.search(

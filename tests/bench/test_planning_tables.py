@@ -23,7 +23,7 @@ from pyiceberg.types import LongType, StringType
 
 from bench.planning import ragged
 from bench.planning.columns import columns
-from bench.planning.filters import FILTERS, small
+from bench.planning.filters import FILTERS, small_filter
 from bench.planning.java_peer import java_planner
 from bench.planning.plans import Plan, PlansDiffer, fingerprint
 from bench.planning.pyiceberg_peer import PyIcebergPlanner
@@ -250,7 +250,7 @@ def test_pyiceberg_and_java_keep_the_same_files_by_every_filter(generated_table:
             theirs.check_same(python.plan(expected.expression(generated_table)), expected.name)
             for plan in (theirs, java.plan(expected.expression(generated_table, turn=2000))):
                 assert 0 < plan.files < FILES, expected.name
-        assert 0 < java.plan(small(generated_table)).files < 20
+        assert 0 < java.plan(small_filter(generated_table)).files < 20
 
 
 @pytest.mark.slow

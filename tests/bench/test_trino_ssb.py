@@ -49,16 +49,16 @@ def test_bound_is_the_number_of_files_with_a_row_of_the_answer(tmp_path: Path) -
         count = 0
         for path in paths:
             rows = pq.read_table(path).to_pylist()
-            count += any(WANTED[query](row, dimensions) for row in rows)
+            count += any(EXPECTED_FACTS[query](row, dimensions) for row in rows)
         return count
 
-    for query in WANTED:
+    for query in EXPECTED_FACTS:
         assert bounds[query] == count_rows(query), query
     assert 0 < bounds["Q1.2"] < bounds["Q1.1"] < total
     assert bounds.keys() == QUERIES.keys()
 
 
-WANTED: dict[str, Any] = {
+EXPECTED_FACTS: dict[str, Any] = {
     "Q1.1": lambda row, by: (
         by["date"][row["lo_orderdate"]]["d_year"] == 1993 and 1 <= row["lo_discount"] <= 3 and row["lo_quantity"] < 25
     ),

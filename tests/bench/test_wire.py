@@ -55,8 +55,8 @@ async def ask(port: int, request: Request) -> Response:
         connection.close()
 
 
-BIG = os.urandom(3_000_000)
-CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+BIG_BODY = os.urandom(3_000_000)
+CHUNKED_HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 @pytest.mark.parametrize(
@@ -64,10 +64,10 @@ CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     [
         ([b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello"], b"hello"),
         ([b"HTTP/1.1 200 OK\r\nContent-", b"Length: 5\r\n\r", b"\nhe", b"llo"], b"hello"),
-        ([b"HTTP/1.1 200 OK\r\nContent-Length: 3000000\r\n\r\n" + BIG], BIG),
-        ([CHUNKED + b"5\r\nhello\r\n0\r\n\r\n"], b"hello"),
-        ([CHUNKED, b"2;x=y\r\nhe\r", b"\n3\r\nll", b"o\r\n0\r\n\r\n"], b"hello"),
-        ([CHUNKED, b"2dc6c0\r\n" + BIG + b"\r\n", b"0\r\n\r\n"], BIG),
+        ([b"HTTP/1.1 200 OK\r\nContent-Length: 3000000\r\n\r\n" + BIG_BODY], BIG_BODY),
+        ([CHUNKED_HEAD + b"5\r\nhello\r\n0\r\n\r\n"], b"hello"),
+        ([CHUNKED_HEAD, b"2;x=y\r\nhe\r", b"\n3\r\nll", b"o\r\n0\r\n\r\n"], b"hello"),
+        ([CHUNKED_HEAD, b"2dc6c0\r\n" + BIG_BODY + b"\r\n", b"0\r\n\r\n"], BIG_BODY),
         ([b"HTTP/1.1 204 No Content\r\nServer: x\r\n\r\n"], b""),
     ],
 )

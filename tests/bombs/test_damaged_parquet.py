@@ -155,23 +155,23 @@ def test_field_whose_id_exceeds_16_bits_is_rejected() -> None:
         thrift.read(repeat_field(thrift.write({1: (I32, 5)}), (1 << 16) + 1, I32, 6))
 
 
-def with_items(fields: Fields, number: int, kind: int) -> None:
+def change_item_type(fields: Fields, number: int, kind: int) -> None:
     """Change the type that a list states for its items, which remain single bytes or empty structures."""
     fields[number] = LIST, (kind, [0])
 
 
-STATED: dict[str, Callable[[Fields], None]] = {
-    "schema": lambda footer: with_items(footer, 2, I64),
-    "key-value pairs": lambda footer: with_items(footer, 5, I64),
-    "column orders": lambda footer: with_items(footer, 7, I64),
-    "sorting": lambda footer: with_items(footer[4][1][1][0], 4, I64),
-    "encodings": lambda footer: with_items(chunk_of(footer)[3][1], 2, I64),
-    "path": lambda footer: with_items(chunk_of(footer)[3][1], 3, I32),
-    "pairs of a chunk": lambda footer: with_items(chunk_of(footer)[3][1], 8, I32),
-    "encoding statistics": lambda footer: with_items(chunk_of(footer)[3][1], 13, I32),
-    "size statistics": lambda footer: with_items(add_field(chunk_of(footer)[3][1], 16), 2, I32),
-    "geospatial statistics": lambda footer: with_items(add_field(chunk_of(footer)[3][1], 17), 2, I64),
-    "path for a key": lambda footer: with_items(add_field(add_field(chunk_of(footer), 8), 2), 1, I32),
+FOOTER_CHANGES: dict[str, Callable[[Fields], None]] = {
+    "schema": lambda footer: change_item_type(footer, 2, I64),
+    "key-value pairs": lambda footer: change_item_type(footer, 5, I64),
+    "column orders": lambda footer: change_item_type(footer, 7, I64),
+    "sorting": lambda footer: change_item_type(footer[4][1][1][0], 4, I64),
+    "encodings": lambda footer: change_item_type(chunk_of(footer)[3][1], 2, I64),
+    "path": lambda footer: change_item_type(chunk_of(footer)[3][1], 3, I32),
+    "pairs of a chunk": lambda footer: change_item_type(chunk_of(footer)[3][1], 8, I32),
+    "encoding statistics": lambda footer: change_item_type(chunk_of(footer)[3][1], 13, I32),
+    "size statistics": lambda footer: change_item_type(add_field(chunk_of(footer)[3][1], 16), 2, I32),
+    "geospatial statistics": lambda footer: change_item_type(add_field(chunk_of(footer)[3][1], 17), 2, I64),
+    "path for a key": lambda footer: change_item_type(add_field(add_field(chunk_of(footer), 8), 2), 1, I32),
 }
 
 
@@ -186,22 +186,22 @@ def add_field(fields: Fields, number: int) -> Fields:
     return structure
 
 
-@pytest.mark.parametrize("name", STATED)
+@pytest.mark.parametrize("name", FOOTER_CHANGES)
 def test_list_that_states_another_type_of_its_items_is_rejected(name: str) -> None:
     """pyarrow ignores the stated type, and would read other fields after the list."""
     data = encode_rows()
     begin = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
     footer, _ = thrift.read(data, begin)
-    STATED[name](footer)
+    FOOTER_CHANGES[name](footer)
     with pytest.raises(ValueError, match="items of another type"):
-        read_footer(thrift.write(in_order(footer)))
+        read_footer(thrift.write(sort_fields(footer)))
 
 
-def in_order(value: Any) -> Any:
+def sort_fields(value: Any) -> Any:
     """Return the structure with its fields in the order of their ids."""
     if isinstance(value, dict):
-        return {number: in_order(value[number]) for number in sorted(value)}
-    return type(value)(map(in_order, value)) if isinstance(value, tuple | list) else value
+        return {number: sort_fields(value[number]) for number in sorted(value)}
+    return type(value)(map(sort_fields, value)) if isinstance(value, tuple | list) else value
 
 
 def outcomes(seed: str) -> str:

@@ -60,14 +60,14 @@ def test_scan_of_ten_times_the_cache_costs_the_hot_set_less_than_five_points() -
 
     def rate(cache: AdmittingCache[object, int], scan: list[int]) -> float:
         """Return the hit rate of the hot requests, with a part of the scan after each."""
-        hits, requests, left = 0, 6000, list(scan)
+        hits, requests, remaining_keys = 0, 6000, list(scan)
         each = -(-len(scan) // requests)
         for key in rng.choices([rank for _, rank in hot], weights, k=requests):
             hits += cache.get(key) is not None or (not cache.put(key, 0, UNIT) and False)
-            for number in left[-each:] if each else []:
+            for number in remaining_keys[-each:] if each else []:
                 if cache.get(10_000 + number) is None:
                     cache.put(10_000 + number, 0, UNIT)
-            del left[len(left) - each :]
+            del remaining_keys[len(remaining_keys) - each :]
         return hits / requests
 
     cache = _cache(entries)

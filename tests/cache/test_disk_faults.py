@@ -31,7 +31,7 @@ def fill(tier: DiskTier) -> None:
         assert tier.put(key, payload_of(key, size)), tier.stats().last_error
 
 
-def right_or_missing(tier: DiskTier) -> set[str]:
+def check_no_wrong_values(tier: DiskTier) -> set[str]:
     """Return the keys that are found; a wrong value fails."""
     stored_keys = set()
     for key, size in SIZES.items():
@@ -90,7 +90,7 @@ def test_damaged_file_is_a_counted_miss_and_is_removed(
         stats = tier.stats()
         assert (stats.damaged, stats.entries, stats.errors) == (1, len(SIZES) - 1, 0), stats.last_error
         fill(tier)
-        assert right_or_missing(tier) == set(SIZES)
+        assert check_no_wrong_values(tier) == set(SIZES)
         tier.check_invariants()
 
 
@@ -127,18 +127,18 @@ def test_no_wrong_value_is_served_whatever_happens_to_files_of_the_folder(
     if not live:
         tier = DiskTier(tmp_path, BUDGET_BYTES, mapped_max=0)
     try:
-        right_or_missing(tier)
+        check_no_wrong_values(tier)
         for number in range(12):
             # However wrong the account is, a few puts correct it, and then the budget holds.
             tier.put(f"more {number}", payload_of(f"more {number}", 900_000))
         assert tier.get("more 11") == payload_of("more 11", 900_000), f"seed {seed}: {tier.stats().last_error}"
-        right_or_missing(tier)
+        check_no_wrong_values(tier)
     finally:
         tier.close()
     tier = DiskTier(tmp_path, BUDGET_BYTES)
-    assert right_or_missing(tier) <= set(SIZES)
+    assert check_no_wrong_values(tier) <= set(SIZES)
     fill(tier)
-    assert right_or_missing(tier) == set(SIZES)
+    assert check_no_wrong_values(tier) == set(SIZES)
     tier.check_invariants()
     assert disk_bytes(tmp_path) <= BUDGET_BYTES, f"seed {seed}"
     tier.close()
@@ -151,18 +151,18 @@ def test_full_disk_loses_only_puts_until_there_is_space(tmp_path: Path) -> None:
             disk.fill()
             assert not tier.put("more", payload_of("more", 1 << 20))
             assert tier.stats().last_error
-            assert right_or_missing(tier) == set(SIZES)
+            assert check_no_wrong_values(tier) == set(SIZES)
             tier.discard("large")
             assert tier.get("large") is None
             disk.free_space()
             assert tier.put("more", payload_of("more", 1 << 20)), tier.stats().last_error
             tier.discard("more")
             fill(tier)
-            assert right_or_missing(tier) == set(SIZES)
+            assert check_no_wrong_values(tier) == set(SIZES)
             tier.check_invariants()
 
 
-def test_disk_that_is_full_from_the_start_only_misses(tmp_path: Path) -> None:
+def test_cache_misses_if_its_disk_is_full_from_the_start(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "16m") as disk:
         disk.fill()
         with closing(DiskTier(disk.root / "cache", BUDGET_BYTES)) as tier:
@@ -171,7 +171,7 @@ def test_disk_that_is_full_from_the_start_only_misses(tmp_path: Path) -> None:
             assert tier.stats().errors >= 2
             disk.free_space()
             fill(tier)
-            assert right_or_missing(tier) == set(SIZES)
+            assert check_no_wrong_values(tier) == set(SIZES)
 
 
 def test_folder_that_becomes_read_only_still_serves_its_values(tmp_path: Path) -> None:
@@ -182,10 +182,10 @@ def test_folder_that_becomes_read_only_still_serves_its_values(tmp_path: Path) -
         subprocess.run(["mount", "-o", "remount,ro", str(disk.root)], check=True)
         assert not tier.put("more", b"x")
         tier.discard("more")
-        assert right_or_missing(tier) == set(SIZES)
-        with closing(DiskTier(disk.root, BUDGET_BYTES)) as late:
-            assert right_or_missing(late) == set(SIZES)
-            assert "ead-only" in late.stats().last_error
+        assert check_no_wrong_values(tier) == set(SIZES)
+        with closing(DiskTier(disk.root, BUDGET_BYTES)) as late_tier:
+            assert check_no_wrong_values(late_tier) == set(SIZES)
+            assert "ead-only" in late_tier.stats().last_error
         subprocess.run(["mount", "-o", "remount,rw", str(disk.root)], check=True)
         disk.free_space()
         assert tier.put("more", b"x")
@@ -196,17 +196,17 @@ def test_deleted_folder_is_created_again(tmp_path: Path) -> None:
     with closing(DiskTier(tmp_path / "cache", BUDGET_BYTES, mapped_max=0)) as tier:
         fill(tier)
         shutil.rmtree(tmp_path / "cache")
-        assert right_or_missing(tier) == set()
+        assert check_no_wrong_values(tier) == set()
         fill(tier)
-        assert right_or_missing(tier) == set(SIZES)
+        assert check_no_wrong_values(tier) == set(SIZES)
         tier.check_invariants()
         (tmp_path / "cache" / "cache.db").unlink()
-        assert right_or_missing(tier) == set(SIZES), "reading needs no account"
+        assert check_no_wrong_values(tier) == set(SIZES), "reading needs no account"
         assert tier.put("more", b"x")
         tier.check_invariants()
 
 
-def test_disk_whose_files_cannot_be_looked_up_only_misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_misses_if_its_files_cannot_be_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
@@ -218,7 +218,7 @@ def test_disk_whose_files_cannot_be_looked_up_only_misses(tmp_path: Path, monkey
         assert not tier.may_have("absent")
 
 
-def test_folder_that_is_a_file_only_misses(tmp_path: Path) -> None:
+def test_cache_misses_if_its_folder_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("not a folder")
     with closing(DiskTier(tmp_path / "cache", BUDGET_BYTES)) as tier:
         assert tier.get("k") is None
@@ -235,9 +235,9 @@ def test_foreign_lock_on_the_account_stops_puts_but_no_hits(tmp_path: Path, hold
             stranger.execute(hold)
             assert not tier.put("more", b"x")
             assert "locked" in tier.stats().last_error
-            assert right_or_missing(tier) == set(SIZES)
-            with closing(DiskTier(tmp_path, BUDGET_BYTES)) as late:
-                assert right_or_missing(late) == set(SIZES)
+            assert check_no_wrong_values(tier) == set(SIZES)
+            with closing(DiskTier(tmp_path, BUDGET_BYTES)) as late_tier:
+                assert check_no_wrong_values(late_tier) == set(SIZES)
             stranger.execute("ROLLBACK")
         assert tier.put("more", b"x")
         tier.check_invariants()
@@ -252,5 +252,5 @@ def test_files_left_by_a_crash_are_removed_at_the_next_start(tmp_path: Path) -> 
     path_of(tmp_path, "small").unlink()
     with closing(DiskTier(tmp_path, BUDGET_BYTES)) as tier:
         assert not half.exists()
-        assert right_or_missing(tier) == set(SIZES) - {"small"}
+        assert check_no_wrong_values(tier) == set(SIZES) - {"small"}
         tier.check_invariants()

@@ -73,11 +73,11 @@ def test_mapped_value_stays_readable_when_another_process_evicts_it(tmp_path: Pa
     view = tier.get("mine")
     worker = start(tmp_path, 1, 200)
     worker.communicate(timeout=60)
-    fresh = DiskTier(tmp_path, BUDGET_BYTES)
-    assert fresh.get("mine") is None, "the other process has evicted it"
+    other_tier = DiskTier(tmp_path, BUDGET_BYTES)
+    assert other_tier.get("mine") is None, "the other process has evicted it"
     assert view == payload_of("mine", 2 << 20)
     assert tier.get("mine") == view
-    fresh.close()
+    other_tier.close()
     tier.close()
 
 

@@ -16,14 +16,14 @@ NODES = st.dictionaries(
 
 
 @given(NODES, st.text(min_size=1, max_size=12), st.sampled_from((0.5, 1.0, 4.0)))
-def test_joining_node_takes_keys_and_moves_no_other(nodes: dict[str, float], new: str, weight: float) -> None:
-    nodes.pop(new, None)
+def test_joining_node_takes_keys_and_moves_no_other(nodes: dict[str, float], joining_node: str, weight: float) -> None:
+    nodes.pop(joining_node, None)
     if not nodes:
         return
-    before, after = Rendezvous(nodes), Rendezvous({**nodes, new: weight})
+    before, after = Rendezvous(nodes), Rendezvous({**nodes, joining_node: weight})
     for key in KEYS:
         owner = after.rank(key)[0]
-        assert owner == new or [owner] == before.rank(key, 1)
+        assert owner == joining_node or [owner] == before.rank(key, 1)
 
 
 @given(NODES)

@@ -375,3 +375,18 @@ async def test_every_answer_is_the_value_of_its_key_under_random_traffic(tmp_pat
     await stack.close()
     stack.check_invariants()
     assert len(origin.fetched) < len(tasks)
+
+
+async def test_computed_value_is_found_in_memory_and_after_a_restart_on_the_disk(tmp_path: Path) -> None:
+    first = make(tmp_path)
+    value = memoryview(payload_of("k", SIZE))
+    assert not first.may_have("k")
+    first.put("k", value, value, return_unchanged)
+    assert first.get_cached("k") is value
+    await first.close()
+    second = make(tmp_path)
+    assert second.may_have("k")
+    assert not second.may_have("other")
+    assert await second.get_stored(["k", "other"], return_unchanged) == [value, None]
+    await second.close()
+    assert not second.may_have("other")

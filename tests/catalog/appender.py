@@ -176,11 +176,17 @@ class Appender:
         kept_rows = [row for row in before if row not in merged]
         entries = [self._entry(ADDED, self._make_file_row(path, records), None) for path, records in files.items()]
         for row in merged:
-            for old in read_manifest(row):
-                data = {"file_path": old.path, "record_count": old.records, "first_row_id": old.first_row_id}
+            for old_entry in read_manifest(row):
+                data = {
+                    "file_path": old_entry.path,
+                    "record_count": old_entry.records,
+                    "first_row_id": old_entry.first_row_id,
+                }
                 data["content"] = row["content"]
-                if old.path != self.forget:
-                    entries.append(self._entry(DELETED if old.path in removed_files else EXISTING, data, old))
+                if old_entry.path != self.forget:
+                    entries.append(
+                        self._entry(DELETED if old_entry.path in removed_files else EXISTING, data, old_entry)
+                    )
         entries += [self._entry(ADDED, self._make_file_row(path, 1) | {"content": 1}, None) for path in deletes]
         groups = [[entry for entry in entries if entry["data_file"]["content"] == content] for content in (0, 1)]
         if self.apart:
@@ -209,16 +215,16 @@ class Appender:
     def _make_file_row(self, path: str, records: int) -> Row:
         return {"file_path": path, "record_count": records, **self.file}
 
-    def _entry(self, status: int, data: Row, old: File | None) -> Row:
+    def _entry(self, status: int, data: Row, old_entry: File | None) -> Row:
         plain = {"content": 0, "file_format": "PARQUET", "partition": {}, "file_size_in_bytes": 100}
         own = {
             "status": status,
-            "snapshot_id": old.snapshot_id if old is not None and status == EXISTING else self.snapshot_id,
-            "sequence_number": None if old is None else old.sequence_number,
-            "file_sequence_number": None if old is None else old.file_sequence_number,
+            "snapshot_id": old_entry.snapshot_id if old_entry is not None and status == EXISTING else self.snapshot_id,
+            "sequence_number": None if old_entry is None else old_entry.sequence_number,
+            "file_sequence_number": None if old_entry is None else old_entry.file_sequence_number,
             "data_file": plain | data,
         }
-        return own | (self.entry if old is None else {})
+        return own | (self.entry if old_entry is None else {})
 
     def _manifest(self, entries: list[Row]) -> Row:
         place = f"{self.folder}/{self.snapshot_id}-m{len(self.manifests)}.avro"
@@ -234,14 +240,14 @@ class Appender:
         content = entries[0]["data_file"]["content"]
         size = _write(place, manifest_schema(self.version, []), entries, header | {"content": _CONTENTS[content]})
         live = [entry["sequence_number"] for entry in entries if entry["status"] != DELETED]
-        least = [number for number in live if number is not None]
+        minimum = [number for number in live if number is not None]
         row = {
             "manifest_path": place,
             "manifest_length": size,
             "partition_spec_id": 0,
             "content": content,
             "sequence_number": self.sequence,
-            "min_sequence_number": min([self.sequence, *least]),
+            "min_sequence_number": min([self.sequence, *minimum]),
             "added_snapshot_id": self.snapshot_id,
         }
         for status, files, rows in zip((ADDED, EXISTING, DELETED), _COUNTS, _ROW_COUNTS, strict=True):

@@ -35,16 +35,18 @@ def name_freely(location: str) -> Path:
 
     Another catalog may have written such a file.
     """
-    old = Path(location.removeprefix("file://"))
-    path = old.with_name(f"{old.name[:5]}-{uuid.uuid4()}.metadata.json")
-    path.write_bytes(old.read_bytes())
+    old_path = Path(location.removeprefix("file://"))
+    path = old_path.with_name(f"{old_path.name[:5]}-{uuid.uuid4()}.metadata.json")
+    path.write_bytes(old_path.read_bytes())
     home = next(parent for parent in path.parents if (parent / "seamark.db").exists())
-    new = f"file://{path}"
+    new_location = f"file://{path}"
     with sqlite3.connect(home / "seamark.db") as database:
-        database.execute("UPDATE entries SET metadata_location = ? WHERE metadata_location = ?", (new, location))
+        database.execute(
+            "UPDATE entries SET metadata_location = ? WHERE metadata_location = ?", (new_location, location)
+        )
         if "view-uuid" in json.loads(path.read_bytes()):
-            metadata = decode_view(path.read_bytes(), new)
-            prints = fingerprint_of(metadata, new), fingerprint_of(metadata, location)
+            metadata = decode_view(path.read_bytes(), new_location)
+            prints = fingerprint_of(metadata, new_location), fingerprint_of(metadata, location)
             database.execute("UPDATE instants SET fingerprint = ? WHERE fingerprint = ?", prints)
     database.close()
     return path

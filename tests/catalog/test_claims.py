@@ -20,15 +20,17 @@ from seamark.metaserver.store.port import InstantFilter
 from tests.catalog.rig import CALLER, SCHEMA, Rig, creation_updates, name_freely, open_rig
 from tests.catalog.test_confinement import VERSION
 
-CONFINED = Caller(principal_name="wa", request_id="r", confined_to=(("a",),), names_owners=False)
+CONFINED_CALLER = Caller(principal_name="wa", request_id="r", confined_to=(("a",),), names_owners=False)
 
 
 async def move_table(rig: Rig) -> str:
     """Create a table in `a`, move it to `b`, and return its location."""
     for path in (("a",), ("b",)):
         await rig.catalog.namespaces.create(CALLER, path, {})
-    await rig.catalog.tables.create(CONFINED, ("a",), CreateTable(name="mine", schema=SCHEMA))
-    await rig.catalog.views.create(CONFINED, ("a",), CreateView(name="view", schema=SCHEMA, view_version=VERSION))
+    await rig.catalog.tables.create(CONFINED_CALLER, ("a",), CreateTable(name="mine", schema=SCHEMA))
+    await rig.catalog.views.create(
+        CONFINED_CALLER, ("a",), CreateView(name="view", schema=SCHEMA, view_version=VERSION)
+    )
     moved = await rig.catalog.tables.create(CALLER, ("a",), CreateTable(name="t", schema=SCHEMA))
     await rig.catalog.tables.rename(CALLER, TableIdentifier(("a",), "t"), TableIdentifier(("b",), "moved"))
     return moved.metadata.location
@@ -85,7 +87,7 @@ async def check_rejected(rig: Rig, caller: Caller, location: str) -> None:
         assert not await catalog.tables.exists(("a",), "x"), description
 
 
-@pytest.mark.parametrize("caller", [CONFINED, CALLER])
+@pytest.mark.parametrize("caller", [CONFINED_CALLER, CALLER])
 async def test_no_location_may_be_inside_that_of_a_moved_table(tmp_path: Path, caller: Caller) -> None:
     async with open_rig(tmp_path) as rig:
         location = await move_table(rig)
@@ -98,7 +100,7 @@ async def test_no_location_may_contain_that_of_a_table(tmp_path: Path) -> None:
         await move_table(rig)
         place = f"{rig.catalog.warehouse.namespace_location(('a',))}/deep"
         await rig.catalog.tables.create(
-            CONFINED, ("a",), CreateTable(name="d", schema=SCHEMA, location=f"{place}/in/er")
+            CONFINED_CALLER, ("a",), CreateTable(name="d", schema=SCHEMA, location=f"{place}/in/er")
         )
         with pytest.raises(BadRequest, match="overlaps"):
             await rig.catalog.tables.create(CALLER, ("a",), CreateTable(name="x", schema=SCHEMA, location=place))
@@ -109,23 +111,27 @@ async def test_dropped_table_keeps_its_location_until_it_is_purged(tmp_path: Pat
     async with open_rig(tmp_path) as rig:
         location = await move_table(rig)
         await rig.catalog.tables.drop(CALLER, ("b",), "moved", purge=False)
-        await check_rejected(rig, CONFINED, location)
+        await check_rejected(rig, CONFINED_CALLER, location)
         row = (await rig.catalog.dropped.list(("b",), None, None)).items[0]
         await rig.catalog.dropped.restore(CALLER, row.id, None, "again")
-        await check_rejected(rig, CONFINED, location)
+        await check_rejected(rig, CONFINED_CALLER, location)
         await rig.catalog.tables.drop(CALLER, ("b",), "again", purge=True)
-        await check_rejected(rig, CONFINED, location)
+        await check_rejected(rig, CONFINED_CALLER, location)
         row = (await rig.catalog.dropped.list(("b",), None, None)).items[0]
         await rig.catalog.dropped.purge(CALLER, row.id)
-        await rig.catalog.tables.create(CONFINED, ("a",), CreateTable(name="x", schema=SCHEMA, location=location))
+        await rig.catalog.tables.create(
+            CONFINED_CALLER, ("a",), CreateTable(name="x", schema=SCHEMA, location=location)
+        )
 
 
 async def test_moved_table_keeps_the_locations_of_its_older_files(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         location = await move_table(rig)
-        new = f"{rig.catalog.warehouse.namespace_location(('b',))}/new"
-        await rig.commits.commit_table(CALLER, ("b",), "moved", [], [{"action": "set-location", "location": new}])
-        for place in (location, new):
+        new_location = f"{rig.catalog.warehouse.namespace_location(('b',))}/new"
+        await rig.commits.commit_table(
+            CALLER, ("b",), "moved", [], [{"action": "set-location", "location": new_location}]
+        )
+        for place in (location, new_location):
             await check_rejected(rig, CALLER, place)
         await rig.commits.commit_table(
             CALLER, ("b",), "moved", [], [{"action": "set-location", "location": f"{location}/back"}]
@@ -159,10 +165,10 @@ async def test_staging_pass_does_not_open_a_location_that_belongs_to_another_tab
     async with open_rig(tmp_path) as rig:
         await move_table(rig)
         place = f"{rig.catalog.warehouse.namespace_location(('a',))}/staged"
-        await rig.catalog.tables.stage(CONFINED, ("a",), CreateTable(name="s", schema=SCHEMA, location=place))
+        await rig.catalog.tables.stage(CONFINED_CALLER, ("a",), CreateTable(name="s", schema=SCHEMA, location=place))
         token = rig.catalog.staging.issue(("a",), "s", place)
         assert await rig.catalog.find_staged_location(token, ("a",), "s") == place
-        await rig.catalog.tables.create(CONFINED, ("a",), CreateTable(name="s", schema=SCHEMA, location=place))
+        await rig.catalog.tables.create(CONFINED_CALLER, ("a",), CreateTable(name="s", schema=SCHEMA, location=place))
         assert await rig.catalog.find_staged_location(token, ("a",), "s") == place
         await rig.catalog.tables.rename(CALLER, TableIdentifier(("a",), "s"), TableIdentifier(("b",), "s"))
         with pytest.raises(Forbidden, match="Another table has claimed"):
@@ -175,7 +181,7 @@ async def test_symbolic_link_does_not_bypass_a_claim(tmp_path: Path) -> None:
         folder = Path(parse_location(rig.catalog.warehouse.namespace_location(("a",))).file_path)
         (folder / "link").symlink_to(parse_location(location).file_path)
         (folder / "other").symlink_to(folder.parent / "b")
-        for caller in (CALLER, CONFINED):
+        for caller in (CALLER, CONFINED_CALLER):
             for place in ("link", "link/x", "other", "other/x/y"):
                 request = CreateTable(name="x", schema=SCHEMA, location=f"file://{folder}/{place}")
                 with pytest.raises(BadRequest, match="symbolic link"):
@@ -208,7 +214,9 @@ async def test_tables_share_a_folder_only_if_an_unconfined_caller_allows_it(tmp_
         for name in ("one", "two"):
             await rig.catalog.tables.create(CALLER, ("a",), CreateTable(name=name, schema=SCHEMA, properties=common))
         with pytest.raises(BadRequest, match="overlaps"):
-            await rig.catalog.tables.create(CONFINED, ("a",), CreateTable(name="x", schema=SCHEMA, properties=common))
+            await rig.catalog.tables.create(
+                CONFINED_CALLER, ("a",), CreateTable(name="x", schema=SCHEMA, properties=common)
+            )
 
 
 async def test_purge_deletes_nothing_in_the_location_of_another_table(tmp_path: Path) -> None:
@@ -252,7 +260,7 @@ async def test_purge_deletes_nothing_in_the_location_of_another_table(tmp_path: 
 async def test_location_from_an_overwritten_metadata_file_is_not_signed(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         theirs = await move_table(rig)
-        created = await rig.catalog.tables.create(CONFINED, ("a",), CreateTable(name="forged", schema=SCHEMA))
+        created = await rig.catalog.tables.create(CONFINED_CALLER, ("a",), CreateTable(name="forged", schema=SCHEMA))
         assert await rig.catalog.load_location(("a",), "mine")
         assert created.entry is not None
         path = name_freely(created.entry.metadata_location)
@@ -266,7 +274,7 @@ async def test_overwritten_metadata_log_deletes_no_file_of_another_table(tmp_pat
     async with open_rig(tmp_path) as rig:
         theirs = await move_table(rig)
         victim = (await rig.catalog.tables.load(("b",), "moved")).entry
-        forged = await rig.catalog.tables.create(CONFINED, ("a",), CreateTable(name="forged", schema=SCHEMA))
+        forged = await rig.catalog.tables.create(CONFINED_CALLER, ("a",), CreateTable(name="forged", schema=SCHEMA))
         assert victim is not None
         assert forged.entry is not None
         path = name_freely(forged.entry.metadata_location)
@@ -281,7 +289,7 @@ async def test_overwritten_metadata_log_deletes_no_file_of_another_table(tmp_pat
         path.write_text(json.dumps({**document, "location": location, "metadata-log": log}))
         set_property = {"action": "set-properties", "updates": {"a": "b"}}
         with pytest.raises(Forbidden) if moved else contextlib.nullcontext():
-            await rig.commits.commit_table(CONFINED, ("a",), "forged", [], [set_property])
+            await rig.commits.commit_table(CONFINED_CALLER, ("a",), "forged", [], [set_property])
         await asyncio.sleep(0.5)
         assert await rig.objects.exists(victim.metadata_location)
 
@@ -292,18 +300,18 @@ async def test_dropped_entry_can_be_recreated_only_with_its_name_and_location(tm
         tables, dropped = rig.catalog.tables, rig.catalog.dropped
         place = f"{rig.catalog.warehouse.namespace_location(('a',))}/again"
 
-        def make(name: str, location: str = place, caller: Caller = CONFINED) -> Any:
+        def make(name: str, location: str = place, caller: Caller = CONFINED_CALLER) -> Any:
             return tables.create(caller, ("a",), CreateTable(name=name, schema=SCHEMA, location=location))
 
         first = (await make("again")).entry
-        await tables.drop(CONFINED, ("a",), "again", purge=True)
+        await tables.drop(CONFINED_CALLER, ("a",), "again", purge=True)
         for name, location in (("other", place), ("again", f"{place}/in")):
             with pytest.raises(BadRequest, match="overlaps"):
                 await make(name, location)
         second = (await make("again")).entry
         (row,) = (await dropped.list(("a",), None, None)).items
         with pytest.raises(CommitConflict, match="since it was dropped"):
-            await dropped.restore(CONFINED, row.id, None, "back")
+            await dropped.restore(CONFINED_CALLER, row.id, None, "back")
         await dropped.purge(CALLER, row.id)
         assert await rig.objects.exists(second.metadata_location)
         assert await rig.objects.exists(first.metadata_location), "it lies in a place that is another's now"
@@ -375,13 +383,13 @@ async def test_table_is_identified_by_the_uuid_in_the_database(tmp_path: Path) -
         assert victim is not None
         claims, instants = await rig.store.claims(victim.uuid), await rig.store.instants(_instants_of(victim.uuid), 100)
         place = f"{rig.catalog.warehouse.namespace_location(('a',))}/old"
-        old = {**json.loads(encode_table(metadata)), "location": place, "format-version": 1}
-        del old["table-uuid"]
-        await rig.objects.create(f"{place}/v1.metadata.json", json.dumps(old).encode())
+        old_metadata = {**json.loads(encode_table(metadata)), "location": place, "format-version": 1}
+        del old_metadata["table-uuid"]
+        await rig.objects.create(f"{place}/v1.metadata.json", json.dumps(old_metadata).encode())
         entry = (await tables.register(CALLER, *name, f"{place}/v1.metadata.json", overwrite=False)).entry
         assert entry is not None
         await rig.commits.commit_table(
-            CONFINED,
+            CONFINED_CALLER,
             *name,
             [],
             [
@@ -392,7 +400,9 @@ async def test_table_is_identified_by_the_uuid_in_the_database(tmp_path: Path) -
         snapshot = {"snapshot-id": 5, "timestamp-ms": metadata.last_updated_ms + 1, "summary": {"operation": "append"}}
         snapshot |= {"manifest-list": f"{_folder_of(victim.metadata_location)}/snap.avro", "schema-id": 0}
         with pytest.raises(BadRequest, match="outside the table's folders"):
-            await rig.commits.commit_table(CONFINED, *name, [], [{"action": "add-snapshot", "snapshot": snapshot}])
+            await rig.commits.commit_table(
+                CONFINED_CALLER, *name, [], [{"action": "add-snapshot", "snapshot": snapshot}]
+            )
         assert await rig.store.claims(victim.uuid) == claims
         assert await rig.store.instants(_instants_of(victim.uuid), 100) == instants
         assert {instant.action for instant in await rig.store.instants(_instants_of(entry.uuid), 100)} == {
@@ -423,7 +433,7 @@ async def test_view_whose_file_was_replaced_by_another_views_is_neither_served_n
             {"action": "set-properties", "updates": {}},
         ):
             with pytest.raises(Forbidden, match="overwritten"):
-                await views.replace(CONFINED, ("a",), "view", [], [update])
+                await views.replace(CONFINED_CALLER, ("a",), "view", [], [update])
         assert await rig.store.claims(victim.uuid) == claims
 
 

@@ -17,7 +17,7 @@ from seamark.metaserver.catalog.ownership.claims import create_remaining_claims
 from seamark.metaserver.catalog.values import CreateTable, CreateView
 from seamark.metaserver.objects.port import ObjectStore
 from tests.catalog.rig import CALLER, SCHEMA, Rig, open_rig
-from tests.catalog.test_claims import CONFINED, check_rejected, move_table
+from tests.catalog.test_claims import CONFINED_CALLER, check_rejected, move_table
 from tests.catalog.test_confinement import VERSION
 
 
@@ -31,7 +31,7 @@ async def test_claims_of_older_entries_are_created_at_the_start(tmp_path: Path) 
         connection.execute("DELETE FROM claims")
     async with open_rig(tmp_path) as rig:
         for place in (location, removed_location):
-            await check_rejected(rig, CONFINED, place)
+            await check_rejected(rig, CONFINED_CALLER, place)
 
 
 class _UnavailableStorage:
@@ -84,8 +84,8 @@ async def test_no_location_is_assigned_while_older_metadata_cannot_be_read(
         view = CreateView(name="x", schema=SCHEMA, view_version=VERSION)
         requests: list[Any] = [
             lambda: catalog.tables.create(CALLER, ("a",), create),
-            lambda: catalog.tables.stage(CONFINED, ("a",), create),
-            lambda: catalog.views.create(CONFINED, ("a",), view),
+            lambda: catalog.tables.stage(CONFINED_CALLER, ("a",), create),
+            lambda: catalog.views.create(CONFINED_CALLER, ("a",), view),
             lambda: catalog.namespaces.create(CALLER, ("c",), {"location": f"{rig.settings.warehouse_uri()}/c"}),
         ]
         for request in requests:
@@ -141,10 +141,10 @@ async def test_possible_locations_of_a_table_with_lost_metadata_are_reserved(tmp
     async with open_rig(tmp_path, clock=clock) as rig:
         assert [item.uuid for item in await rig.store.list_unclaimed("", 9)] == [entry.uuid]
         create = CreateTable(name="x", schema=SCHEMA, location=f"{places['moved']}/data")
-        for caller in (CALLER, CONFINED):
+        for caller in (CALLER, CONFINED_CALLER):
             with pytest.raises(RetryLater, match="missing or broken"):
                 await rig.catalog.tables.create(caller, ("a",), create)
-        await rig.catalog.tables.create(CONFINED, ("a",), CreateTable(name="free", schema=SCHEMA))
+        await rig.catalog.tables.create(CONFINED_CALLER, ("a",), CreateTable(name="free", schema=SCHEMA))
         assert await create_remaining_claims(rig.catalog.context) == 0
         path.write_bytes(content)
         assert await create_remaining_claims(rig.catalog.context) == 1
@@ -165,4 +165,4 @@ async def test_entries_that_an_older_server_creates_concurrently_can_be_written(
         set_property = {"action": "set-properties", "updates": {"a": "b"}}
         await rig.commits.commit_table(CALLER, ("b",), "moved", [], [set_property])
         assert await rig.catalog.load_location(("b",), "moved") == location
-        await check_rejected(rig, CONFINED, location)
+        await check_rejected(rig, CONFINED_CALLER, location)

@@ -14,7 +14,7 @@ from seamark.metaserver.catalog.values import CreateTable, CreateView, TableChan
 from tests.catalog.rig import CALLER, SCHEMA, Rig, creation_updates, name_freely, open_rig
 from tests.catalog.test_confinement import VERSION
 
-STEERING = (
+CLIENT_PROPERTIES = (
     *("s3.signer.uri", "s3.signer", "s3.endpoint", "s3.access-key-id", "s3.proxy-uri", "s3.retry-strategy-impl"),
     *("py-io-impl", "io-impl", "catalog-impl", "py-catalog-impl", "metrics-reporter-impl", "lock-impl"),
     *("write.location-provider.impl", "write.py-location-provider.impl", "encryption.kms-impl", "encryption.kms-type"),
@@ -55,7 +55,7 @@ ORDINARY = (
 )
 
 
-@pytest.mark.parametrize("name", STEERING)
+@pytest.mark.parametrize("name", CLIENT_PROPERTIES)
 def test_properties_with_hosts_secrets_or_code_for_clients_are_known(name: str) -> None:
     assert configures_client(name)
 

@@ -297,10 +297,10 @@ async def test_copy_never_deletes_the_metadata_files_of_its_source_table(tmp_pat
         await rig.publisher.close()
         entry, files = await rig.catalog.tables.entry(DB, "t"), await rig.files()
         copied = json.loads(await rig.objects.read(entry.metadata_location))
-        old = copied["location"]
-        copied |= {"location": f"{old}-copy", "table-uuid": "7b1a4f4e-0c4b-4cf0-9b1c-6f1d4f4f6a11"}
+        old_location = copied["location"]
+        copied |= {"location": f"{old_location}-copy", "table-uuid": "7b1a4f4e-0c4b-4cf0-9b1c-6f1d4f4f6a11"}
         copied["metadata-log"].append({"timestamp-ms": 1, "metadata-file": entry.metadata_location})
-        place = f"{old}-copy/metadata/00000-copy.metadata.json"
+        place = f"{old_location}-copy/metadata/00000-copy.metadata.json"
         await rig.objects.create(place, json.dumps(copied).encode())
         await rig.catalog.tables.register(CALLER, DB, "copy", place, overwrite=False)
         for value in range(3):

@@ -15,7 +15,7 @@ from seamark.metaserver.catalog.values import Caller, CreateTable, CreateView, T
 from tests.access.keyrings import make_fixed_keyring
 from tests.catalog.rig import CALLER, SCHEMA, Rig, open_rig
 
-CONFINED = Caller(principal_name="wa", request_id="r", confined_to=(("a",),))
+CONFINED_CALLER = Caller(principal_name="wa", request_id="r", confined_to=(("a",),))
 VERSION = {
     "version-id": 1,
     "timestamp-ms": 1_700_000_000_000,
@@ -30,7 +30,7 @@ async def _create_tenants(rig: Rig) -> str:
     """Create two namespaces with a table each, and return the location of the forbidden table."""
     for path in (("a",), ("b",)):
         await rig.catalog.namespaces.create(CALLER, path, {})
-    await rig.catalog.tables.create(CONFINED, ("a",), CreateTable(name="mine", schema=SCHEMA))
+    await rig.catalog.tables.create(CONFINED_CALLER, ("a",), CreateTable(name="mine", schema=SCHEMA))
     theirs = await rig.catalog.tables.create(CALLER, ("b",), CreateTable(name="t", schema=SCHEMA))
     return theirs.metadata.location
 
@@ -41,21 +41,23 @@ async def test_every_operation_rejects_a_forbidden_location(tmp_path: Path) -> N
         tables, namespaces = rig.catalog.tables, rig.catalog.namespaces
 
         def commit(**update: Any) -> Any:
-            return rig.commits.commit_table(CONFINED, ("a",), "mine", [], [update])
+            return rig.commits.commit_table(CONFINED_CALLER, ("a",), "mine", [], [update])
 
         data_path = {"write.data.path": f"{theirs}/data"}
         attempts = {
-            "create": tables.create(CONFINED, ("a",), CreateTable(name="x", schema=SCHEMA, location=theirs)),
-            "stage": tables.stage(CONFINED, ("a",), CreateTable(name="x", schema=SCHEMA, location=f"{theirs}/x")),
+            "create": tables.create(CONFINED_CALLER, ("a",), CreateTable(name="x", schema=SCHEMA, location=theirs)),
+            "stage": tables.stage(
+                CONFINED_CALLER, ("a",), CreateTable(name="x", schema=SCHEMA, location=f"{theirs}/x")
+            ),
             "create with a path": tables.create(
-                CONFINED, ("a",), CreateTable(name="x", schema=SCHEMA, properties=data_path)
+                CONFINED_CALLER, ("a",), CreateTable(name="x", schema=SCHEMA, properties=data_path)
             ),
             "move": commit(action="set-location", location=theirs),
             "set a path": commit(action="set-properties", updates=data_path),
-            "namespace": namespaces.create(CONFINED, ("a", "x"), {"location": theirs}),
-            "namespace property": namespaces.update_properties(CONFINED, ("a",), [], {"location": theirs}),
+            "namespace": namespaces.create(CONFINED_CALLER, ("a", "x"), {"location": theirs}),
+            "namespace property": namespaces.update_properties(CONFINED_CALLER, ("a",), [], {"location": theirs}),
             "view": rig.catalog.views.create(
-                CONFINED, ("a",), CreateView(name="v", schema=SCHEMA, view_version=VERSION, location=theirs)
+                CONFINED_CALLER, ("a",), CreateView(name="v", schema=SCHEMA, view_version=VERSION, location=theirs)
             ),
             "the namespace's own folder": commit(
                 action="set-location", location=rig.catalog.warehouse.namespace_location(("a",))
@@ -89,10 +91,12 @@ async def test_staged_tables_use_the_location_that_an_admin_gave_the_namespace(t
         theirs = await _create_tenants(rig)
         far = f"{rig.catalog.warehouse.uri}/far"
         await rig.catalog.namespaces.create(CALLER, ("a", "sub"), {"location": far})
-        staged = (await rig.catalog.tables.stage(CONFINED, ("a", "sub"), CreateTable(name="t", schema=SCHEMA))).metadata
+        staged = (
+            await rig.catalog.tables.stage(CONFINED_CALLER, ("a", "sub"), CreateTable(name="t", schema=SCHEMA))
+        ).metadata
         with pytest.raises(Forbidden, match="wa"):
-            await rig.commits.commit_transaction(CONFINED, [_make_staged_creation(staged, location=theirs)])
-        await rig.commits.commit_transaction(CONFINED, [_make_staged_creation(staged)])
+            await rig.commits.commit_transaction(CONFINED_CALLER, [_make_staged_creation(staged, location=theirs)])
+        await rig.commits.commit_transaction(CONFINED_CALLER, [_make_staged_creation(staged)])
         assert (await rig.catalog.tables.load(("a", "sub"), "t")).metadata.location.startswith(f"{far}/t-")
 
 
@@ -100,11 +104,13 @@ async def test_table_cannot_take_the_uuid_and_history_of_another_table(tmp_path:
     async with open_rig(tmp_path) as rig:
         await _create_tenants(rig)
         await rig.catalog.namespaces.create(CALLER, ("a", "sub"), {})
-        staged = (await rig.catalog.tables.stage(CONFINED, ("a", "sub"), CreateTable(name="t", schema=SCHEMA))).metadata
+        staged = (
+            await rig.catalog.tables.stage(CONFINED_CALLER, ("a", "sub"), CreateTable(name="t", schema=SCHEMA))
+        ).metadata
         victim = (await rig.catalog.tables.entry(("b",), "t")).uuid
         for _ in ("live", "dropped"):
             with pytest.raises(BadRequest, match=victim):
-                await rig.commits.commit_transaction(CONFINED, [_make_staged_creation(staged, uuid=victim)])
+                await rig.commits.commit_transaction(CONFINED_CALLER, [_make_staged_creation(staged, uuid=victim)])
             if await rig.catalog.tables.exists(("b",), "t"):
                 await rig.catalog.tables.drop(CALLER, ("b",), "t", purge=False)
 
@@ -116,7 +122,7 @@ async def test_table_that_an_admin_placed_elsewhere_can_still_be_changed(tmp_pat
         placed = CreateTable(name="far", schema=SCHEMA, location=far, properties={"write.data.path": f"{far}-data"})
         await rig.catalog.tables.create(CALLER, ("a",), placed)
         update = [{"action": "set-properties", "updates": {"x": "1"}}]
-        table = await rig.commits.commit_table(CONFINED, ("a",), "far", [], update)
+        table = await rig.commits.commit_table(CONFINED_CALLER, ("a",), "far", [], update)
         assert table.metadata.properties["x"] == "1"
 
 

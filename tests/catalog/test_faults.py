@@ -48,7 +48,7 @@ async def _writer(rig: Rig, number: int, rounds: int, outcomes: dict[int, str]) 
             outcomes[snapshot_id] = "acknowledged"
 
 
-async def _campaign(home: Path, seed: int, rate: float, writers: int, rounds: int) -> dict[int, str]:
+async def _run_campaign(home: Path, seed: int, rate: float, writers: int, rounds: int) -> dict[int, str]:
     faults = RandomFaults(seed, 0)
     outcomes: dict[int, str] = {}
     async with open_rig(
@@ -86,14 +86,14 @@ def _check(metadata: Any, outcomes: dict[int, str]) -> None:
 
 @pytest.mark.parametrize("seed", quick(range(6), 2))
 async def test_no_acknowledged_commit_is_lost_and_no_rejected_one_is_applied(tmp_path: Path, seed: int) -> None:
-    outcomes = await _campaign(tmp_path, seed, rate=0.1, writers=4, rounds=8)
+    outcomes = await _run_campaign(tmp_path, seed, rate=0.1, writers=4, rounds=8)
     assert "acknowledged" in outcomes.values(), f"seed {seed} proved nothing"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 200))
 async def test_no_acknowledged_commit_is_lost_over_many_seeds_and_more_faults(tmp_path: Path, seed: int) -> None:
-    await _campaign(tmp_path, seed, rate=0.02 + (seed % 10) * 0.04, writers=6, rounds=15)
+    await _run_campaign(tmp_path, seed, rate=0.02 + (seed % 10) * 0.04, writers=6, rounds=15)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -53,7 +53,7 @@ def longs(number: int) -> bytes:
     return struct.pack("<q", number)
 
 
-WRONG: list[tuple[Row, Row]] = [
+WRONG_METRICS: list[tuple[Row, Row]] = [
     # A text truncated within a character, as in DuckDB 1.5.5
     (
         metrics(lower_bounds={TEXT: CUT}, upper_bounds={TEXT: b"El cliente llamp"}),
@@ -74,7 +74,7 @@ WRONG: list[tuple[Row, Row]] = [
     ),
     (metrics(value_counts={ID: -1}), metrics(value_counts={})),
 ]
-RIGHT = metrics(
+RIGHT_METRICS = metrics(
     value_counts={ID: 3, TEXT: 3},
     null_value_counts={ID: 0, TEXT: 3},
     lower_bounds={ID: longs(-4), TEXT: "llamó".encode(), 99: b"of a column that no schema has"},
@@ -99,7 +99,7 @@ async def read_metrics(rig: Rig) -> dict[str, dict[str, dict[int, Any]]]:
 async def test_unusable_metrics_are_corrected(tmp_path: Path, version: int) -> None:
     async with open_rig(tmp_path) as rig:
         await create(rig, version)
-        for number, (wrong, corrected) in enumerate(WRONG):
+        for number, (wrong, corrected) in enumerate(WRONG_METRICS):
             path = f"file:///data/{number}.parquet"
             client = await append(rig, {path: 3}, file=wrong)
             assert (await read_metrics(rig))[path] == metrics_by_name(corrected), number
@@ -117,7 +117,7 @@ async def test_unusable_metrics_are_corrected(tmp_path: Path, version: int) -> N
 async def test_commit_with_correct_metrics_stays_as_the_engine_wrote_it(tmp_path: Path, version: int) -> None:
     async with open_rig(tmp_path) as rig:
         await create(rig, version)
-        client = await append(rig, {"file:///data/a": 3}, file=RIGHT)
+        client = await append(rig, {"file:///data/a": 3}, file=RIGHT_METRICS)
         snapshot = head(await load(rig))
         assert snapshot["manifest-list"] == client.manifest_list
         assert [row["manifest_path"] for row in read_list(snapshot)] == client.manifests
@@ -144,7 +144,7 @@ async def test_new_manifests_are_read_once_before_the_lock_unless_many_commits_w
     async with open_rig(tmp_path, wrap_objects=CountedReads) as rig:
         await create(rig, 3)
         await append(rig, {f"{(await load(rig))['location']}/data/a": 1})
-        client = Appender(await load(rig), file=RIGHT)
+        client = Appender(await load(rig), file=RIGHT_METRICS)
         commit_of_engine = client.commit({f"{client.metadata['location']}/data/b": 3})
         locations = [client.manifest_list, *client.manifests]
         objects = rig.catalog.context.objects
@@ -175,7 +175,7 @@ async def test_new_manifests_are_read_once_before_the_lock_unless_many_commits_w
 async def test_repeat_of_a_corrected_commit_gets_the_first_answer(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await create(rig, 2)
-        client = Appender(await load(rig), file=WRONG[0][0])
+        client = Appender(await load(rig), file=WRONG_METRICS[0][0])
         request = client.commit({"file:///data/a": 3})
         first = await commit(rig, request)
         second_commit = await commit(rig, request)
@@ -189,16 +189,16 @@ async def test_overtaken_and_merged_appends_are_corrected_too(tmp_path: Path) ->
     for version in (2, 3):
         async with open_rig(tmp_path / str(version)) as rig:
             await create(rig, version)
-            await append(rig, {"file:///data/first": 1}, file=RIGHT)
+            await append(rig, {"file:///data/first": 1}, file=RIGHT_METRICS)
             paths = {"file:///data/first"}
             for step in range(12):
                 # The appender writes files that it merges without metrics.
-                (wrong, corrected), merge = rng.choice(WRONG), rng.choice((0, 1, 2))
-                late = Appender(await load(rig), file=wrong, merge=merge)
+                (wrong, corrected), merge = rng.choice(WRONG_METRICS), rng.choice((0, 1, 2))
+                late_appender = Appender(await load(rig), file=wrong, merge=merge)
                 if rng.random() < 0.5:
-                    await append(rig, {f"file:///data/{step}-other": 1}, file=RIGHT, merge=rng.choice((0, 1)))
+                    await append(rig, {f"file:///data/{step}-other": 1}, file=RIGHT_METRICS, merge=rng.choice((0, 1)))
                     paths.add(f"file:///data/{step}-other")
-                await commit(rig, late.commit({f"file:///data/{step}": 2}))
+                await commit(rig, late_appender.commit({f"file:///data/{step}": 2}))
                 paths.add(f"file:///data/{step}")
                 result = await read_metrics(rig)
                 assert result.keys() == paths
@@ -211,6 +211,6 @@ async def test_overtaken_and_merged_appends_are_corrected_too(tmp_path: Path) ->
 async def test_commit_with_an_unreadable_manifest_is_not_changed(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await create(rig, 2)
-        client = Appender(await load(rig), file=WRONG[0][0], listed={"manifest_length": 7})
+        client = Appender(await load(rig), file=WRONG_METRICS[0][0], listed={"manifest_length": 7})
         await commit(rig, client.commit({"file:///data/a": 3}))
         assert head(await load(rig))["manifest-list"] == client.manifest_list

@@ -19,7 +19,7 @@ from tests.catalog.rig import CALLER, SCHEMA, Rig, name_freely, open_rig
 from tests.catalog.test_confinement import VERSION
 
 RUN_AS = "trino.run-as-owner"
-CONFINED = Caller(principal_name="wendy", request_id="r", confined_to=(("db",),), names_owners=False)
+CONFINED_CALLER = Caller(principal_name="wendy", request_id="r", confined_to=(("db",),), names_owners=False)
 ENGINE = Caller(principal_name="trino", request_id="r", confined_to=(("db",),))
 
 
@@ -64,19 +64,23 @@ async def test_confined_writer_cannot_make_another_user_the_owner_of_a_view(tmp_
         await _create_view(rig)
         views = rig.catalog.views
         attempts = {
-            "create": views.create(CONFINED, ("db",), _view("x", **{RUN_AS: "admin"})),
+            "create": views.create(CONFINED_CALLER, ("db",), _view("x", **{RUN_AS: "admin"})),
             "create, spelled otherwise": views.create(
-                CONFINED, ("db",), _view("x", **{" Trino.RUN-as-owner": "admin"})
+                CONFINED_CALLER, ("db",), _view("x", **{" Trino.RUN-as-owner": "admin"})
             ),
-            "replace": views.replace(CONFINED, ("db",), "v", [], [_set(**{RUN_AS: "root"})]),
-            "with a text": views.replace(CONFINED, ("db",), "v", [], [*_text("select 2"), _set(**{RUN_AS: "root"})]),
+            "replace": views.replace(CONFINED_CALLER, ("db",), "v", [], [_set(**{RUN_AS: "root"})]),
+            "with a text": views.replace(
+                CONFINED_CALLER, ("db",), "v", [], [*_text("select 2"), _set(**{RUN_AS: "root"})]
+            ),
         }
         for description, attempt in attempts.items():
             with pytest.raises(Forbidden, match="trusted_engines"):
                 await attempt
             assert not await views.exists(("db",), "x"), description
         assert await _owner(rig, "v") == "admin"
-        own = await views.create(CONFINED, ("db",), _view("own", **{RUN_AS: "wendy", "owner": "admin", "a": "b"}))
+        own = await views.create(
+            CONFINED_CALLER, ("db",), _view("own", **{RUN_AS: "wendy", "owner": "admin", "a": "b"})
+        )
         assert own.metadata.properties == {RUN_AS: "wendy", "owner": "wendy", "a": "b"}
 
 
@@ -84,16 +88,16 @@ async def test_user_who_changes_the_text_of_a_view_becomes_its_owner(tmp_path: P
     async with open_rig(tmp_path) as rig:
         await _create_view(rig)
         views = rig.catalog.views
-        await views.replace(CONFINED, ("db",), "v", [], [_set(comment="ours")])
+        await views.replace(CONFINED_CALLER, ("db",), "v", [], [_set(comment="ours")])
         assert await _owner(rig, "v") == "admin", "nothing that runs has changed"
-        await views.replace(CONFINED, ("db",), "v", [], [_set(**{RUN_AS: "admin"})])
+        await views.replace(CONFINED_CALLER, ("db",), "v", [], [_set(**{RUN_AS: "admin"})])
         assert await _owner(rig, "v") == "admin"
-        await views.replace(CONFINED, ("db",), "v", [], _text("select secret from t"))
+        await views.replace(CONFINED_CALLER, ("db",), "v", [], _text("select secret from t"))
         assert await _owner(rig, "v") == "wendy"
         with pytest.raises(Forbidden):
-            await views.replace(CONFINED, ("db",), "v", [], [_set(**{RUN_AS: "admin"})])
+            await views.replace(CONFINED_CALLER, ("db",), "v", [], [_set(**{RUN_AS: "admin"})])
         repeated = [*_text("select 3"), _set(**{RUN_AS: "admin"})]
-        assert (await views.replace(CONFINED, ("db",), "w", [], repeated)).metadata.properties[RUN_AS] == "wendy"
+        assert (await views.replace(CONFINED_CALLER, ("db",), "w", [], repeated)).metadata.properties[RUN_AS] == "wendy"
 
 
 async def test_trusted_engine_names_the_owner_who_stays_over_new_texts(tmp_path: Path) -> None:
@@ -110,11 +114,11 @@ async def test_view_without_an_owner_stays_without_one(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await rig.catalog.namespaces.create(CALLER, ("db",), {})
         await rig.catalog.views.create(CALLER, ("db",), _view("v"))
-        await rig.catalog.views.replace(CONFINED, ("db",), "v", [], _text("select 2"))
+        await rig.catalog.views.replace(CONFINED_CALLER, ("db",), "v", [], _text("select 2"))
         assert await _owner(rig, "v") is None
 
 
-BORROWED = {"trino.run-as-owner": "root"}
+ROOT_AS_OWNER = {"trino.run-as-owner": "root"}
 WRITER = Caller(principal_name="mallory", request_id="r", confined_to=(("db",),), names_owners=False)
 
 
@@ -137,7 +141,7 @@ async def test_overwritten_metadata_file_gives_a_view_no_owner(tmp_path: Path, m
         if moved:
             name = "w"
             await views.rename(WRITER, TableIdentifier(("db",), "v"), TableIdentifier(("db",), "w"))
-        await _overwrite_view_file(rig, name, properties=BORROWED)
+        await _overwrite_view_file(rig, name, properties=ROOT_AS_OWNER)
         with pytest.raises(Forbidden, match="was changed after its commit"):
             await views.load(("db",), name)
         with pytest.raises(Forbidden):
@@ -150,11 +154,11 @@ async def test_overwritten_metadata_file_does_not_change_the_text_of_an_owned_vi
     async with open_rig(tmp_path) as rig:
         views = rig.catalog.views
         await rig.catalog.namespaces.create(CALLER, ("db",), {})
-        view = CreateView(name="v", schema=SCHEMA, view_version=VERSION, properties=BORROWED)
+        view = CreateView(name="v", schema=SCHEMA, view_version=VERSION, properties=ROOT_AS_OWNER)
         await views.create(ENGINE, ("db",), view)
         await views.replace(WRITER, ("db",), "v", [], [{"action": "set-properties", "updates": {"a": "b"}}])
         metadata = (await views.load(("db",), "v")).metadata
-        assert metadata.properties == {**BORROWED, "a": "b"}
+        assert metadata.properties == {**ROOT_AS_OWNER, "a": "b"}
         versions = json.loads(encode_view(metadata))["versions"]
         text = [{"type": "sql", "sql": "SELECT * FROM secret", "dialect": "trino"}]
         await _overwrite_view_file(rig, "v", versions=[{**version, "representations": text} for version in versions])
@@ -171,9 +175,9 @@ async def test_overwritten_metadata_file_does_not_change_the_text_of_an_owned_vi
 async def test_owned_view_from_before_fingerprints_is_served(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await rig.catalog.namespaces.create(CALLER, ("db",), {})
-        view = CreateView(name="v", schema=SCHEMA, view_version=VERSION, properties=BORROWED)
+        view = CreateView(name="v", schema=SCHEMA, view_version=VERSION, properties=ROOT_AS_OWNER)
         await rig.catalog.views.create(ENGINE, ("db",), view)
     with sqlite3.connect(tmp_path / "seamark.db") as connection:
         connection.execute("UPDATE instants SET fingerprint = NULL")
     async with open_rig(tmp_path) as rig:
-        assert (await rig.catalog.views.load(("db",), "v")).metadata.properties == BORROWED
+        assert (await rig.catalog.views.load(("db",), "v")).metadata.properties == ROOT_AS_OWNER

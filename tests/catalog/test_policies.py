@@ -14,8 +14,8 @@ from tests.catalog.rig import CALLER, SCHEMA, Rig, open_rig
 
 WENDY, OTTO = Caller(principal_name="wendy", request_id="r"), Caller(principal_name="otto", request_id="r")
 COLUMNS, SWITCH = "seamark.clustering.columns", "seamark.compaction.enabled"
-FORGED = {SETTERS: f'{{"{SWITCH}": "admin"}}'}
-ENCRYPTED = "seamark.encrypted-columns"
+FORGED_SETTERS = {SETTERS: f'{{"{SWITCH}": "admin"}}'}
+ENCRYPTED_COLUMNS = "seamark.encrypted-columns"
 
 
 async def commit(rig: Rig, caller: Caller, *updates: dict[str, Any]) -> dict[str, str]:
@@ -27,13 +27,15 @@ async def commit(rig: Rig, caller: Caller, *updates: dict[str, Any]) -> dict[str
 async def test_server_records_who_set_each_property_of_a_policy(tmp_path: Path) -> None:
     """No client can state who it was: in a new table, a change, or a namespace."""
     async with open_rig(tmp_path) as rig:
-        await rig.catalog.namespaces.create(OTTO, ("db",), {"history.expire.max-snapshot-age-ms": "1", **FORGED})
-        request = CreateTable(name="t", schema=SCHEMA, properties={COLUMNS: "id", "comment": "c", **FORGED})
+        await rig.catalog.namespaces.create(
+            OTTO, ("db",), {"history.expire.max-snapshot-age-ms": "1", **FORGED_SETTERS}
+        )
+        request = CreateTable(name="t", schema=SCHEMA, properties={COLUMNS: "id", "comment": "c", **FORGED_SETTERS})
         created = await rig.catalog.tables.create(WENDY, ("db",), request)
         assert setters_of(created.metadata.properties) == {COLUMNS: "wendy"}
-        changed = await commit(rig, OTTO, {"action": "set-properties", "updates": {SWITCH: "true", **FORGED}})
+        changed = await commit(rig, OTTO, {"action": "set-properties", "updates": {SWITCH: "true", **FORGED_SETTERS}})
         assert setters_of(changed) == {COLUMNS: "wendy", SWITCH: "otto"}
-        changed = await commit(rig, OTTO, {"action": "set-properties", "updates": {"comment": "d", **FORGED}})
+        changed = await commit(rig, OTTO, {"action": "set-properties", "updates": {"comment": "d", **FORGED_SETTERS}})
         assert setters_of(changed) == {COLUMNS: "wendy", SWITCH: "otto"}
         removal = {"action": "remove-properties", "removals": [SETTERS, COLUMNS]}
         assert setters_of(await commit(rig, OTTO, removal)) == {SWITCH: "otto"}
@@ -43,7 +45,7 @@ async def test_server_records_who_set_each_property_of_a_policy(tmp_path: Path) 
             SWITCH: "otto",
             "history.expire.max-snapshot-age-ms": "otto",
         }
-        await rig.catalog.namespaces.update_properties(WENDY, ("db",), [], {SWITCH: "false", **FORGED})
+        await rig.catalog.namespaces.update_properties(WENDY, ("db",), [], {SWITCH: "false", **FORGED_SETTERS})
         policies = await load_policies(rig.store, ("db",))
         assert policies[SWITCH].principal_name == "wendy"
         assert setters_in_effect(loaded.metadata, policies)[SWITCH] == "otto"  # The table's own policy counts.
@@ -53,7 +55,7 @@ async def test_no_names_are_recorded_without_logins(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         anonymous = Caller(principal_name="anonymous", request_id="r")
         await rig.catalog.namespaces.create(anonymous, ("db",), {})
-        request = CreateTable(name="t", schema=SCHEMA, properties={COLUMNS: "id", **FORGED})
+        request = CreateTable(name="t", schema=SCHEMA, properties={COLUMNS: "id", **FORGED_SETTERS})
         assert SETTERS not in (await rig.catalog.tables.create(anonymous, ("db",), request)).metadata.properties
 
 
@@ -83,7 +85,7 @@ USES: list[list[dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("declaration", [{ENCRYPTED: "data"}, {"parquet.encryption.column.keys": "k1: data"}])
+@pytest.mark.parametrize("declaration", [{ENCRYPTED_COLUMNS: "data"}, {"parquet.encryption.column.keys": "k1: data"}])
 async def test_commit_cannot_publish_values_of_a_declared_encrypted_column(
     tmp_path: Path, declaration: dict[str, str]
 ) -> None:
@@ -107,8 +109,8 @@ async def test_published_column_cannot_be_declared_as_encrypted(tmp_path: Path) 
             CALLER, ("db",), CreateTable(name="t", schema=SCHEMA, properties={COLUMNS: "data"})
         )
         with pytest.raises(BadRequest, match="data is encrypted"):
-            await commit(rig, CALLER, {"action": "set-properties", "updates": {ENCRYPTED: "data"}})
+            await commit(rig, CALLER, {"action": "set-properties", "updates": {ENCRYPTED_COLUMNS: "data"}})
         with pytest.raises(BadRequest, match="'dat', but the table has no such column"):
-            await commit(rig, CALLER, {"action": "set-properties", "updates": {ENCRYPTED: "id, dat"}})
-        changed = await commit(rig, CALLER, {"action": "set-properties", "updates": {ENCRYPTED: "id"}})
+            await commit(rig, CALLER, {"action": "set-properties", "updates": {ENCRYPTED_COLUMNS: "id, dat"}})
+        changed = await commit(rig, CALLER, {"action": "set-properties", "updates": {ENCRYPTED_COLUMNS: "id"}})
         assert changed[COLUMNS] == "data"

@@ -36,9 +36,9 @@ def test_quota_counts_amounts_that_are_neither_expired_nor_released(seed: int) -
             charges.append((until, amount))
         charges = [item for item in charges if item[0] > now - 5]
         quota.check_invariants()
-        least, most = (sum(amount for until, amount in charges if until > now - grain) for grain in (0, 5))
-        assert not quota.has_room("a", now, 10**6 - least + 1)
-        assert quota.has_room("a", now, 10**6 - most)
+        minimum, maximum = (sum(amount for until, amount in charges if until > now - grain) for grain in (0, 5))
+        assert not quota.has_room("a", now, 10**6 - minimum + 1)
+        assert quota.has_room("a", now, 10**6 - maximum)
 
 
 def shares(**more: int) -> PlanShares:

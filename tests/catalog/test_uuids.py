@@ -14,12 +14,12 @@ from seamark.metaserver.store.operations import CreateEntry, Operation
 from seamark.metaserver.store.port import InstantFilter, PointerStore
 from tests.catalog.rig import CALLER, SCHEMA, Rig, open_rig
 
-CONFINED = Caller(principal_name="wa", request_id="r", confined_to=(("a",),))
+CONFINED_CALLER = Caller(principal_name="wa", request_id="r", confined_to=(("a",),))
 
 
 async def _stage_with_uuid(rig: Rig, uuid: str | None = None) -> TableChange:
     """Return the change that creates a staged table of namespace `a` with this UUID."""
-    staged = (await rig.catalog.tables.stage(CONFINED, ("a",), CreateTable(name="t", schema=SCHEMA))).metadata
+    staged = (await rig.catalog.tables.stage(CONFINED_CALLER, ("a",), CreateTable(name="t", schema=SCHEMA))).metadata
     updates: list[dict[str, Any]] = [
         {"action": "assign-uuid", "uuid": uuid or staged.table_uuid},
         {"action": "add-schema", "schema": SCHEMA},
@@ -45,10 +45,10 @@ async def test_uuid_of_a_purged_table_cannot_be_reused(tmp_path: Path, ending: s
         else:
             await rig.catalog.tables.unregister(CALLER, ("b",), "t")
         with pytest.raises(BadRequest, match="UUID"):
-            await rig.commits.commit_transaction(CONFINED, [await _stage_with_uuid(rig, victim)])
+            await rig.commits.commit_transaction(CONFINED_CALLER, [await _stage_with_uuid(rig, victim)])
         assert not await rig.catalog.tables.exists(("a",), "t")
         assert {instant.namespace for instant in await rig.store.instants(InstantFilter(uuid=victim), 100)} == {("b",)}
-        await rig.commits.commit_transaction(CONFINED, [await _stage_with_uuid(rig)])
+        await rig.commits.commit_transaction(CONFINED_CALLER, [await _stage_with_uuid(rig)])
         if ending == "unregistered":  # A caller who may register restores the table with its own UUID.
             location = theirs.entry.metadata_location if theirs.entry else ""
             back = await rig.catalog.tables.register(CALLER, ("b",), "again", location, overwrite=False)
@@ -78,10 +78,10 @@ async def test_create_that_the_database_lost_can_be_repeated_with_its_uuid(tmp_p
         await rig.catalog.namespaces.create(CALLER, ("a",), {})
         change = await _stage_with_uuid(rig)
         with pytest.raises(RetryLater):
-            await rig.commits.commit_transaction(CONFINED, [change])
+            await rig.commits.commit_transaction(CONFINED_CALLER, [change])
         uuid = change.updates[0]["uuid"]
         assert [instant.state.value for instant in await rig.store.instants(InstantFilter(uuid=uuid), 9)] == [
             "rolled_back"
         ]
-        await rig.commits.commit_transaction(CONFINED, [change])
+        await rig.commits.commit_transaction(CONFINED_CALLER, [change])
         assert await rig.catalog.tables.exists(("a",), "t")

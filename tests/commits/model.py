@@ -17,7 +17,7 @@ from tests.commits.lake import BY_PART, Lake, Row
 
 PARTS = (0, 1, 2)
 BLIND = ("append", "equality", "overwrite")
-READING = ("delete", "update", "update", "count", "compact")
+READING_KINDS = ("delete", "update", "update", "count", "compact")
 
 
 @dataclass
@@ -84,7 +84,7 @@ class Change:
 def some_change(rng: random.Random, version: int, number: int, parts: tuple[int, ...]) -> Change:
     hows = ["rewrite", "vectors"] if version == 3 else ["rewrite", "named", "unnamed"]
     return Change(
-        kind=rng.choice((*BLIND, *READING) if number == 1 or rng.random() < 0.2 else READING),
+        kind=rng.choice((*BLIND, *READING_KINDS) if number == 1 or rng.random() < 0.2 else READING_KINDS),
         part=rng.choice(parts),
         ids=frozenset(rng.sample(range(6), rng.randint(1, 4))),
         how=rng.choice(hows),
@@ -215,8 +215,8 @@ def _append(case: Case, change: Change) -> dict[str, Any]:
 
 
 def _count(case: Case, change: Change) -> dict[str, Any]:
-    fresh = [row for row in change.apply(case.rows()) if row[2] == f"count{change.number}"]
-    return {"add": [case.lake.data(fresh)]}
+    new_rows = [row for row in change.apply(case.rows()) if row[2] == f"count{change.number}"]
+    return {"add": [case.lake.data(new_rows)]}
 
 
 def _overwrite(case: Case, change: Change) -> dict[str, Any]:
@@ -249,10 +249,10 @@ def _rewrite_files(case: Case, change: Change) -> dict[str, Any]:
             "remove": [{"file-path": item.path} for item in touched],
         }
     hit = {item.path: {at for at, row in item.live if change.matches(row)} for item in touched}
-    fresh = (
+    new_rows = (
         [change.update_row(row) for item in touched for _, row in item.live if change.matches(row)] if update else []
     )
-    added: list[Any] = [case.lake.data(fresh)] if fresh else []
+    added: list[Any] = [case.lake.data(new_rows)] if new_rows else []
     removed: list[Any] = []
     if change.how == "vectors":
         merged = {item.path: hit[item.path] | item.deleted for item in touched}

@@ -36,7 +36,7 @@ async def _play(api: Api, seed: int, name: str, outcomes: Counter[str]) -> None:
     outcomes[f"{case.second.kind} {'committed' if second.status == 200 else 'refused'}"] += 1
 
 
-async def _campaign(api: Api, count: int) -> Counter[str]:
+async def _run_campaign(api: Api, count: int) -> Counter[str]:
     print(f"conflicts: COMMIT_SEED={SEED} of the first of {count}")
     outcomes: Counter[str] = Counter()
     for number in range(count):
@@ -47,7 +47,7 @@ async def _campaign(api: Api, count: int) -> Counter[str]:
 
 async def test_committed_changes_are_serialisable_and_independent_changes_are_committed(tmp_path: Path) -> None:
     async with running(tmp_path) as server:
-        outcomes = await _campaign(Api(server), 30)
+        outcomes = await _run_campaign(Api(server), 30)
     assert sum(count for name, count in outcomes.items() if name.endswith("committed")) > 5
 
 
@@ -55,7 +55,7 @@ async def test_committed_changes_are_serialisable_and_independent_changes_are_co
 @pytest.mark.timeout(1800)
 async def test_thousand_pairs_of_changes_are_serialisable(tmp_path: Path) -> None:
     async with running(tmp_path) as server:
-        outcomes = await _campaign(Api(server), int(os.environ.get("COMMIT_PAIRS", "1000")))
+        outcomes = await _run_campaign(Api(server), int(os.environ.get("COMMIT_PAIRS", "1000")))
     assert {name.split()[0] for name in outcomes if name.endswith("refused")} >= {
         "delete",
         "update",

@@ -28,13 +28,13 @@ def find_snapshots_to_keep(metadata: Any, policy: ExpirationPolicy) -> set[int]:
     kept_ids, referenced = set(), set()
     for ref in metadata.refs.values():
         snapshot, replaced_ms, chain = metadata.snapshot(ref.snapshot_id), None, list[int]()
-        age_ms, least = ref.max_snapshot_age_ms, ref.min_snapshots_to_keep
+        age_ms, minimum = ref.max_snapshot_age_ms, ref.min_snapshots_to_keep
         older_than_ms = policy.older_than_ms if age_ms is None else NOW_MS - age_ms
-        least = policy.retain_last if least is None else least
+        minimum = policy.retain_last if minimum is None else minimum
         keeps = True
         while snapshot is not None and snapshot.snapshot_id not in chain:
             young = replaced_ms is None or replaced_ms >= older_than_ms
-            keeps = keeps and (len(chain) < least or young)
+            keeps = keeps and (len(chain) < minimum or young)
             chain.append(snapshot.snapshot_id)
             referenced.add(snapshot.snapshot_id)
             if keeps:

@@ -85,8 +85,8 @@ async def test_replica_that_loses_every_race_commits_in_the_end(
     shared: dict[str, Any] = {"database": f"sqlite:///{tmp_path}/shared.db", "warehouse": (tmp_path / "lake").as_uri()}
     async with running(tmp_path / "a", **shared) as fast, running(tmp_path / "b", **shared) as slow:
         lake = await Lake.create(Api(fast))
-        late = Lake(Api(slow), lake.folder, lake.name, lake.version, lake.spec, _made=lake._made)
-        await late.append([(0, 0, "warm")])
+        late_lake = Lake(Api(slow), lake.folder, lake.name, lake.version, lake.spec, _made=lake._made)
+        await late_lake.append([(0, 0, "warm")])
         prepare, is_over = slow.components.engine_commits.publisher.prepare, False
         lost = 0
 
@@ -113,10 +113,12 @@ async def test_replica_that_loses_every_race_commits_in_the_end(
                 number += 1
 
         tasks = [asyncio.create_task(keep_on()) for _ in range(2)]
-        answers = [await late.send({"add": [late.data([(n, 0, "s")])]}) for n in (1, 2)]
+        answers = [await late_lake.send({"add": [late_lake.data([(n, 0, "s")])]}) for n in (1, 2)]
         lost_races, name = lost, "seamark.test.late"
         set_property = {"action": "set-properties", "updates": {name: "yes"}}
-        stock = await late.api("POST", "/v1/namespaces/db/tables/t", {"requirements": [], "updates": [set_property]})
+        stock = await late_lake.api(
+            "POST", "/v1/namespaces/db/tables/t", {"requirements": [], "updates": [set_property]}
+        )
         is_over = True
         await asyncio.gather(*tasks)
         assert [answer.status for answer in answers] == [200, 200]
@@ -142,12 +144,12 @@ async def test_no_pointer_moves_before_all_files_of_a_change_are_stored(
         await lake.append([(0, 0, "a")])
         before = (await lake.metadata())["current-snapshot-id"]
         paths = sorted(tmp_path.rglob("*.avro"))
-        late: list[str] = []
+        late_results: list[str] = []
 
         async def create_late(self: LocalObjects, location: str, data: bytes) -> None:
-            if ending in location and len(late) < 2:
-                late.append(location)
-                is_first = len(late) == 1
+            if ending in location and len(late_results) < 2:
+                late_results.append(location)
+                is_first = len(late_results) == 1
                 await asyncio.sleep(0.1)
                 assert (await lake.metadata())["current-snapshot-id"] == before
                 if is_first:
@@ -159,7 +161,7 @@ async def test_no_pointer_moves_before_all_files_of_a_change_are_stored(
         assert (await lake.metadata())["current-snapshot-id"] == before
         await until(lambda: sorted(tmp_path.rglob("*.avro")) == paths)
         await lake.append([(2, 0, "c")])
-        assert late
+        assert late_results
         metadata = await lake.metadata()
         check(metadata)
         assert sorted(row[0] for row in rows(snapshot_of(metadata))) == [0, 2]

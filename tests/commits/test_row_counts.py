@@ -97,22 +97,22 @@ class Model:
         files = [self.files[path] for path in chosen_files]
         rows = sum(file.rows for file in files)
         live = rows - sum(len(file.deleted) for file in files)
-        least = rows - self.loose - sum(file.named for file in files)
-        stated_rows = self.rng.choice([live, live, rows, rows + 1, rows + 5, least, least - 1, least - 3])
-        added, is_under = max(0, stated_rows), not self.by_value and max(0, stated_rows) < least
+        minimum = rows - self.loose - sum(file.named for file in files)
+        stated_rows = self.rng.choice([live, live, rows, rows + 1, rows + 5, minimum, minimum - 1, minimum - 3])
+        added, is_under = max(0, stated_rows), not self.by_value and max(0, stated_rows) < minimum
         is_right = added <= rows and not is_under
         assert is_right or added != live
-        new = [self.file(added)] if added else []
+        new_file = [self.file(added)] if added else []
         remove = [{"file-path": path} for path in chosen_files]
-        answer = await self.table.send(operation="replace", read_snapshot_id=self.read, add=new, remove=remove)
-        assert answer.status == (200 if is_right else 400), (answer.raw, added, least, rows)
+        answer = await self.table.send(operation="replace", read_snapshot_id=self.read, add=new_file, remove=remove)
+        assert answer.status == (200 if is_right else 400), (answer.raw, added, minimum, rows)
         if not is_right:
             assert "operation is replace" in answer.error[2]
             return "too few rows" if is_under else "too many rows"
         self.read = answer.json["snapshot-id"]
         for path in chosen_files:
             del self.files[path]
-        self.files |= {item["file-path"]: File(added) for item in new}
+        self.files |= {item["file-path"]: File(added) for item in new_file}
         return "replaced"
 
 
@@ -139,12 +139,12 @@ async def test_replacement_is_rejected_exactly_if_it_cannot_have_the_same_rows(a
 
 async def test_overwrite_may_have_any_rows(api: Api) -> None:
     table = await Claims.create(api, {"x": "long"})
-    old = table.data("old", rows=3)
-    read = (await table.commit(add=[old]))["snapshot-id"]
+    old_file = table.data("old", rows=3)
+    read = (await table.commit(add=[old_file]))["snapshot-id"]
     body: dict[str, Any] = {
         "read_snapshot_id": read,
         "add": [table.data("new", rows=7)],
-        "remove": [{"file-path": old["file-path"]}],
+        "remove": [{"file-path": old_file["file-path"]}],
     }
     response = await table.send(**body, operation="replace")
     assert response.error[:2] == (400, "BadRequestException")
@@ -155,16 +155,16 @@ async def test_overwrite_may_have_any_rows(api: Api) -> None:
 async def test_rows_of_new_files_that_are_deleted_at_once_do_not_count(api: Api) -> None:
     """A writer replaced one of the files while it was rewritten with others."""
     table = await Claims.create(api, {"x": "long"})
-    old = table.data("old", rows=3)
-    read = (await table.commit(add=[old]))["snapshot-id"]
-    new = table.data("new", rows=5)
+    old_file = table.data("old", rows=3)
+    read = (await table.commit(add=[old_file]))["snapshot-id"]
+    new_file = table.data("new", rows=5)
     body: dict[str, Any] = {
         "operation": "replace",
         "read_snapshot_id": read,
-        "remove": [{"file-path": old["file-path"]}],
+        "remove": [{"file-path": old_file["file-path"]}],
     }
-    more: dict[str, Any] = {**DELETES, "referenced-data-file": new["file-path"]}
-    response = await table.send(**body, add=[new, table.data("one", rows=1, **more)])
+    more: dict[str, Any] = {**DELETES, "referenced-data-file": new_file["file-path"]}
+    response = await table.send(**body, add=[new_file, table.data("one", rows=1, **more)])
     assert response.error[:2] == (400, "BadRequestException")
-    await table.commit(**body, add=[new, table.data("two", rows=2, **more)])
+    await table.commit(**body, add=[new_file, table.data("two", rows=2, **more)])
     assert await table.live() == ["new"]

@@ -32,23 +32,23 @@ def server(tmp_path: Path) -> Iterator[ServerThread]:
 
 
 def test_row_changes_of_pyiceberg_commit_beside_upserts_of_other_rows(server: ServerThread) -> None:
-    changes, is_over, finished = examples(20, 3), threading.Event(), [0, 0]
+    changes, is_over, upsert_counts = examples(20, 3), threading.Event(), [0, 0]
 
-    def keep_on(writer: int) -> None:
+    def upsert_until_over(writer: int) -> None:
         with closing(IndexClient(server.url)) as client:
             while not is_over.is_set():
-                upsert(client, "db.t", rows([1000 * (writer + 1) + finished[writer] % 50]), keys=["id"])
-                finished[writer] += 1
+                upsert(client, "db.t", rows([1000 * (writer + 1) + upsert_counts[writer] % 50]), keys=["id"])
+                upsert_counts[writer] += 1
 
     with catalog_at(server.url) as catalog, closing(IndexClient(server.url)) as client:
         create(catalog, 2)
         append(client, "db.t", rows(range(changes)))
-        writers = [threading.Thread(target=keep_on, args=(writer,)) for writer in range(2)]
+        writers = [threading.Thread(target=upsert_until_over, args=(writer,)) for writer in range(2)]
         for writer in writers:
             writer.start()
         try:
             tries = [_delete(catalog, number) for number in range(changes)]
-            before = sum(finished)
+            before = sum(upsert_counts)
         finally:
             is_over.set()
             for writer in writers:
@@ -57,7 +57,9 @@ def test_row_changes_of_pyiceberg_commit_beside_upserts_of_other_rows(server: Se
     assert max(tries) <= TRIES_MAX, tries
     assert not ids & set(range(changes))
     assert before >= changes, "the upserts went on"
-    assert ids == {1000 * (writer + 1) + number for writer in range(2) for number in range(min(finished[writer], 50))}
+    assert ids == {
+        1000 * (writer + 1) + number for writer in range(2) for number in range(min(upsert_counts[writer], 50))
+    }
 
 
 def _delete(catalog: object, number: int) -> int:

@@ -131,13 +131,13 @@ def test_client_is_pickled_without_its_connections(client: SeamarkClient) -> Non
 
 def test_copies_of_a_client_use_its_connections(server: ServerThread, client: SeamarkClient) -> None:
     """`close` of the client closes the connections of its copies."""
-    fresh = client.reading_fresh_rows()
-    for each in (client, fresh, fresh.reading_commits()):
+    fresh_client = client.reading_fresh_rows()
+    for each in (client, fresh_client, fresh_client.reading_commits()):
         each.partitions("db.t")
     pool = client._connections.get().connection_from_url(server.url)
     assert pool.num_connections == 1
     client.close()
-    assert fresh.files("db.t").num_rows == 7
+    assert fresh_client.files("db.t").num_rows == 7
     assert client._connections.get().connection_from_url(server.url) is not pool
 
 
@@ -187,11 +187,11 @@ def serve_answers(*answers: tuple[int, dict[str, str], bytes]) -> Iterator[tuple
 
 
 BUSY = (503, {"Retry-After": "0"}, b'{"error":{"message":"busy","type":"ServiceUnavailableException","code":503}}')
-NOTHING = (200, {}, json.dumps({"instants": [], "next-since": None}).encode())
+EMPTY_TIMELINE = (200, {}, json.dumps({"instants": [], "next-since": None}).encode())
 
 
 def test_busy_server_is_asked_again_with_the_token() -> None:
-    with serve_answers(BUSY, BUSY, NOTHING) as (url, request):
+    with serve_answers(BUSY, BUSY, EMPTY_TIMELINE) as (url, request):
         client = SeamarkClient(url, token="hunter2")
         assert list(client.timeline()) == []
         client.close()
@@ -200,7 +200,7 @@ def test_busy_server_is_asked_again_with_the_token() -> None:
 
 def test_empty_token_is_not_sent() -> None:
     """A shell passes an unset variable as an empty text. A server refuses `Bearer` without a token as malformed."""
-    with serve_answers(NOTHING) as (url, request):
+    with serve_answers(EMPTY_TIMELINE) as (url, request):
         client = SeamarkClient(url, token="")
         assert list(client.timeline()) == []
         client.close()
@@ -273,7 +273,7 @@ def test_listing_that_is_not_arrow_is_a_server_failure() -> None:
 
 
 def test_error_of_an_unreachable_server_names_its_address() -> None:
-    with serve_answers(NOTHING) as (url, _):
+    with serve_answers(EMPTY_TIMELINE) as (url, _):
         pass
     client = SeamarkClient(url, retries=0, timeout_s=2)
     with pytest.raises(Unreachable, match=url):

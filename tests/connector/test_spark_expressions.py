@@ -6,11 +6,11 @@ import sys
 
 from sqlglot import exp
 
-from seamark.connector.spark.query.expressions import column, is_sure
+from seamark.connector.spark.query.expressions import is_sure, make_column
 
 
 def equals_in_upper_case(text: str) -> exp.Expr:
-    return exp.EQ(this=exp.Upper(this=column("c")), expression=exp.Literal.string(text))
+    return exp.EQ(this=exp.Upper(this=make_column("c")), expression=exp.Literal.string(text))
 
 
 def test_conditions_on_expanding_upper_case_texts_are_left_to_spark() -> None:
@@ -22,4 +22,4 @@ def test_conditions_on_expanding_upper_case_texts_are_left_to_spark() -> None:
         assert not is_sure(equals_in_upper_case(text)), ascii(text)
         assert not is_sure(equals_in_upper_case(f"A{text}B")), ascii(text)
     assert is_sure(equals_in_upper_case("ÄRGER"))
-    assert is_sure(exp.EQ(this=column("c"), expression=exp.Literal.string("SS")))
+    assert is_sure(exp.EQ(this=make_column("c"), expression=exp.Literal.string("SS")))

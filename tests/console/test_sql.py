@@ -15,7 +15,7 @@ from tests.console.browser import RecordedPage, open_browser, open_page
 from tests.console.test_console import check, see
 from tests.server.rig import running
 
-LONG = "SELECT count(*) FROM " + ", ".join(f"db.t t{n}" for n in range(12))
+LONG_STATEMENT = "SELECT count(*) FROM " + ", ".join(f"db.t t{n}" for n in range(12))
 """A join of 60 rows with themselves that does not end by itself."""
 
 
@@ -61,7 +61,7 @@ async def test_statement_is_run_explained_cancelled_and_listed(tmp_path: Path) -
 
         await enter(watched, "SELECT nope FROM db.t")
         await expect(page.get_by_role("alert")).to_contain_text("nope")
-        await enter(watched, LONG)
+        await enter(watched, LONG_STATEMENT)
         await expect(page.get_by_role("button", name="Run")).to_be_disabled()
         await page.keyboard.press("Escape")
         await see(watched, "Cancelled")

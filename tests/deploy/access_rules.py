@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 OWNERS = "anna|tests"
-GUARDED = "(definer|invoker|hiding|summary|lending|keeping|opening)(~plan~.*)?"
-EVERYTHING = ["SELECT", "INSERT", "DELETE", "UPDATE", "OWNERSHIP", "GRANT_SELECT"]
+GUARDED_VIEWS = "(definer|invoker|hiding|summary|lending|keeping|opening)(~plan~.*)?"
+ALL_PRIVILEGES = ["SELECT", "INSERT", "DELETE", "UPDATE", "OWNERSHIP", "GRANT_SELECT"]
 
 
 def _guarded_table_rule(user: str, table: str, **more: Any) -> dict[str, Any]:
@@ -35,10 +35,10 @@ RULES: dict[str, Any] = {
     "catalogs": [{"allow": "all"}],
     "schemas": [{"user": OWNERS, "owner": True}],
     "tables": [
-        {"user": OWNERS, "privileges": EVERYTHING},
-        _guarded_table_rule("rita", GUARDED),
+        {"user": OWNERS, "privileges": ALL_PRIVILEGES},
+        _guarded_table_rule("rita", GUARDED_VIEWS),
         _guarded_table_rule("rolf", "definer"),
-        _guarded_table_rule("filip", GUARDED, filter="id > 4711"),
+        _guarded_table_rule("filip", GUARDED_VIEWS, filter="id > 4711"),
         _ruled_table_rule("rita", "orders", filter="country = 'FR'", columns=_masked_table_rule("card")),
         _ruled_table_rule("rita", "customers", filter="number < 7"),
         _ruled_table_rule("rita", "own", columns=_masked_table_rule("card")),

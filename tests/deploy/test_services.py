@@ -31,11 +31,11 @@ def test_each_postgres_database_starts_empty(postgres: Postgres) -> None:
 def test_emptied_postgres_database_equals_a_new_one(postgres: Postgres) -> None:
     schema = "SELECT nspowner::regrole, nspacl FROM pg_namespace WHERE nspname = 'public'"
     name, url = "emptied", postgres.create_database("emptied")
-    new = postgres.sql(schema, name)
+    new_tables = postgres.sql(schema, name)
     postgres.sql("CREATE TABLE t (a int); REVOKE ALL ON SCHEMA public FROM PUBLIC", name)
     postgres.clear_database(url)
     assert postgres.sql("SELECT count(*) FROM pg_tables WHERE tablename = 't'", name) == "0"
-    assert postgres.sql(schema, name) == new
+    assert postgres.sql(schema, name) == new_tables
     postgres.drop_database(url)
 
 

@@ -176,10 +176,10 @@ def test_trino_reads_a_plan_table_like_the_table(lake: Lake, version: int) -> No
         columns = 'id, land, day, "$path", "$partition"'
         expected = rows(f"SELECT {columns} FROM {schema}.t WHERE {predicate} ORDER BY id")
         assert rows(f"SELECT {columns} FROM {plan} WHERE {predicate} ORDER BY id") == expected
-        left = {path for (path,) in rows(f'SELECT file_path FROM {schema}."{name}$files" WHERE content = 0')}
-        assert left <= files
-        assert (left == files) == (predicate == "true"), predicate
-        assert {path for *_, path, _ in expected} <= left
+        live_paths = {path for (path,) in rows(f'SELECT file_path FROM {schema}."{name}$files" WHERE content = 0')}
+        assert live_paths <= files
+        assert (live_paths == files) == (predicate == "true"), predicate
+        assert {path for *_, path, _ in expected} <= live_paths
         joined = f"SELECT count(*) FROM {plan} a JOIN {schema}.t b ON a.id = b.id JOIN {plan} c ON b.id = c.id"
         assert rows(joined) == rows(f"SELECT count(*) FROM {plan}")
     then = make_plan(lake, f"plans{version}.t", "id = 21", at=At(snapshot_id=before))

@@ -23,8 +23,8 @@ from tests.services.trino_proxy import trino_proxy
 
 pytestmark = NEEDS_TRINO
 JDBC = Path(__file__).parents[1] / "services" / "JdbcClient.java"
-ONE = "SELECT id, note FROM orders WHERE id = 4711"
-MANY = """SELECT a.id, b.id AS x, rpad(a.note, 300, 'é') AS long FROM orders a, orders b
+ONE_ROW_QUERY = "SELECT id, note FROM orders WHERE id = 4711"
+MANY_ROWS_QUERY = """SELECT a.id, b.id AS x, rpad(a.note, 300, 'é') AS long FROM orders a, orders b
 WHERE a.id = 12 AND b.id < 8000 ORDER BY b.id"""
 
 
@@ -58,8 +58,8 @@ def command_line(url: str, *statements: str) -> list[dict[str, Any]]:
 def test_trino_command_line_gets_equal_results_through_the_proxy(shop: Shop) -> None:
     statements = (
         "USE seamark.shop",
-        ONE,
-        MANY,
+        ONE_ROW_QUERY,
+        MANY_ROWS_QUERY,
         "PREPARE p FROM SELECT note FROM orders WHERE id = ?",
         "EXECUTE p USING 77",
     )
@@ -77,7 +77,7 @@ def test_jdbc_driver_gets_equal_results_through_the_proxy(shop: Shop, options: s
     """The driver sends the texts of its prepared statements in headers, or in EXECUTE IMMEDIATE."""
     prepared = "SELECT id, note FROM orders WHERE id = ? AND note <> ?"
     among = "SELECT count(*), max(note) FROM orders, countries WHERE country = code AND id IN (?, ?) AND name < ?"
-    request = [ONE, "0", prepared, "2", "bigint:4712", "varchar:it's", MANY, "0"]
+    request = [ONE_ROW_QUERY, "0", prepared, "2", "bigint:4712", "varchar:it's", MANY_ROWS_QUERY, "0"]
     request += [among, "3", "bigint:5", "bigint:8", "varchar:Z", prepared, "2", "bigint:4713", "varchar:n4713"]
     driver = ["-cp", client_jar("trino-jdbc-*"), str(JDBC)]
     before = shop.proxy.statements("rewritten")
@@ -127,11 +127,11 @@ def test_sqlalchemy_gets_equal_results_through_the_proxy(shop: Shop) -> None:
 )
 def test_spooled_results_are_fetched_through_the_proxy(shop: Shop, encoding: str) -> None:
     before = shop.proxy.statements("rewritten")
-    rows = run_both_ways(shop, MANY, encoding=encoding)
+    rows = run_both_ways(shop, MANY_ROWS_QUERY, encoding=encoding)
     assert len(rows) == 8000
     assert shop.proxy.statements("rewritten") == before + 1
-    assert rows == rows_of(shop.trino.port, MANY)
-    assert run_both_ways(shop, ONE, encoding=encoding) == [[4711, "n4711"]]
+    assert rows == rows_of(shop.trino.port, MANY_ROWS_QUERY)
+    assert run_both_ways(shop, ONE_ROW_QUERY, encoding=encoding) == [[4711, "n4711"]]
 
 
 def test_addresses_of_spooled_results_are_those_of_the_proxy(shop: Shop, tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_addresses_of_spooled_results_are_those_of_the_proxy(shop: Shop, tmp_pat
     flags = ("--trino", shop.trino.base_url, "--trino", other)
     with trino_proxy(tmp_path, *flags, seamark=shop.planner.base_url) as several:
         for url in (shop.proxy.url, several.url):
-            segments = [segment for segment in segments_of(url, MANY) if segment["type"] == "spooled"]
+            segments = [segment for segment in segments_of(url, MANY_ROWS_QUERY) if segment["type"] == "spooled"]
             assert segments
             for segment in segments:
                 start = f"{url}/seamark/c/" if url == several.url else f"{url}/v1/spooled/"
@@ -150,7 +150,7 @@ def test_addresses_of_spooled_results_are_those_of_the_proxy(shop: Shop, tmp_pat
                     assert len(answer.read()) == segment["metadata"]["segmentSize"]
                 with urllib.request.urlopen(segment["ackUri"], timeout=60) as answer:
                     assert answer.status == 200
-        assert len(rows_of(several.port, MANY, encoding="json+zstd")) == 8000
+        assert len(rows_of(several.port, MANY_ROWS_QUERY, encoding="json+zstd")) == 8000
 
 
 def segments_of(url: str, sql: str) -> Iterator[dict[str, Any]]:
@@ -183,8 +183,8 @@ def test_proxy_connects_to_https_coordinators_with_a_trusted_certificate(
     with trino_proxy(
         tmp_path, "--trino", https_url(trino_lake), "--budget-ms", "30000", *flags, seamark=shop.planner.base_url
     ) as proxy:
-        assert rows_of(proxy.port, ONE) == [[4711, "n4711"]]
-        reported, first = post(proxy.port, ONE)
+        assert rows_of(proxy.port, ONE_ROW_QUERY) == [[4711, "n4711"]]
+        reported, first = post(proxy.port, ONE_ROW_QUERY)
         assert reported.startswith("rewritten; scans=1")
         assert first["nextUri"].startswith(proxy.url)
 
@@ -194,7 +194,7 @@ def test_proxy_sends_nothing_to_a_coordinator_with_an_untrusted_certificate(
 ) -> None:
     with trino_proxy(tmp_path, "--trino", https_url(trino_lake), seamark=shop.planner.base_url) as proxy:
         with pytest.raises(urllib.error.HTTPError) as refused:
-            post(proxy.port, ONE)
+            post(proxy.port, ONE_ROW_QUERY)
         assert refused.value.code == 502
         assert b"certificate" in refused.value.read().lower()
 
@@ -209,5 +209,5 @@ def test_clients_and_coordinators_may_both_use_https(
     with trino_proxy(
         tmp_path, "--trino", https_url(trino_lake), *flags, "--budget-ms", "30000", seamark=shop.planner.base_url
     ) as proxy:
-        rows = rows_of(proxy.port, MANY, host="localhost", http_scheme="https", encoding="json+zstd")
+        rows = rows_of(proxy.port, MANY_ROWS_QUERY, host="localhost", http_scheme="https", encoding="json+zstd")
         assert len(rows) == 8000

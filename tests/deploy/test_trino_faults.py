@@ -26,12 +26,14 @@ from tests.support.trino_comparison import write_files
 pytestmark = [*NEEDS_TRINO, pytest.mark.slow]
 RUNNING_MAX = 2
 LEASE_S = 4
-ONE = "SELECT note FROM orders WHERE id = 4711"
+ONE_ROW_QUERY = "SELECT note FROM orders WHERE id = 4711"
 MANY_ROWS = (
     "SELECT id, x, rpad(note, 200, 'x') FROM orders CROSS JOIN UNNEST(sequence(1, 300)) t (x) WHERE orders.id < 3000"
 )
 """More rows than coordinator and client can buffer, so that Trino reads most of them while the client fetches."""
-LONG = f"SELECT count(*) FROM {', '.join(f'UNNEST(sequence(1, 10000)) t{number} (x{number})' for number in range(4))}"
+LONG_QUERY = (
+    f"SELECT count(*) FROM {', '.join(f'UNNEST(sequence(1, 10000)) t{number} (x{number})' for number in range(4))}"
+)
 
 
 @dataclass
@@ -132,30 +134,30 @@ def test_statement_ends_as_without_the_proxy_when_the_planning_server_is_killed(
 
 
 def test_catalog_outage_after_the_plan_is_trinos_own_error(lake: Lake) -> None:
-    assert rows_of(lake.proxy.port, ONE) == [["n4711"]]
+    assert rows_of(lake.proxy.port, ONE_ROW_QUERY) == [["n4711"]]
     lake.catalog.kill9()
     try:
         names = []
         for port in lake.ports:
             with pytest.raises(trino.exceptions.TrinoQueryError) as caught:
-                rows_of(port, ONE)
+                rows_of(port, ONE_ROW_QUERY)
             assert "~plan~" not in caught.value.message
             names.append(caught.value.error_name)
         assert names[0] == names[1]
     finally:
         lake.catalog.start()
-    assert rows_of(lake.proxy.port, ONE) == [["n4711"]]
+    assert rows_of(lake.proxy.port, ONE_ROW_QUERY) == [["n4711"]]
 
 
 def test_statement_may_wait_in_trinos_queue_longer_than_its_plans_lease(lake: Lake) -> None:
     blockers = [connect(lake.trino.port) for _ in range(RUNNING_MAX)]
     cursors = [blocker.cursor() for blocker in blockers]
     with ThreadPoolExecutor(RUNNING_MAX + 1) as threads:
-        running = [threads.submit(run_until_cancelled, cursor, LONG) for cursor in cursors]
+        running = [threads.submit(run_until_cancelled, cursor, LONG_QUERY) for cursor in cursors]
         try:
             eventually(lambda: are_running(lake, cursors, running), within_s=200)
             before = lake.proxy.statements("rewritten")
-            waiting = threads.submit(rows_of, lake.proxy.port, ONE)
+            waiting = threads.submit(rows_of, lake.proxy.port, ONE_ROW_QUERY)
             eventually(lambda: lake.proxy.statements("rewritten") > before, within_s=200)
             with pytest.raises(TimeoutError):
                 waiting.result(3 * LEASE_S)
@@ -174,7 +176,7 @@ def test_expired_plan_lease_does_not_fail_the_statement(lake: Lake) -> None:
     lake.trino.process.send(signal.SIGSTOP)
     try:
         with ThreadPoolExecutor(1) as threads:
-            request = threads.submit(rows_of, lake.proxy.port, ONE)
+            request = threads.submit(rows_of, lake.proxy.port, ONE_ROW_QUERY)
             with pytest.raises(TimeoutError):
                 request.result(2 * LEASE_S)
             lake.trino.process.send(signal.SIGCONT)
@@ -216,14 +218,14 @@ def test_clients_see_the_restart_of_a_killed_coordinator(lake: Lake) -> None:
         lake.trino.start()
 
     assert fetch_rows(lake.proxy.port, MANY_ROWS, restart) == fetch_rows(lake.trino.port, MANY_ROWS, restart)
-    assert rows_of(lake.proxy.port, ONE) == [["n4711"]]
+    assert rows_of(lake.proxy.port, ONE_ROW_QUERY) == [["n4711"]]
     lake.trino.process.stop(first=signal.SIGKILL)
     try:
         with pytest.raises(trino.exceptions.Http502Error):
-            rows_of(lake.proxy.port, ONE)
+            rows_of(lake.proxy.port, ONE_ROW_QUERY)
     finally:
         lake.trino.start()
-    assert rows_of(lake.proxy.port, ONE) == [["n4711"]]
+    assert rows_of(lake.proxy.port, ONE_ROW_QUERY) == [["n4711"]]
 
 
 def are_running(lake: Lake, cursors: Sequence[Any], statements: Sequence[Future[None]]) -> bool:

@@ -113,7 +113,7 @@ def replace_numbers(rng: random.Random, text: str) -> tuple[str, list[Any]]:
     return re.sub(r"( (?:=|<>|<|>|<=|>=) )(-?\d+)(?![\w.])", bind, text), values
 
 
-def campaign(trino_and_proxy: TrinoAndProxy, trino_lake: TrinoLake, seed: str, queries: int) -> None:
+def run_campaign(trino_and_proxy: TrinoAndProxy, trino_lake: TrinoLake, seed: str, queries: int) -> None:
     for first in range(0, queries, QUERIES_PER_LAKE):
         rng, schema = random.Random(f"{seed}/{first}"), f"random_{seed}_{first}"
         statements = lake_of(rng, trino_lake, schema)
@@ -139,7 +139,7 @@ def test_random_queries_are_equal_through_the_proxy(
     parameters.
     """
     reported, before = trino_and_proxy.counts.copy(), trino_and_proxy.proxy.statements("rewritten")
-    campaign(trino_and_proxy, trino_lake, f"{seed}", queries)
+    run_campaign(trino_and_proxy, trino_lake, f"{seed}", queries)
     reported, rewritten = trino_and_proxy.counts - reported, trino_and_proxy.proxy.statements("rewritten") - before
     print(f"{dict(reported)}, {rewritten} rewritten")
     assert reported["asked"] == queries

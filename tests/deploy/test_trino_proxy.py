@@ -181,8 +181,8 @@ def test_time_travel_uses_the_column_names_of_its_time(shop: Shop) -> None:
     for number in range(4):
         rows_of(port, f"INSERT INTO past VALUES ({number}, {100 - number})")
     then = rows_of(port, 'SELECT snapshot_id FROM "past$snapshots" ORDER BY committed_at DESC LIMIT 1')[0][0]
-    for old, new in (("a", "c"), ("b", "a"), ("c", "b")):
-        rows_of(port, f"ALTER TABLE past RENAME COLUMN {old} TO {new}")
+    for old_name, new_name in (("a", "c"), ("b", "a"), ("c", "b")):
+        rows_of(port, f"ALTER TABLE past RENAME COLUMN {old_name} TO {new_name}")
     rows_of(port, "INSERT INTO past VALUES (2, 98)")
     for where, then_or_now in (("a = 2", f" FOR VERSION AS OF {then}"), ("a = 98", ""), ("b = 2", "")):
         sql = f"SELECT a, b FROM past{then_or_now} WHERE {where} ORDER BY a"

@@ -356,9 +356,9 @@ class Statements:
                 return f"SELECT count(*), min({columns[0]}) FROM {name} x WHERE {self.condition('x.', columns)}"
             case 2:
                 condition = self.condition("c.", ("number", "name", "tier"))
-                left = rng.choice(["orders", "orders", "lent", "own"])
+                left_table = rng.choice(["orders", "orders", "lent", "own"])
                 more = rng.choice(["", f" AND {self.condition('o.', ('id', 'country', 'card'))}"])
-                join = f"{left} o JOIN customers c ON o.customer = c.number"
+                join = f"{left_table} o JOIN customers c ON o.customer = c.number"
                 return f"SELECT o.id, c.name FROM {join} WHERE {condition}{more}"
             case 3:
                 inner = f"SELECT customer FROM orders WHERE {self.condition('', ('id', 'country', 'card'))}"

@@ -108,9 +108,9 @@ def test_trino_reads_the_rows_of_a_model_after_random_changes(stream: TrinoStrea
             case _:
                 numbers = range(number, number + 1)
                 stream.flush()
-                least = number - rng.randint(3, 9)
-                stream.sql(f"DELETE FROM t WHERE id < {least}")
-                model = {each for each in model if each >= least}
+                minimum = number - rng.randint(3, 9)
+                stream.sql(f"DELETE FROM t WHERE id < {minimum}")
+                model = {each for each in model if each >= minimum}
         number = numbers[-1]
         where = rng.choice(["", f" WHERE id >= {number - 2}"])
         expected = sorted(each for each in model if not where or each >= number - 2)

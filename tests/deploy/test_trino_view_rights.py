@@ -15,12 +15,12 @@ from tests.services.needs import NEEDS_TRINO
 from tests.services.trino_proxy import trino_proxy
 
 pytestmark = NEEDS_TRINO
-SHOWN = "SELECT id, note FROM shop.orders WHERE country <> 'IT'"
-HIDING = "SELECT id FROM shop.orders EXCEPT SELECT id FROM shop.orders WHERE country = 'IT'"
+VISIBLE_VIEW = "SELECT id, note FROM shop.orders WHERE country <> 'IT'"
+HIDING_VIEW = "SELECT id FROM shop.orders EXCEPT SELECT id FROM shop.orders WHERE country = 'IT'"
 VIEWS = (
-    ("definer", "DEFINER", SHOWN),
-    ("invoker", "INVOKER", SHOWN),
-    ("hiding", "DEFINER", HIDING),
+    ("definer", "DEFINER", VISIBLE_VIEW),
+    ("invoker", "INVOKER", VISIBLE_VIEW),
+    ("hiding", "DEFINER", HIDING_VIEW),
     ("summary", "DEFINER", "SELECT id, min(note) AS note FROM shop.orders GROUP BY id"),
     ("lending", "DEFINER", "SELECT id, note FROM guarded.invoker"),
     ("keeping", "INVOKER", "SELECT id, note FROM guarded.invoker"),

@@ -44,6 +44,7 @@ ADVICE = {
     "StreamRemoved": "The table was dropped and its rows in the log are removed. Load the table again.",
     "OffsetOutOfRange": "The log does not have the row. Begin at a snapshot, or at an offset that the message names.",
     "NotAcceptable": "The answer does not exist in the requested format.",
+    "ReadOnlyServer": "This server only reads. Send the request to a server that the message names.",
     "AlreadyExists": "The name is taken by a table or a view: they share a namespace. For a change: a file "
     "is already in the table; keep it.",
     "NamespaceNotEmpty": "Drop or move the tables and views of the namespace first. Dropped entries do not count.",

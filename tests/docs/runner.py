@@ -26,10 +26,10 @@ from tests.docs.pages import Block, Page, all_pages
 from tests.services.forking_command import forking_command
 from tests.services.process import ManagedProcess, free_port, http_ok
 
-RUNNING = [page for page in all_pages() if any(block.mark for block in page.blocks)]
+EXECUTED_PAGES = [page for page in all_pages() if any(block.mark for block in page.blocks)]
 CATALOG = "sea"
 """The catalog's name in all pages."""
-SLOW = {
+SLOW_PAGES = {
     f"docs/how-to/{name}.md"
     for name in (
         *("buckets", "catalog-commands", "cluster", "commit-api", "explain-and-lookups", "lookups"),
@@ -212,8 +212,8 @@ def run_page(page: Page, folder: Path, request: pytest.FixtureRequest) -> None:
 
 def list_pages_to_run(*, with_spark: bool) -> list[ParameterSet]:
     """Return the parameters of the pages that need Spark, or of the other pages."""
-    pages = [page for page in RUNNING if asks_for_spark(page) is with_spark]
-    return [pytest.param(page, marks=[pytest.mark.slow] if str(page) in SLOW else []) for page in pages]
+    pages = [page for page in EXECUTED_PAGES if asks_for_spark(page) is with_spark]
+    return [pytest.param(page, marks=[pytest.mark.slow] if str(page) in SLOW_PAGES else []) for page in pages]
 
 
 def asks_for_spark(page: Page) -> bool:

@@ -19,10 +19,10 @@ def _paths(page: Page) -> set[str]:
     return {code for code in page.inline_code if _PATH.fullmatch(code)}
 
 
-@pytest.mark.parametrize(("name", "least"), [("ARCHITECTURE.md", 30), ("CONTRIBUTING.md", 5)])
-def test_paths_of_the_page_exist(name: str, least: int) -> None:
+@pytest.mark.parametrize(("name", "minimum"), [("ARCHITECTURE.md", 30), ("CONTRIBUTING.md", 5)])
+def test_paths_of_the_page_exist(name: str, minimum: int) -> None:
     paths = _paths(Page(REPO / name))
-    assert len(paths) >= least
+    assert len(paths) >= minimum
     assert {path for path in paths if not (REPO / path).exists()} == set()
 
 

@@ -22,7 +22,7 @@ from seamark.metaserver.settings.settings import FIELDS, Settings, environment_n
 from seamark.metaserver.settings.sources import CONFIG_VARIABLE, load
 from tests.docs.commands import subcommands
 from tests.docs.pages import REPO, Block, Page, all_pages
-from tests.docs.runner import RUNNING, check_output, spark_conf
+from tests.docs.runner import EXECUTED_PAGES, check_output, spark_conf
 from tests.services.process import DEPLOY
 
 PAGES = all_pages()
@@ -80,7 +80,7 @@ def test_python_block_can_be_pasted_into_an_interactive_interpreter() -> None:
 
 def test_page_that_fills_the_home_asks_for_a_new_folder() -> None:
     """Two pages in one folder would both create `shop.orders`."""
-    for page in RUNNING:
+    for page in EXECUTED_PAGES:
         serves = any(block.mark == "run: server" and "./seamark-home" in block.text for block in page.blocks)
         creates = any("shop" in block.text for block in page.blocks if block.mark)
         if serves and creates and page.path.name != "README.md":

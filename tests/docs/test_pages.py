@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import Block, Page
-from tests.docs.runner import RUNNING, SLOW, list_pages_to_run, page_run, run_page
+from tests.docs.runner import EXECUTED_PAGES, SLOW_PAGES, list_pages_to_run, page_run, run_page
 
 
 @pytest.mark.filterwarnings("ignore")  # These are clients' warnings; every other test treats Seamark's as errors.
@@ -17,11 +17,11 @@ def test_page_runs_from_top_to_bottom(page: Page, tmp_path: Path, request: pytes
 
 
 def test_slow_pages_exist() -> None:
-    assert SLOW - {str(page) for page in RUNNING} == set()
+    assert SLOW_PAGES - {str(page) for page in EXECUTED_PAGES} == set()
 
 
 def test_failing_command_fails_its_page(tmp_path: Path) -> None:
-    page = RUNNING[0]
+    page = EXECUTED_PAGES[0]
     with page_run(page, tmp_path, {}, lambda: None) as run:
         run.block(Block("bash", "run", "seamark --version | grep seamark", 1))
         with pytest.raises(AssertionError, match=r"ended with 2\n(.*\n)*.*--nonsense"):

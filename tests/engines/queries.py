@@ -282,14 +282,14 @@ class Queries:
             pair = self._pair(sources, hidden)
             if pair is None:
                 break
-            (old, column), (other, theirs) = pair
-            new, kind = self._alias(), rng.choice(_KINDS + ("JOIN",) * 5)
-            more = f" AND {self._of(other, new)}" if rng.random() < 0.3 else ""
+            (old_alias, column), (other, theirs) = pair
+            new_alias, kind = self._alias(), rng.choice(_KINDS + ("JOIN",) * 5)
+            more = f" AND {self._of(other, new_alias)}" if rng.random() < 0.3 else ""
             equal = "<=>" if rng.random() < 0.05 else "="
-            sides = f"{self._side(old, column)} {equal} {self._side(new, theirs)}"
-            text += f" {kind} {self._source(other, depth)} {new} ON {sides}{more}"
-            sources[new] = other
-            hidden |= {new} if kind in _KINDS[4:] else set()
+            sides = f"{self._side(old_alias, column)} {equal} {self._side(new_alias, theirs)}"
+            text += f" {kind} {self._source(other, depth)} {new_alias} ON {sides}{more}"
+            sources[new_alias] = other
+            hidden |= {new_alias} if kind in _KINDS[4:] else set()
         if table == "sales" and rng.random() < 0.2:
             text += rng.choice(
                 [

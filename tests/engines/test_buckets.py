@@ -56,8 +56,8 @@ def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
     with Seamark(tmp_path_factory.mktemp("buckets")) as server:
         client = SeamarkClient(server.base_url)
         cache_properties = {"cache-enabled": "true", "cache.expiration-interval-ms": "-1"}
-        old = new_catalog(spark, server.base_url, extra=cache_properties)
-        new_lake = Lake(client, spark, f"{new_catalog(spark, server.base_url)}.db", f"{old}.db")
+        old_catalog = new_catalog(spark, server.base_url, extra=cache_properties)
+        new_lake = Lake(client, spark, f"{new_catalog(spark, server.base_url)}.db", f"{old_catalog}.db")
         new_lake.sql("CREATE NAMESPACE IF NOT EXISTS {db}")
         yield new_lake
         client.close()

@@ -19,7 +19,7 @@ from seamark.connector.spark.frames import clustering
 from seamark.connector.spark.frames.writes import WriteReport, decode_files
 from seamark.connector.write.appends import commit as commit_change
 from seamark.spark import JoinedTable, cluster, write
-from tests.engines.spark.test_spark_writing import COLUMNS, EVERYTHING
+from tests.engines.spark.test_spark_writing import ALL_TYPE_COLUMNS, COLUMNS
 from tests.engines.tables import SparkTables
 
 SALES = "id bigint, day int, customer int, quantity int, note string"
@@ -79,7 +79,7 @@ def test_clustering_keeps_rows_of_every_type_and_their_row_ids(rig: Rig, version
         f"TBLPROPERTIES ('format-version'='{version}')"
     )
     for part in range(2):
-        frame = rig.spark.range(150 * part, 150 * part + 150).selectExpr(*EVERYTHING)
+        frame = rig.spark.range(150 * part, 150 * part + 150).selectExpr(*ALL_TYPE_COLUMNS)
         write(frame, f"db.{table}", client=rig.client, distribution="none")
     columns = "*, _row_id, _last_updated_sequence_number" if version == 3 else "*"
     before = rig.rows(table, columns)
@@ -158,6 +158,7 @@ def test_clustering_of_a_branch_changes_only_the_branch(rig: Rig) -> None:
 # Tests of the effect of clustering
 
 
+@pytest.mark.slow
 def test_rows_of_a_city_and_some_days_are_in_fewer_files(rig: Rig) -> None:
     """Iceberg's reader reports the file of each row. The other table has as many files, sorted by a column
     that the queries do not use.
@@ -238,9 +239,9 @@ def test_rows_appended_during_clustering_stay_and_a_delete_is_a_conflict(
         files = rig.files("busy")
         with pytest.raises(Conflict):
             rig.cluster("busy", ["day"], files=6)
-        left = rig.files("busy") - files
+        kept_files = rig.files("busy") - files
         live = {urlsplit(path).path for (path,) in rig.sql("SELECT file_path FROM {db}.busy.files")}
-        assert left <= live, "files that no snapshot names are deleted"
+        assert kept_files <= live, "files that no snapshot names are deleted"
         assert rig.sql("SELECT count(*) FROM {db}.busy WHERE day = 5") == [(0,)]
     assert rig.sql("SELECT quantity FROM {db}.busy WHERE id = 77") == [(9,)]
 

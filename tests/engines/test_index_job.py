@@ -209,13 +209,13 @@ CASES = (
 )
 
 
-FAST = ("ids", "decimals", "land", "nested", "key")
+FAST_INDEXES = ("ids", "decimals", "land", "nested", "key")
 """The indexes of the fast tier: each kind, one column, a field of a struct, and two columns."""
 
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, marks=[] if case.index in FAST else pytest.mark.slow) for case in CASES],
+    [pytest.param(case, marks=[] if case.index in FAST_INDEXES else pytest.mark.slow) for case in CASES],
     ids=lambda case: f"{case.index}: {case.sql}",
 )
 def test_spark_and_pyiceberg_read_fewer_files_with_each_kind_of_index(wide_lake: Lake, case: Case) -> None:
@@ -224,8 +224,8 @@ def test_spark_and_pyiceberg_read_fewer_files_with_each_kind_of_index(wide_lake:
     expected = engines.sql_by_itself(query)
     assert expected
     explained = wide_lake.explain(case.sql)
-    left = {stage.name: stage.files_left for stage in explained.stages}
-    assert (left["column_stats"], explained.files) == (FILES, case.files)
+    files_left = {stage.name: stage.files_left for stage in explained.stages}
+    assert (files_left["column_stats"], explained.files) == (FILES, case.files)
     assert case.index in {index["name"] for index in explained.indexes}
     plan = engines.plan("wide", case.json)
     assert len(plan) == case.files

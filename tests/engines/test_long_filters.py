@@ -21,7 +21,7 @@ from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 
 JAVA = {"X-Client-Version": "Apache Iceberg 1.12.0"}
-SHORT = {"X-Seamark-Residuals": "short"}
+SHORT_RESIDUALS = {"X-Seamark-Residuals": "short"}
 
 
 def plan(server: Seamark, table: str, where: Any, headers: dict[str, str]) -> Any:
@@ -81,7 +81,7 @@ def test_rows_are_right_if_long_residuals_are_shortened(spark: SparkSession, tmp
             )
             expected = list(range(0, 6000, 4))
             where = {"type": "in", "term": "id", "values": expected}
-            reported = residuals(server, table, where, {**JAVA, **SHORT})
+            reported = residuals(server, table, where, {**JAVA, **SHORT_RESIDUALS})
             assert reported
             assert all(one["type"] == "and" for one in reported)
             assert read_by_generics(spark, server.base_url, table, "id", expected) == expected

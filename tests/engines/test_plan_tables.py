@@ -148,12 +148,12 @@ def test_plan_table_has_the_rows_row_ids_and_files_of_the_filtered_table(engines
         note = f"{kind}, seed {seed}: {predicate}"
         plan = engines.client.plan_table(f"db.{name}", predicate)
         assert plan.name is not None, note
-        left = engines.files(plan.name)
-        assert len(left) == plan.files, note
-        assert left <= every, note
-        pruned += len(every - left)
+        planned_files = engines.files(plan.name)
+        assert len(planned_files) == plan.files, note
+        assert planned_files <= every, note
+        pruned += len(every - planned_files)
         expected = [row[len(requested_predicates) :] for row in whole if row[number]]
-        with engines.hide_files(every - left):
+        with engines.hide_files(every - planned_files):
             actual = engines.sql(f"SELECT {columns} FROM {{db}}.`{plan.name}` WHERE {predicate} ORDER BY id")
             assert actual == expected, note
             engines.sql(f"SELECT count(*) FROM {{db}}.`{plan.name}`")

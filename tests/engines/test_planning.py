@@ -498,7 +498,7 @@ REUSES = [
 ]
 
 
-HELD = [
+CACHED_TABLE_CASES = [
     pytest.param(False, id="table held by the session", marks=pytest.mark.slow),
     pytest.param(True, id="table loaded anew"),
 ]
@@ -507,7 +507,7 @@ HELD = [
 QUICK = {("exchanged", "merge-on-read")}
 
 
-@pytest.mark.parametrize("fresh", HELD)
+@pytest.mark.parametrize("is_fresh", CACHED_TABLE_CASES)
 @pytest.mark.parametrize(
     ("case", "mode"),
     [
@@ -517,7 +517,7 @@ QUICK = {("exchanged", "merge-on-read")}
     ],
 )
 def test_reused_column_name_is_read_and_written_before_the_next_data_commit(
-    engines: Engines, case: tuple[Any, ...], mode: str, fresh: bool
+    engines: Engines, case: tuple[Any, ...], mode: str, is_fresh: bool
 ) -> None:
     """The statements are SELECT, UPDATE, DELETE and MERGE in each write mode.
 
@@ -525,19 +525,19 @@ def test_reused_column_name_is_read_and_written_before_the_next_data_commit(
     """
     name, column, changes, conditions, value = case
     caching_catalog = new_catalog(
-        engines.spark, engines.server.base_url, extra={"cache-enabled": str(not fresh).lower()}
+        engines.spark, engines.server.base_url, extra={"cache-enabled": str(not is_fresh).lower()}
     )
     caching_engines = replace(engines, catalog=caching_catalog)
-    table = f"{name}_{'fresh' if fresh else 'held'}"
+    table = f"{name}_{'fresh' if is_fresh else 'held'}"
     columns = {"f": "int(id)", "s": "named_struct('f', int(id))", "g": "concat('v', id)"}
-    filled = [columns[part.split()[0]] for part in column.split(", ")]
+    inserted_values = [columns[part.split()[0]] for part in column.split(", ")]
     if column == "f string":
-        filled = ["concat('v', id)"]
-    modes = ", ".join(f"'write.{one}.mode'='{mode}'" for one in ("delete", "update", "merge"))
+        inserted_values = ["concat('v', id)"]
+    modes = ", ".join(f"'write.{operation}.mode'='{mode}'" for operation in ("delete", "update", "merge"))
     for number, condition in enumerate(conditions):
         caching_engines.sql(f"DROP TABLE IF EXISTS {{db}}.{table}")
         caching_engines.sql(f"CREATE TABLE {{db}}.{table} (id bigint, {column}) USING iceberg TBLPROPERTIES ({modes})")
-        caching_engines.sql(f"INSERT INTO {{db}}.{table} SELECT id, {', '.join(filled)} FROM range(8)")
+        caching_engines.sql(f"INSERT INTO {{db}}.{table} SELECT id, {', '.join(inserted_values)} FROM range(8)")
         assert caching_engines.sql(f"SELECT count(*) FROM {{db}}.{table} WHERE id < 3") == [(3,)]
         for change in changes:
             caching_engines.sql(f"ALTER TABLE {{db}}.{table} {change}")
@@ -546,18 +546,21 @@ def test_reused_column_name_is_read_and_written_before_the_next_data_commit(
         expected = {row[0] for row in engines.sql_by_itself(f"SELECT id FROM {{db}}.{table} WHERE {condition}")}
         if number == 0:
             caching_engines.sql(f"DELETE FROM {{db}}.{table} WHERE {condition}")
-            left = [(one,) for one in range(8) if one not in expected]
+            expected_ids = [(row_id,) for row_id in range(8) if row_id not in expected]
         elif number == 1:
             caching_engines.sql(f"UPDATE {{db}}.{table} SET id = id + 100 WHERE {condition}")
-            left = [(one + 100 * (one in expected),) for one in range(8)]
+            expected_ids = [(row_id + 100 * (row_id in expected),) for row_id in range(8)]
         else:
             source = "(SELECT explode(sequence(0, 7)) AS k)"
             caching_engines.sql(
                 f"MERGE INTO {{db}}.{table} t USING {source} s ON t.id = s.k AND {condition} "
                 "WHEN MATCHED THEN UPDATE SET id = id + 100"
             )
-            left = [(one + 100 * (one in expected),) for one in range(8)]
-        assert sorted(engines.sql_by_itself(f"SELECT id FROM {{db}}.{table}")) == sorted(left), (mode, condition)
+            expected_ids = [(row_id + 100 * (row_id in expected),) for row_id in range(8)]
+        assert sorted(engines.sql_by_itself(f"SELECT id FROM {{db}}.{table}")) == sorted(expected_ids), (
+            mode,
+            condition,
+        )
         if value is not None:
             caching_engines.sql(f"INSERT INTO {{db}}.{table} VALUES (50, {value})")
         assert sorted(caching_engines.sql(query)) == sorted(engines.sql_by_itself(query)), condition

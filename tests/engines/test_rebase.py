@@ -25,8 +25,8 @@ from tests.faults.rigs.http import Client
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 
-NEVER_AGAIN = {"commit.retry.num-retries": "0"}
-REBASE = {"seamark.commit.rebase": "append", **NEVER_AGAIN}
+NO_RETRIES = {"commit.retry.num-retries": "0"}
+REBASE = {"seamark.commit.rebase": "append", **NO_RETRIES}
 MERGE = {"commit.manifest-merge.enabled": "true", "commit.manifest.min-count-to-merge": "2"}
 SCHEMA = pa.schema([("writer", pa.int64()), ("number", pa.int64())])
 
@@ -162,7 +162,7 @@ def test_appends_of_eight_pyiceberg_writers_to_one_table_all_succeed(server: Sea
 
 
 def test_concurrent_appends_fail_without_rebase(server: Seamark) -> None:
-    _create(server, "refused", NEVER_AGAIN)
+    _create(server, "refused", NO_RETRIES)
     with pytest.raises(CommitFailedException):
         _append_at_once([PyIcebergWriter(server, "refused", writer) for writer in range(8)], times=5)
 

@@ -23,7 +23,7 @@ from tests.waits import block_until
 
 pytestmark = pytest.mark.slow
 
-NEVER = 3_600_000
+NEVER_MS = 3_600_000
 VERSION_3 = "TBLPROPERTIES ('seamark.stream.enabled'='true', 'format-version'='3')"
 PROPERTIES = "TBLPROPERTIES ('seamark.stream.enabled'='true')"
 
@@ -72,7 +72,7 @@ class Stream:
 
 @pytest.fixture
 def stream(spark: SparkSession, tmp_path: Path) -> Iterator[Stream]:
-    with Seamark(tmp_path, env={"SEAMARK_STREAM_FLUSH_INTERVAL_MS": str(NEVER)}) as server:
+    with Seamark(tmp_path, env={"SEAMARK_STREAM_FLUSH_INTERVAL_MS": str(NEVER_MS)}) as server:
         stream = Stream(server, spark)
         stream.sql("CREATE NAMESPACE {db}")
         yield stream

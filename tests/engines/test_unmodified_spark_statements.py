@@ -82,9 +82,9 @@ class Table:
         return {row.id for row in frame.where(condition).select("id").collect()}
 
     def check(self, message: str) -> None:
-        assert sorted(map(repr, self.run("SELECT * FROM {t}"))) == sorted(
-            map(repr, map(_as_spark_returns, self.rows))
-        ), message
+        assert sorted(map(repr, self.run("SELECT * FROM {t}"))) == sorted(map(repr, map(_to_spark_types, self.rows))), (
+            message
+        )
 
     def check_found(self, condition: str, message: str) -> None:
         expected = sorted(self.find_matching_ids(condition))
@@ -117,9 +117,9 @@ class Table:
 
     def overwrite(self, condition: str) -> None:
         """Replace all rows with those that match the condition."""
-        left = self.find_matching_ids(condition)
+        matching_ids = self.find_matching_ids(condition)
         self.run(f"INSERT OVERWRITE TABLE {{t}} SELECT * FROM {{t}} WHERE {condition}")
-        self.rows = [row for row in self.rows if row[0] in left]
+        self.rows = [row for row in self.rows if row[0] in matching_ids]
 
     def rewrite(self, condition: str) -> None:
         self.run(
@@ -128,7 +128,7 @@ class Table:
         )
 
 
-def _as_spark_returns(row: Row) -> Row:
+def _to_spark_types(row: Row) -> Row:
     """Return the row in Spark's types: 32-bit floats, and structs as rows."""
     from pyspark.sql import Row as SparkRow
 
@@ -159,9 +159,9 @@ def stock(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iter
         Seamark(tmp_path_factory.mktemp("stock"), env=pages) as server,
         closing(IndexClient(server.base_url)) as client,
     ):
-        fresh = {"cache-enabled": "false"}
-        short = new_catalog(spark, server.base_url, extra=fresh)
-        exact = new_catalog(spark, server.base_url, extra={**fresh, "header.X-Seamark-Residuals": "exact"})
+        no_cache = {"cache-enabled": "false"}
+        short = new_catalog(spark, server.base_url, extra=no_cache)
+        exact = new_catalog(spark, server.base_url, extra={**no_cache, "header.X-Seamark-Residuals": "exact"})
         spark.sql(f"CREATE NAMESPACE {short}.db")
         yield UnmodifiedSpark(spark, client, (short, exact))
 

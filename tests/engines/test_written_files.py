@@ -216,21 +216,21 @@ def test_spark_and_seamark_delete_from_one_table_in_turn(lake: Lake, version: in
             f"db.{name}",
             pa.table({"id": pa.array(ids, pa.int64()), "part": pa.array([id_ % 3 for id_ in ids], pa.int32())}),
         )
-    left = set(range(200))
+    expected_ids = set(range(200))
     for turn in range(3):
         mine = set(range(turn, 200, 11))
         written = delete_by_position(lake, name, mine)
         if version == 3:
             assert {file["file-format"] for file in written.files} == {"PUFFIN"}
             assert len(written.removed) == (6 if turn else 0)
-        left -= mine
-        assert {one for (one,) in lake.sql(f"SELECT id FROM {{db}}.{name}")} == left
+        expected_ids -= mine
+        assert {one for (one,) in lake.sql(f"SELECT id FROM {{db}}.{name}")} == expected_ids
         lake.sql(f"DELETE FROM {{db}}.{name} WHERE id % 13 = {turn}")
-        left -= {one for one in left if one % 13 == turn}
-        assert {one for (one,) in lake.sql(f"SELECT id FROM {{db}}.{name}")} == left
-        assert lake.sql(f"SELECT count(*) FROM {{db}}.{name}") == [(len(left),)]
+        expected_ids -= {one for one in expected_ids if one % 13 == turn}
+        assert {one for (one,) in lake.sql(f"SELECT id FROM {{db}}.{name}")} == expected_ids
+        assert lake.sql(f"SELECT count(*) FROM {{db}}.{name}") == [(len(expected_ids),)]
     read = lake.python.load_table(f"db.{name}").scan().to_arrow()
-    assert set(read["id"].to_pylist()) == left
+    assert set(read["id"].to_pylist()) == expected_ids
 
 
 def test_spark_leaves_out_the_rows_of_equality_deletes(lake: Lake) -> None:

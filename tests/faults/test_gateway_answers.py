@@ -25,7 +25,7 @@ import pytest
 from seamark.formats.runtime.clock import SimulatedClock
 from seamark.metaserver.gateway.forwarding import Forwarding
 from seamark.metaserver.settings.settings import Settings
-from tests.gateway.test_cache import BLOCK, Worker, worker
+from tests.gateway.test_cache import BLOCK, Worker, open_worker
 from tests.seeds import first_seed
 
 FAULTS = ("cut", "reset", "silent", "refused", "long", "other")
@@ -118,7 +118,9 @@ def etag_of(data: bytes) -> str:
 
 
 @asynccontextmanager
-async def gateway(store: BrokenStore, folder: Path, connections: int = 8, **changes: object) -> AsyncIterator[Worker]:
+async def open_gateway(
+    store: BrokenStore, folder: Path, connections: int = 8, **changes: object
+) -> AsyncIterator[Worker]:
     """Open a gateway worker with its cache before the store."""
     async with await asyncio.start_server(store.serve, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
@@ -131,8 +133,8 @@ async def gateway(store: BrokenStore, folder: Path, connections: int = 8, **chan
         )
         clock = SimulatedClock(1)
         forwarding = Forwarding(settings, clock, connections=connections)
-        async with worker(forwarding, folder, clock, **changes) as single_worker:  # type: ignore[arg-type]
-            yield single_worker
+        async with open_worker(forwarding, folder, clock, **changes) as worker:  # type: ignore[arg-type]
+            yield worker
 
 
 async def read_answer(
@@ -183,11 +185,11 @@ async def test_no_fault_of_the_store_gives_wrong_bytes(tmp_path: Path, case: str
     ]
     store.objects = {path: rng.randbytes(9 * BLOCK + n) for n, path in enumerate(paths)}
     outcomes: Counter[str] = Counter()
-    async with gateway(store, tmp_path, gateway_cache_disk_bytes=0, **CASES[case]) as single_gateway:
+    async with open_gateway(store, tmp_path, gateway_cache_disk_bytes=0, **CASES[case]) as gateway:
         for path in paths:  # The records are known, so reads need no opening.
-            assert (await single_gateway.send("GET", path, Range="bytes=0-0"))[1] == store.objects[path][:1]
+            assert (await gateway.send("GET", path, Range="bytes=0-0"))[1] == store.objects[path][:1]
         store.rate = 0.3
-        address = urlsplit(single_gateway.url)
+        address = urlsplit(gateway.url)
         reader, writer = await asyncio.open_connection(address.hostname, address.port)
         for number in range(120):
             path = rng.choice(paths)
@@ -231,12 +233,12 @@ async def test_interrupted_answer_is_completed_only_from_the_same_object(
     rng = random.Random(3)
     path, data = f"/b/t/{name}", rng.randbytes(20 * BLOCK)
     store = BrokenStore(rng, {path: data}, faults=("cut",), faults_max=4)
-    async with gateway(store, tmp_path, gateway_cache_fetch_bytes=BLOCK - 1) as single_gateway:
-        assert (await single_gateway.send("GET", path, Range="bytes=0-0"))[1] == data[:1]
+    async with open_gateway(store, tmp_path, gateway_cache_fetch_bytes=BLOCK - 1) as gateway:
+        assert (await gateway.send("GET", path, Range="bytes=0-0"))[1] == data[:1]
         store.rate = 1.0
         if is_replaced:
             store.replace = {path: rng.randbytes(20 * BLOCK)}
-        address = urlsplit(single_gateway.url)
+        address = urlsplit(gateway.url)
         reader, writer = await asyncio.open_connection(address.hostname, address.port)
         request = f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n"
         status, length, body, is_short = await read_answer(reader, writer, request, has_body=True)
@@ -253,8 +255,8 @@ async def test_interrupted_answer_is_completed_without_a_second_connection(tmp_p
     rng = random.Random(4)
     path, data = "/b/t/data/plain", rng.randbytes(20 * BLOCK)
     store = BrokenStore(rng, {path: data}, rate=1.0, faults=("cut",), faults_max=1)
-    async with gateway(store, tmp_path, connections=1, gateway_cache_fetch_bytes=BLOCK - 1) as single_gateway:
-        address = urlsplit(single_gateway.url)
+    async with open_gateway(store, tmp_path, connections=1, gateway_cache_fetch_bytes=BLOCK - 1) as gateway:
+        address = urlsplit(gateway.url)
         reader, writer = await asyncio.open_connection(address.hostname, address.port)
         request = f"GET {path} HTTP/1.1\r\nHost: x\r\nIf-Match: {etag_of(data)}\r\n\r\n"  # The store answers.
         answer = await read_answer(reader, writer, request, has_body=True)

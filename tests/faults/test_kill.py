@@ -15,7 +15,7 @@ from tests.faults.rigs.mortal import MortalServer
 from tests.services.s3 import S3
 
 RETRIES = ("with its idempotency key", "blindly", "as another commit on the same base")
-HAPPENED = ("after-swap", "before-reply")
+STEPS_AFTER_COMMIT = ("after-swap", "before-reply")
 
 
 def _die_and_retry(server: MortalServer, client: Client, step: str, retry: str, name: str) -> Client:
@@ -28,7 +28,7 @@ def _die_and_retry(server: MortalServer, client: Client, step: str, retry: str, 
     server.dies(step, 1, lambda: client.append(3, 2, 3, name, key))
 
     client = server.start()
-    happened = step in HAPPENED
+    happened = step in STEPS_AFTER_COMMIT
     assert client.chain(name) == ([1, 2, 3] if happened else [1, 2]), (step, retry)
     if retry.startswith("as another"):
         status, _ = client.append(900, 2, 3, name)
@@ -91,7 +91,7 @@ def test_killed_transaction_changed_all_its_tables_or_none(tmp_path: Path) -> No
             request = ("POST", "/v1/transactions/commit", {"table-changes": changes}, {"Idempotency-Key": new_key()})
             server.dies(step, 1, lambda call=client.call, sent=request: call(*sent))
             client = server.start()
-            expected = [7] if step in HAPPENED else []
+            expected = [7] if step in STEPS_AFTER_COMMIT else []
             assert [client.chain(name) for name in names] == [expected] * 3, step
             for _ in range(2):
                 assert client.call(*request)[0] == 204

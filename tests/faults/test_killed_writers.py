@@ -40,7 +40,7 @@ def rows(model: Model) -> list[tuple[int, int]]:
     return sorted((key, number) for key, numbers in model.items() for number in numbers)
 
 
-def campaign(home: Path, *, kills: int, batches: int, seed: int, version: int, indexed: bool) -> None:
+def run_campaign(home: Path, *, kills: int, batches: int, seed: int, version: int, indexed: bool) -> None:
     context = f"FAULT_SEED={seed} version={version} indexed={indexed}"
     source = random.Random(seed)
     notes = home / "notes"
@@ -95,7 +95,7 @@ def every_snapshot_is_of_whole_batches(client: IndexClient, seed: int, batches: 
 @pytest.mark.slow
 def test_job_that_is_killed_and_restarted_applies_each_batch_once(tmp_path: Path) -> None:
     seed = first_seed("FAULT_SEED")
-    campaign(tmp_path, kills=3, batches=25, seed=seed, version=3, indexed=True)
+    run_campaign(tmp_path, kills=3, batches=25, seed=seed, version=3, indexed=True)
 
 
 @pytest.mark.slow
@@ -104,4 +104,4 @@ def test_job_that_is_killed_and_restarted_applies_each_batch_once(tmp_path: Path
 @pytest.mark.parametrize("version", [2, 3])
 def test_job_that_is_killed_many_times_applies_each_batch_once(tmp_path: Path, version: int, indexed: bool) -> None:
     seed = first_seed("FAULT_SEED")
-    campaign(tmp_path, kills=15, batches=150, seed=seed, version=version, indexed=indexed)
+    run_campaign(tmp_path, kills=15, batches=150, seed=seed, version=version, indexed=indexed)

@@ -25,7 +25,7 @@ from tests.services.seamark import Seamark
 KEEP_LITTLE = {"write.metadata.previous-versions-max": "2", "write.metadata.delete-after-commit.enabled": "true"}
 TABLES = "/v1/namespaces/db/tables"
 NAMES = [f"t{number}" for number in range(6)]
-EXPECTED = {200, 204, 404, 409}
+EXPECTED_STATUSES = {200, 204, 404, 409}
 """The expected errors of clients that interfere with each other, besides 400 (a register of a table during its
 purge).
 """
@@ -54,7 +54,7 @@ class RandomClient:
                 continue
             status, body = answer
             self.answers[action.__name__.lstrip("_"), status] += 1
-            if status not in EXPECTED and not (status == 400 and action == self._register):
+            if status not in EXPECTED_STATUSES and not (status == 400 and action == self._register):
                 self.unexplained.append(f"{action.__name__}: {status} {body}")
 
     def _commit(self, name: str) -> tuple[int, Any]:
@@ -171,7 +171,7 @@ def _find_missing_files(server: Seamark, registered: set[str]) -> list[str]:
     return results
 
 
-def _campaign(server: Seamark, seed: int, rounds: int, seconds: float) -> None:
+def _run_campaign(server: Seamark, seed: int, rounds: int, seconds: float) -> None:
     print(f"live files: FAULT_SEED={seed}")
     clients = [RandomClient(server.base_url, seed, number) for number in range(1, 5)]
     Client(server.base_url).call("POST", "/v1/namespaces", {"namespace": ["db"]})
@@ -206,7 +206,7 @@ ENV = {"SEAMARK_HOUSEKEEPING_INTERVAL_S": "0.3", "SEAMARK_DROP_RETENTION_S": "1"
 
 
 def test_no_live_file_is_deleted_by_concurrent_clients(start_seamark: Callable[..., Seamark]) -> None:
-    _campaign(start_seamark(env=ENV), seed=51, rounds=2, seconds=0.6)
+    _run_campaign(start_seamark(env=ENV), seed=51, rounds=2, seconds=0.6)
 
 
 @pytest.mark.slow
@@ -214,4 +214,4 @@ def test_no_live_file_is_deleted_by_concurrent_clients_from_a_random_seed(
     start_seamark: Callable[..., Seamark],
 ) -> None:
     seed = first_seed("FAULT_SEED")
-    _campaign(start_seamark(env=ENV), seed=seed, rounds=10, seconds=6)
+    _run_campaign(start_seamark(env=ENV), seed=seed, rounds=10, seconds=6)

@@ -82,7 +82,7 @@ def test_killed_rebase_is_applied_completely_or_not_at_all_and_only_once(tmp_pat
         client = server.start()
         for number, (version, key) in enumerate(((2, None), (3, new_key()))):
             name = f"t{number}"
-            late, request = _commit_overtaken(client, name, version, merge=2)
+            late_appender, request = _commit_overtaken(client, name, version, merge=2)
             before = _files(_load(client, name))
             server.dies(step, nth, partial(_send, client, name, request, key))
             client = server.start()
@@ -91,7 +91,7 @@ def test_killed_rebase_is_applied_completely_or_not_at_all_and_only_once(tmp_pat
             for _ in range(2):
                 status, body = _send(client, name, request, key)
                 assert status == 200, body
-                assert body["metadata"]["current-snapshot-id"] == late.snapshot_id
+                assert body["metadata"]["current-snapshot-id"] == late_appender.snapshot_id
             metadata = _load(client, name)
             assert _files(metadata) == {"a", "b", "late-0", "late-1", "late-2"}
             assert len(metadata["snapshots"]) == 5

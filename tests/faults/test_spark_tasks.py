@@ -85,7 +85,7 @@ def _says(process: psutil.Process | None, word: str) -> bool:
     return False
 
 
-def campaign(home: Path, *, failures: int, seed: int, version: int, indexed: bool, within_s: float) -> None:
+def run_campaign(home: Path, *, failures: int, seed: int, version: int, indexed: bool, within_s: float) -> None:
     """Disturb one job until `failures` attempts of its tasks have failed, and then let it end."""
     context = f"FAULT_SEED={seed} version={version} indexed={indexed}"
     source = random.Random(seed)
@@ -152,7 +152,7 @@ def tasks(events: Path) -> list[dict[str, Any]]:
 @pytest.mark.timeout(600)
 def test_each_batch_is_applied_once_when_tasks_are_killed_and_repeated(tmp_path: Path) -> None:
     seed = first_seed("FAULT_SEED")
-    campaign(tmp_path, failures=2, seed=seed, version=3, indexed=True, within_s=300)
+    run_campaign(tmp_path, failures=2, seed=seed, version=3, indexed=True, within_s=300)
 
 
 @pytest.mark.slow
@@ -162,4 +162,4 @@ def test_each_batch_is_applied_once_when_tasks_are_killed_and_repeated(tmp_path:
 @pytest.mark.parametrize("version", [2, 3])
 def test_each_batch_is_applied_once_with_many_failures(tmp_path: Path, version: int, indexed: bool) -> None:
     seed = first_seed("FAULT_SEED")
-    campaign(tmp_path, failures=25, seed=seed, version=version, indexed=indexed, within_s=1200)
+    run_campaign(tmp_path, failures=25, seed=seed, version=version, indexed=indexed, within_s=1200)

@@ -28,7 +28,7 @@ TIMEOUT_S = 2
 
 
 @asynccontextmanager
-async def _behind_weather(s3: S3, home: Path) -> AsyncIterator[tuple[Seamark, Misbehaviour]]:
+async def _start_behind_proxy(s3: S3, home: Path) -> AsyncIterator[tuple[Seamark, Misbehaviour]]:
     """Start a server that reaches the store through the proxy, gives up after TIMEOUT_S, and tries once more."""
     port = free_port()
     env = {**s3.seamark_env(), "SEAMARK_S3_ENDPOINT": f"http://127.0.0.1:{port}"}
@@ -63,9 +63,9 @@ async def _storm(weather: Misbehaviour, source: random.Random, seconds: float) -
     weather.delay_s = 0.0
 
 
-async def _campaign(s3: S3, home: Path, seed: int, seconds: float) -> None:
+async def _run_campaign(s3: S3, home: Path, seed: int, seconds: float) -> None:
     print(f"storage weather: seed {seed}")
-    async with _behind_weather(s3, home) as (server, weather):
+    async with _start_behind_proxy(s3, home) as (server, weather):
         client = Client(server.base_url)
         assert (await asyncio.to_thread(client.create_table))[0] == 200
 
@@ -88,7 +88,7 @@ async def _campaign(s3: S3, home: Path, seed: int, seconds: float) -> None:
 
 @pytest.mark.parametrize("seed", [41])
 async def test_commits_to_unreliable_storage_exist_or_were_rejected(s3: S3, tmp_path: Path, seed: int) -> None:
-    await _campaign(s3, tmp_path / "home", seed, seconds=4)
+    await _run_campaign(s3, tmp_path / "home", seed, seconds=4)
 
 
 @pytest.mark.slow
@@ -96,11 +96,11 @@ async def test_commits_to_unreliable_storage_exist_or_were_rejected(s3: S3, tmp_
 async def test_commits_to_unreliable_storage_exist_or_were_rejected_for_longer(
     s3: S3, tmp_path: Path, seed: int
 ) -> None:
-    await _campaign(s3, tmp_path / "home", seed, seconds=20)
+    await _run_campaign(s3, tmp_path / "home", seed, seconds=20)
 
 
 async def test_hanging_storage_delays_only_requests_that_need_it(s3: S3, tmp_path: Path) -> None:
-    async with _behind_weather(s3, tmp_path / "home") as (server, weather):
+    async with _start_behind_proxy(s3, tmp_path / "home") as (server, weather):
 
         def go_on() -> None:
             client = Client(server.base_url)

@@ -33,6 +33,8 @@ from seamark.metaserver.settings.settings import Settings
 from tests.gateway.fake_store import FakeStore
 from tests.seeds import first_seed
 
+AFTER_RECHECK_MS = 301_000
+"""A second longer than the default of `gateway_cache_recheck_s`"""
 BLOCK = 64 << 10
 PREFIX = "/b/t/data/"
 
@@ -72,7 +74,7 @@ class Worker:
 
 
 @asynccontextmanager
-async def worker(
+async def open_worker(
     store: FakeStore, folder: Path, clock: SimulatedClock, *, principal: str = "me", **changes: object
 ) -> AsyncIterator[Worker]:
     tiers = await open_tiers(settings(folder, **changes), clock, store)
@@ -153,7 +155,7 @@ async def test_blocks_come_from_memory_then_disk_after_a_restart_then_the_store(
     store, path = FakeStore(rng), new_name(rng)
     data = rng.randbytes(5 * BLOCK + 100)
     store.put(location(path), data)
-    async with worker(store, tmp_path, clock) as first_worker:
+    async with open_worker(store, tmp_path, clock) as first_worker:
         assert await first_worker.get(path, Range=f"bytes={BLOCK}-{2 * BLOCK}") == data[BLOCK : 2 * BLOCK + 1]
         assert len(store.requests) == 1
         assert await first_worker.get(path, Range=f"bytes={BLOCK}-{2 * BLOCK}") == data[BLOCK : 2 * BLOCK + 1]
@@ -170,11 +172,11 @@ async def test_blocks_come_from_memory_then_disk_after_a_restart_then_the_store(
         )
         count = len(store.requests)
         assert first_worker.count_served()["memory"] >= BLOCK
-    async with worker(store, tmp_path, clock) as two:
+    async with open_worker(store, tmp_path, clock) as two:
         assert await two.get(path) == data
         assert two.count_served() == {"disk": len(data)}
     assert len(store.requests) == count
-    async with worker(store, tmp_path / "other", clock) as three:
+    async with open_worker(store, tmp_path / "other", clock) as three:
         assert await three.get(path) == data
         assert three.count_served().keys() <= {"fetch", "memory"}
 
@@ -184,8 +186,8 @@ async def test_concurrent_readers_of_a_block_share_one_request(tmp_path: Path) -
     store, path = FakeStore(rng), new_name(rng)
     data = rng.randbytes(3 * BLOCK)
     store.put(location(path), data)
-    async with worker(store, tmp_path, SimulatedClock(1)) as single_worker:
-        answers = await asyncio.gather(*(single_worker.get(path) for _ in range(30)))
+    async with open_worker(store, tmp_path, SimulatedClock(1)) as worker:
+        answers = await asyncio.gather(*(worker.get(path) for _ in range(30)))
     assert all(answer == data for answer in answers)
     assert len(store.requests) == 1
 
@@ -196,13 +198,9 @@ async def test_sequential_reads_are_read_ahead(tmp_path: Path) -> None:
     data = rng.randbytes(40 * BLOCK)
     store.put(location(path), data)
     changes = {"gateway_cache_fetch_bytes": 32 << 20, "gateway_cache_request_bytes": 16 * BLOCK}
-    async with worker(
-        store, tmp_path, SimulatedClock(1), gateway_cache_memory_bytes=8 << 20, **changes
-    ) as single_worker:
+    async with open_worker(store, tmp_path, SimulatedClock(1), gateway_cache_memory_bytes=8 << 20, **changes) as worker:
         for start in range(0, len(data), BLOCK):
-            assert (
-                await single_worker.get(path, Range=f"bytes={start}-{start + BLOCK - 1}") == data[start : start + BLOCK]
-            )
+            assert await worker.get(path, Range=f"bytes={start}-{start + BLOCK - 1}") == data[start : start + BLOCK]
     assert len(store.requests) < 20, store.requests
 
 
@@ -215,7 +213,7 @@ async def test_metadata_files_are_read_completely_and_pinned(tmp_path: Path) -> 
     scanned = [new_name(rng) for _ in range(60)]
     for other in scanned:
         store.put(location(other), rng.randbytes(2 * BLOCK))
-    async with worker(store, tmp_path, SimulatedClock(1)) as first_worker:
+    async with open_worker(store, tmp_path, SimulatedClock(1)) as first_worker:
         assert await first_worker.get(path, Range="bytes=0-9") == data[:10]
         assert await first_worker.get(path) == data
         for other in scanned:
@@ -232,10 +230,10 @@ async def test_answer_is_passed_through_when_the_read_budget_is_exhausted(tmp_pa
     data = rng.randbytes(12 * BLOCK)
     store.put(location(path), data)
     changes = {"gateway_cache_fetch_bytes": BLOCK - 1, "gateway_cache_disk_bytes": 0}
-    async with worker(store, tmp_path, SimulatedClock(1), **changes) as single_worker:
-        assert await single_worker.get(path) == data
-        assert await single_worker.get(path, Range="bytes=5-9") == data[5:10]
-        assert single_worker.count_served() == {"direct": len(data) + 5}
+    async with open_worker(store, tmp_path, SimulatedClock(1), **changes) as worker:
+        assert await worker.get(path) == data
+        assert await worker.get(path, Range="bytes=5-9") == data[5:10]
+        assert worker.count_served() == {"direct": len(data) + 5}
 
 
 @pytest.mark.parametrize("disk_bytes", [0, 8 << 20])
@@ -253,20 +251,20 @@ async def test_blocks_of_others_stay_cached_while_one_principal_reads_and_pins_a
     for number, name in enumerate(loud):
         store.put(location(name), rng.randbytes(2 * BLOCK if number % 4 else 100))
     shares = {"auth": "token", "gateway_cache_memory_bytes": 4 << 20, "gateway_cache_disk_bytes": disk_bytes}
-    async with worker(store, tmp_path, SimulatedClock(seed=1), **shares) as single_worker:
+    async with open_worker(store, tmp_path, SimulatedClock(seed=1), **shares) as worker:
         for _ in range(4):
-            await single_worker.get(hot)
-            await single_worker.get(pinned, test_pinned="yes")
-            await single_worker.get(metadata)
+            await worker.get(hot)
+            await worker.get(pinned, test_pinned="yes")
+            await worker.get(metadata)
         for number, name in enumerate(loud):
             more = {"test_pinned": "yes"} if number % 2 else {}
-            await single_worker.get(name, test_who="loud", **more)
+            await worker.get(name, test_who="loud", **more)
         store.requests.clear()
-        served = single_worker.count_served()
+        served = worker.count_served()
         for name, more in ((hot, {}), (pinned, {"test_pinned": "yes"}), (metadata, {})):
-            assert await single_worker.get(name, **more) == store.objects[location(name)].data
+            assert await worker.get(name, **more) == store.objects[location(name)].data
         assert store.requests == []
-        assert single_worker.count_served()["memory"] == served["memory"] + 3 * BLOCK
+        assert worker.count_served()["memory"] == served["memory"] + 3 * BLOCK
 
 
 async def test_unavailable_store_fails_only_what_is_not_cached(tmp_path: Path) -> None:
@@ -274,13 +272,13 @@ async def test_unavailable_store_fails_only_what_is_not_cached(tmp_path: Path) -
     store, path = FakeStore(rng), new_name(rng)
     data = rng.randbytes(2 * BLOCK)
     store.put(location(path), data)
-    async with worker(store, tmp_path, clock) as single_worker:
-        await single_worker.get(path)
+    async with open_worker(store, tmp_path, clock) as worker:
+        await worker.get(path)
         store.away = True
-        assert await single_worker.get(path) == data
-        clock.advance(10_000_000)
-        assert await single_worker.get(path) == data, "the age of a record is no reason to refuse what is immutable"
-        status, _, _ = await single_worker.send("GET", new_name(rng))
+        assert await worker.get(path) == data
+        clock.advance(10 * AFTER_RECHECK_MS)
+        assert await worker.get(path) == data, "the age of a record is no reason to refuse what is immutable"
+        status, _, _ = await worker.send("GET", new_name(rng))
         assert status == 503
 
 
@@ -288,21 +286,21 @@ async def test_object_replaced_behind_the_gateway_is_noticed_within_the_recheck_
     rng, clock = random.Random(1), SimulatedClock(1)
     store, path = FakeStore(rng), new_name(rng)
     store.put(location(path), b"old" * BLOCK)
-    async with worker(store, tmp_path, clock) as single_worker:
-        assert await single_worker.get(path) == b"old" * BLOCK
+    async with open_worker(store, tmp_path, clock) as worker:
+        assert await worker.get(path) == b"old" * BLOCK
         store.put(location(path), b"new" * BLOCK)
-        clock.advance(301_000)
-        assert await single_worker.get(path) == b"new" * BLOCK
+        clock.advance(AFTER_RECHECK_MS)
+        assert await worker.get(path) == b"new" * BLOCK
         del store.objects[location(path)]
-        clock.advance(301_000)
-        status, _, _ = await single_worker.send("GET", path)
+        clock.advance(AFTER_RECHECK_MS)
+        status, _, _ = await worker.send("GET", path)
         assert status == 404
 
 
 async def test_write_through_one_worker_is_visible_to_all_at_once(tmp_path: Path) -> None:
     rng, clock = random.Random(1), SimulatedClock(1)
     store, path = FakeStore(rng), new_name(rng)
-    async with worker(store, tmp_path, clock) as first_worker, worker(store, tmp_path, clock) as two:
+    async with open_worker(store, tmp_path, clock) as first_worker, open_worker(store, tmp_path, clock) as two:
         for turn in range(6):
             data = rng.randbytes(2 * BLOCK + turn)
             writer = (first_worker, two)[turn % 2]
@@ -335,12 +333,12 @@ async def test_damaged_blocks_are_read_again_and_never_served(tmp_path: Path) ->
     for path, data in objects.items():
         store.put(location(path), data)
     for _ in range(4):
-        async with worker(store, tmp_path, clock, gateway_cache_memory_bytes=0) as single_worker:
+        async with open_worker(store, tmp_path, clock, gateway_cache_memory_bytes=0) as worker:
             for path, data in objects.items():
-                assert await single_worker.get(path) == data
+                assert await worker.get(path) == data
             _damage(tmp_path, rng)
             for path, data in objects.items():
-                assert await single_worker.get(path) == data
+                assert await worker.get(path) == data
         _damage(tmp_path, rng)
 
 
@@ -369,7 +367,7 @@ class _Model:
         return [settled, *results]
 
 
-async def _campaign(seed: int, folder: Path, steps: int) -> None:
+async def _run_campaign(seed: int, folder: Path, steps: int) -> None:
     rng, clock = random.Random(seed), SimulatedClock(seed)
     store, model = FakeStore(rng), _Model()
     paths = [new_name(rng, rng.choice(("parquet", "avro", "puffin"))) for _ in range(8)] + [f"{PREFIX}plain.parquet"]
@@ -422,7 +420,10 @@ async def _campaign(seed: int, folder: Path, steps: int) -> None:
             _agrees(content, method, text, headers, status, body, actual) for content in model.possible(path, begun)
         ), (seed, path, method, text, headers, status, len(body))
 
-    async with worker(store, folder, clock, **changes) as first_worker, worker(store, folder, clock, **changes) as two:
+    async with (
+        open_worker(store, folder, clock, **changes) as first_worker,
+        open_worker(store, folder, clock, **changes) as two,
+    ):
         for _ in range(steps):
             match rng.randrange(12):
                 case 0:
@@ -476,10 +477,10 @@ def _agrees(
 
 @pytest.mark.parametrize("number", range(4))
 async def test_every_answer_agrees_with_the_store(tmp_path: Path, number: int) -> None:
-    await _campaign(first_seed() + number, tmp_path, 60)
+    await _run_campaign(first_seed() + number, tmp_path, 60)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(40))
 async def test_every_answer_agrees_with_the_store_in_long_runs(tmp_path: Path, number: int) -> None:
-    await _campaign(first_seed() + 100 + number, tmp_path, 300)
+    await _run_campaign(first_seed() + 100 + number, tmp_path, 300)

@@ -18,7 +18,7 @@ from seamark.metaserver.gateway.caching import hedging
 from seamark.metaserver.gateway.caching.hedging import HedgedStore
 from seamark.metaserver.gateway.caching.store import StoreAnswer
 from tests.gateway.fake_store import FakeStore
-from tests.gateway.test_cache import BLOCK, location, new_name, worker
+from tests.gateway.test_cache import BLOCK, location, new_name, open_worker
 from tests.seeds import first_seed
 from tests.waits import until
 
@@ -157,7 +157,7 @@ async def test_no_read_has_wrong_bytes_whichever_answer_is_used(tmp_path: Path) 
     for path in paths:
         store.put(location(path), rng.randbytes(rng.randrange(1, 12 * BLOCK)))
     nothing_kept = {"gateway_cache_memory_bytes": 0, "gateway_cache_disk_bytes": 0}
-    async with worker(store, tmp_path, SimulatedClock(1), gateway_hedged_percent=100, **nothing_kept) as single_worker:
+    async with open_worker(store, tmp_path, SimulatedClock(1), gateway_hedged_percent=100, **nothing_kept) as worker:
         for turn in range(150):
             store.fails = (0.0, 0.1)[turn % 2]
             path = rng.choice(paths)
@@ -165,10 +165,10 @@ async def test_no_read_has_wrong_bytes_whichever_answer_is_used(tmp_path: Path) 
             start = rng.randrange(len(data))
             end = rng.randrange(start, len(data)) + 1
             try:
-                status, actual, _ = await single_worker.send("GET", path, Range=f"bytes={start}-{end - 1}")
+                status, actual, _ = await worker.send("GET", path, Range=f"bytes={start}-{end - 1}")
             except aiohttp.ClientError:  # An interrupted answer is not a wrong one.
                 status, actual = 0, b""
             assert status == 206 or store.fails
             assert status != 206 or actual == data[start:end]
-        assert single_worker.backend._tiers.store.hedged > 10
-    single_worker.backend._fetches.check_invariants()
+        assert worker.backend._tiers.store.hedged > 10
+    worker.backend._fetches.check_invariants()

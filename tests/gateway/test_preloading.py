@@ -30,8 +30,8 @@ SPEC = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "p"))
 @pytest.fixture(scope="module")
 def proxy(s3: S3) -> Iterator[FaultProxy]:
     host, port = s3.endpoint.removeprefix("http://").split(":")
-    with fault_proxy(host, int(port)) as single_fault_proxy:
-        yield single_fault_proxy
+    with fault_proxy(host, int(port)) as proxy:
+        yield proxy
 
 
 @pytest.fixture(scope="module")

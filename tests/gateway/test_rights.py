@@ -113,14 +113,14 @@ async def test_credentials_have_the_rights_of_the_login_and_expire(tmp_path: Pat
         staged = await create(name="new", **{"stage-create": True})
         assert (await asyncio.to_thread(_codes, keys_of(staged)))["put"] == "OK"
         clock.ahead_ms = 61_000
-        late = await load("writer", tag)
-        assert late[0] == 200
-        assert keys_of(late[1]).token != writer.token
+        late_answer = await load("writer", tag)
+        assert late_answer[0] == 200
+        assert keys_of(late_answer[1]).token != writer.token
         clock.ahead_ms = 0
         # botocore signs with the real time, so only the credentials have expired.
         clock.ahead_ms = 61_000
         assert set((await asyncio.to_thread(_codes, writer)).values()) == {"ExpiredToken"}
-        assert set((await asyncio.to_thread(_codes, keys_of(late[1]))).values()) == {"OK"}
+        assert set((await asyncio.to_thread(_codes, keys_of(late_answer[1]))).values()) == {"OK"}
 
 
 async def test_credentials_lose_the_rights_that_their_principal_loses(tmp_path: Path) -> None:

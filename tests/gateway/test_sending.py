@@ -16,7 +16,7 @@ from seamark.formats.runtime.clock import SimulatedClock
 from seamark.metaserver.gateway.backend import S3Call
 from seamark.metaserver.gateway.caching.sending import STEP_BYTES, STEP_MIN_BYTES, AnswerBudget, SendBudget
 from tests.gateway.fake_store import FakeStore
-from tests.gateway.test_cache import BLOCK, location, new_name, worker
+from tests.gateway.test_cache import BLOCK, location, new_name, open_worker
 from tests.seeds import first_seed
 from tests.waits import until
 
@@ -79,10 +79,10 @@ async def test_slow_readers_get_every_byte_and_keep_no_copies_of_blocks(tmp_path
         "gateway_cache_fetch_bytes": 64 << 20,
         "gateway_cache_disk_bytes": 64 << 20,
     }
-    async with worker(store, tmp_path, SimulatedClock(1), **limits) as single_worker:
+    async with open_worker(store, tmp_path, SimulatedClock(1), **limits) as worker:
         for path in paths:
-            assert await single_worker.get(path) == store.objects[location(path)].data
-        budget, address = single_worker.backend._sending, urlsplit(single_worker.url)
+            assert await worker.get(path) == store.objects[location(path)].data
+        budget, address = worker.backend._sending, urlsplit(worker.url)
         readers = []
         for number in range(10):
             sock = socket.socket()
@@ -93,10 +93,10 @@ async def test_slow_readers_get_every_byte_and_keep_no_copies_of_blocks(tmp_path
             path = paths[number % 2]
             writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
             readers.append((path, reader, writer))
-        most = 0
+        maximum = 0
 
         async def take(path: str, reader: asyncio.StreamReader) -> None:
-            nonlocal most
+            nonlocal maximum
             await reader.readuntil(b"\r\n\r\n")
             data, actual = store.objects[location(path)].data, 0
             while actual < len(data):
@@ -104,12 +104,12 @@ async def test_slow_readers_get_every_byte_and_keep_no_copies_of_blocks(tmp_path
                 assert piece, f"{actual} of {len(data)} bytes"
                 assert piece == data[actual : actual + len(piece)]
                 actual += len(piece)
-                most = max(most, budget.taken_bytes)
+                maximum = max(maximum, budget.taken_bytes)
 
         await asyncio.gather(*(take(path, reader) for path, reader, _ in readers))
         for _, _, writer in readers:
             writer.close()
-    assert 0 < most <= (1 << 20) + 10 * STEP_MIN_BYTES
+    assert 0 < maximum <= (1 << 20) + 10 * STEP_MIN_BYTES
     budget.check_invariants()
     assert budget.taken_bytes == 0
 
@@ -123,9 +123,9 @@ async def test_data_waiting_for_slow_readers_is_counted_and_not_copied(
     store.put(location(path), rng.randbytes(16 * BLOCK))
     transports: list[asyncio.Transport] = []
     limits = {"gateway_send_bytes": 1 << 20, "gateway_cache_memory_bytes": 8 << 20}  # Every block stays in memory.
-    async with worker(store, tmp_path, SimulatedClock(1), **limits) as single_worker:
-        assert await single_worker.get(path) == store.objects[location(path)].data
-        answer = single_worker.backend.answer
+    async with open_worker(store, tmp_path, SimulatedClock(1), **limits) as worker:
+        assert await worker.get(path) == store.objects[location(path)].data
+        answer = worker.backend.answer
 
         async def answer_to_slow(call: S3Call) -> web.StreamResponse:
             transport = call.request.transport
@@ -135,9 +135,9 @@ async def test_data_waiting_for_slow_readers_is_counted_and_not_copied(
             transports.append(transport)
             return await answer(call)
 
-        monkeypatch.setattr(single_worker.backend, "answer", answer_to_slow)
-        monkeypatch.setattr(single_worker.backend, "begin", lambda *_: None)
-        address, sockets = urlsplit(single_worker.url), []
+        monkeypatch.setattr(worker.backend, "answer", answer_to_slow)
+        monkeypatch.setattr(worker.backend, "begin", lambda *_: None)
+        address, sockets = urlsplit(worker.url), []
         try:
             for _ in range(40):
                 sock = socket.socket()
@@ -150,10 +150,10 @@ async def test_data_waiting_for_slow_readers_is_counted_and_not_copied(
             await until(
                 lambda: len(transports) == 40 and all(transport.get_write_buffer_size() for transport in transports)
             )
-            taken_bytes = single_worker.backend._sending.taken_bytes
+            taken_bytes = worker.backend._sending.taken_bytes
             assert 0 < sum(transport.get_write_buffer_size() for transport in transports) <= taken_bytes + 40 * 1024
             assert taken_bytes <= (1 << 20) + 40 * STEP_MIN_BYTES
         finally:
             for sock in sockets:
                 sock.close()
-        await until(lambda: single_worker.backend._sending.taken_bytes == 0)
+        await until(lambda: worker.backend._sending.taken_bytes == 0)

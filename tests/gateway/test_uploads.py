@@ -50,14 +50,14 @@ def test_uploads_are_limited_for_each_principal_and_in_total(tmp_path: Path) -> 
 
 def test_uploads_without_changes_are_deleted(tmp_path: Path) -> None:
     uploads = _uploads(tmp_path)
-    old, new = (uploads.create(PLACE, os.urandom(16), "ann", 1, {}) for _ in range(2))
-    root = next(path for path in tmp_path.rglob(f"*{old}"))
+    old_upload, new_upload = (uploads.create(PLACE, os.urandom(16), "ann", 1, {}) for _ in range(2))
+    root = next(path for path in tmp_path.rglob(f"*{old_upload}"))
     now_s = root.stat().st_mtime
     os.utime(root, (now_s - 101, now_s - 101))
     uploads.delete_abandoned(now_s)
     with pytest.raises(S3Error, match="does not exist"):
-        uploads.check(PLACE, old)
-    uploads.check(PLACE, new)
+        uploads.check(PLACE, old_upload)
+    uploads.check(PLACE, new_upload)
 
 
 def test_part_of_an_unknown_upload_is_rejected_before_its_body(folder_rig: Rig) -> None:

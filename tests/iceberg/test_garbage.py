@@ -62,7 +62,7 @@ JSON: st.SearchStrategy[Any] = st.recursive(
 )
 
 KEY = {"key-id": "k", "encrypted-key-metadata": "AAEC", "properties": {}}
-NESTED = {
+DEEP_DOCUMENTS = {
     "type": "struct",
     "schema-id": 1,
     "identifier-field-ids": [1],
@@ -78,7 +78,7 @@ NESTED = {
 
 VALID_UPDATES: list[dict[str, Any]] = [
     *creation(3),
-    {"action": "add-schema", "schema": NESTED, "last-column-id": 9},
+    {"action": "add-schema", "schema": DEEP_DOCUMENTS, "last-column-id": 9},
     {"action": "add-spec", "spec": spec((1, "bucket[3]", "b"), (2, "hour", "h"))},
     {"action": "add-sort-order", "sort-order": order((3, "truncate[2]"), (1, "identity"))},
     add_snapshot(9, 9, 2, **{"first-row-id": 900, "added-rows": 1, "key-id": "k"}),
@@ -187,7 +187,7 @@ def test_any_fields_of_a_known_action_are_applied_or_rejected(name: str, fields:
 
 VIEW_UPDATES: list[dict[str, Any]] = [
     *replace("SELECT 2", **{"default-catalog": "c"}),
-    {"action": "add-schema", "schema": NESTED},
+    {"action": "add-schema", "schema": DEEP_DOCUMENTS},
     {"action": "set-properties", "updates": {"version.history.num-entries": "1"}},
     {"action": "remove-properties", "removals": ["a"]},
     {"action": "set-location", "location": "s3://x"},
@@ -206,7 +206,7 @@ def test_mutated_view_updates_are_applied_or_rejected(updates: list[Any]) -> Non
 
 @FUZZ
 @given(
-    mutate_documents([EVENTS, NESTED]),
+    mutate_documents([EVENTS, DEEP_DOCUMENTS]),
     mutate_documents([spec((1, "bucket[3]", "b"), (2, "hour", "h"), ids=(1, 2))]) | JSON,
     mutate_documents([order((3, "truncate[2]"), (1, "identity"))]) | JSON,
     st.sampled_from(["1", "2", "3"]),

@@ -14,7 +14,7 @@ from seamark.formats.iceberg.metadata.table_json import encode_table
 from seamark.formats.runtime.errors import BadRequest
 from tests.iceberg.samples import NOW, UUID, field, order, schema, spec, table
 
-NESTED = schema(
+NESTED_SCHEMA = schema(
     field(10, "id", "int", True),
     field(20, "place", {"type": "struct", "fields": [field(21, "x", "double"), field(22, "y", "double")]}, True),
     field(
@@ -43,9 +43,9 @@ ORDER = order((22, "identity"), (10, "identity"), order_id=9)
 
 
 def test_new_ids_equal_those_of_pyiceberg() -> None:
-    ours = table(schema=NESTED, partition_spec=SPEC, sort_order=ORDER)
+    ours = table(schema=NESTED_SCHEMA, partition_spec=SPEC, sort_order=ORDER)
     theirs = new_table_metadata(
-        Schema.model_validate(NESTED),
+        Schema.model_validate(NESTED_SCHEMA),
         PartitionSpec.model_validate(SPEC),
         SortOrder.model_validate(ORDER),
         "s3://lake/events",

@@ -12,12 +12,12 @@ def with_id(name: str, kind: pa.DataType, field_id: int) -> pa.Field:
     return pa.field(name, kind, metadata={"PARQUET:field_id": str(field_id)})
 
 
-DEEP = with_id("s", pa.struct([with_id("a", pa.int32(), 3), pa.field("plain", pa.int32())]), 2)
-LISTED = with_id("l", pa.list_(with_id("element", pa.int32(), 5)), 4)
+DEEP_STRUCT = with_id("s", pa.struct([with_id("a", pa.int32(), 3), pa.field("plain", pa.int32())]), 2)
+LIST_COLUMN = with_id("l", pa.list_(with_id("element", pa.int32(), 5)), 4)
 
 
 def test_columns_are_found_in_structs_and_not_in_lists() -> None:
-    assert find_columns([with_id("x", pa.int64(), 1), DEEP, LISTED], [1, 3, 4, 5, 6]) == {
+    assert find_columns([with_id("x", pa.int64(), 1), DEEP_STRUCT, LIST_COLUMN], [1, 3, 4, 5, 6]) == {
         1: ("x",),
         3: ("s", "a"),
         4: ("l",),
@@ -25,19 +25,19 @@ def test_columns_are_found_in_structs_and_not_in_lists() -> None:
 
 
 def test_columns_that_share_an_id_are_ignored_and_others_are_found() -> None:
-    twice = [with_id("x", pa.int64(), 1), with_id("y", pa.int64(), 3), DEEP]
+    twice = [with_id("x", pa.int64(), 1), with_id("y", pa.int64(), 3), DEEP_STRUCT]
     with pytest.raises(AmbiguousColumn, match="2 columns that may be column 3"):
         find_columns(twice, [1, 3])
     assert find_columns(twice, [1]) == {1: ("x",)}
 
 
 def test_file_has_field_ids_if_any_column_has_one() -> None:
-    assert has_ids([pa.field("x", pa.int64()), DEEP])
+    assert has_ids([pa.field("x", pa.int64()), DEEP_STRUCT])
     assert not has_ids([pa.field("x", pa.int64())])
 
 
 def test_column_is_found_by_path_when_another_has_its_dotted_name() -> None:
-    table = pa.table([[1, 2], [{"a": 5}, None]], schema=pa.schema([("s.a", pa.int64()), ("s", DEEP.type)]))
+    table = pa.table([[1, 2], [{"a": 5}, None]], schema=pa.schema([("s.a", pa.int64()), ("s", DEEP_STRUCT.type)]))
     assert column_of(table, ("s", "a")).to_pylist() == [5, None]
     assert column_of(table, ("s.a",)).to_pylist() == [1, 2]
     assert to_dotted_names([("s", "a"), ("s.a",)]) == ["s.a"]

@@ -140,8 +140,8 @@ def test_snapshots_after_a_clock_was_ahead_are_accepted_and_the_log_stays_ordere
     assert [snapshot.timestamp_ms for snapshot in m.snapshots][1:] == [NOW + 2, NOW + 3]
     m = commit(m, set_ref(1), now_ms=NOW + 4)
     assert m.snapshot_log[-1].timestamp_ms >= times[-1]
-    late = add_snapshot(4, 4, 1, **{"timestamp-ms": NOW + 2 * ahead_ms + 61_000})
-    caught_up = commit(m, late, set_ref(4), now_ms=NOW + 2 * ahead_ms + 61_000)
+    late_update = add_snapshot(4, 4, 1, **{"timestamp-ms": NOW + 2 * ahead_ms + 61_000})
+    caught_up = commit(m, late_update, set_ref(4), now_ms=NOW + 2 * ahead_ms + 61_000)
     assert caught_up.snapshot_log[-1].timestamp_ms == NOW + 2 * ahead_ms + 61_000
 
 
@@ -166,13 +166,13 @@ def test_impossible_reference_is_rejected(update: Json, message: str) -> None:
 def test_removed_snapshots_lose_their_refs_statistics_and_older_history() -> None:
     m = with_snapshots(table(), 1, 2, 3)
     m = commit(m, set_ref(2, "v1", "tag"), statistics(2), statistics(3), partition_statistics(2))
-    left = commit(m, {"action": "remove-snapshots", "snapshot-ids": [2]})
-    assert [s.snapshot_id for s in left.snapshots] == [1, 3]
-    assert left.refs.keys() == {"main"}
-    assert [f.snapshot_id for f in left.statistics] == [3]
-    assert left.partition_statistics == ()
+    after_removal = commit(m, {"action": "remove-snapshots", "snapshot-ids": [2]})
+    assert [s.snapshot_id for s in after_removal.snapshots] == [1, 3]
+    assert after_removal.refs.keys() == {"main"}
+    assert [f.snapshot_id for f in after_removal.statistics] == [3]
+    assert after_removal.partition_statistics == ()
     # Snapshot 1 stays valid, but the time when it stopped being current is no longer known.
-    assert [e.snapshot_id for e in left.snapshot_log] == [3]
+    assert [e.snapshot_id for e in after_removal.snapshot_log] == [3]
 
 
 def test_table_has_no_current_snapshot_after_its_removal() -> None:
@@ -230,6 +230,6 @@ def test_ten_thousand_snapshots_can_be_expired_by_as_many_updates() -> None:
     ids = range(1, 10_001)
     added = [add_snapshot(n, n, **{"timestamp-ms": NOW}) for n in ids]
     m = commit(table(), *added, set_ref(10_000))
-    left = commit(m, *({"action": "remove-snapshots", "snapshot-ids": [n]} for n in ids[:-1]))
-    assert [s.snapshot_id for s in left.snapshots] == [10_000]
-    assert left.current_snapshot_id == 10_000
+    after_removal = commit(m, *({"action": "remove-snapshots", "snapshot-ids": [n]} for n in ids[:-1]))
+    assert [s.snapshot_id for s in after_removal.snapshots] == [10_000]
+    assert after_removal.current_snapshot_id == 10_000

@@ -71,7 +71,7 @@ THEIRS: dict[str, tuple[IcebergType, st.SearchStrategy[Any]]] = {
     "binary": (BinaryType(), st.binary(max_size=12)),
 }
 
-TRUNCATED = ["int", "long", "decimal(38, 5)", "string", "binary"]
+TRUNCATED_KINDS = ["int", "long", "decimal(38, 5)", "string", "binary"]
 
 
 @pytest.mark.parametrize(("kind", "value", "hashed"), HASHES)
@@ -93,7 +93,7 @@ def test_buckets_equal_those_of_pyiceberg(kind: str, buckets: int, data: st.Data
     assert apply(f"bucket[{buckets}]", kind, value) == expected
 
 
-@given(st.sampled_from(TRUNCATED), st.integers(1, 1000), st.data())
+@given(st.sampled_from(TRUNCATED_KINDS), st.integers(1, 1000), st.data())
 @settings(max_examples=examples(300))
 def test_truncation_equals_that_of_pyiceberg_unless_it_overflows(kind: str, width: int, data: st.DataObject) -> None:
     theirs, values = THEIRS[kind]

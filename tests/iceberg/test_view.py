@@ -13,7 +13,7 @@ from seamark.formats.iceberg.views.view_updates import VIEW_ACTIONS, apply_view_
 from seamark.formats.runtime.errors import BadRequest, Corrupt
 from tests.iceberg.samples import EVENTS, NOW, UUID, Json, field, schema
 
-OTHER = schema(field(1, "n", "int"))
+OTHER_SCHEMA = schema(field(1, "n", "int"))
 
 
 def version(sql: str = "SELECT 1", *, dialects: tuple[str, ...] = ("spark",), **more: Any) -> Json:
@@ -86,7 +86,7 @@ def test_file_that_is_not_a_view_is_corrupt_and_named(change: Json, message: str
 
 
 def test_replaced_view_has_the_next_version_and_its_schema() -> None:
-    v = commit(view(), {"action": "add-schema", "schema": OTHER}, *replace("SELECT n", **{"schema-id": -1}))
+    v = commit(view(), {"action": "add-schema", "schema": OTHER_SCHEMA}, *replace("SELECT n", **{"schema-id": -1}))
     assert (v.current_version_id, v.current_version.schema_id, len(v.schemas)) == (2, 1, 2)
     assert [e.version_id for e in v.version_log] == [1, 2]
 
@@ -130,9 +130,9 @@ def test_log_before_a_dropped_version_is_dropped_too() -> None:
     v = commit(view(), *replace("SELECT 2"))
     v = commit(v, {"action": "set-current-view-version", "view-version-id": 1}, now_ms=NOW + 6000)
     shrink = {"action": "set-properties", "updates": {"version.history.num-entries": "1"}}
-    left = commit(v, shrink)
+    smaller_view = commit(v, shrink)
     assert [e.version_id for e in v.version_log] == [1, 2, 1]
-    assert [(e.version_id, e.timestamp_ms) for e in left.version_log] == [(1, NOW + 6000)]
+    assert [(e.version_id, e.timestamp_ms) for e in smaller_view.version_log] == [(1, NOW + 6000)]
 
 
 def test_current_version_and_those_of_the_commit_are_always_kept() -> None:

@@ -29,7 +29,7 @@ from tests.iceberg.samples import (
 from tests.iceberg.test_schema import parse_schema, struct
 from tests.iceberg.test_view import version, view
 
-GROWING: dict[str, Callable[[int], list[Json]]] = {
+GROWING_UPDATES: dict[str, Callable[[int], list[Json]]] = {
     "schemas": lambda n: [{"action": "add-schema", "schema": schema(*EVENTS["fields"], field(9, f"c{n}"))}],
     "specs": lambda n: [{"action": "add-spec", "spec": spec((1, f"bucket[{n + 2}]", f"b{n}"))}],
     "orders": lambda n: [{"action": "add-sort-order", "sort-order": order((1, f"bucket[{n + 2}]"))}],
@@ -46,23 +46,23 @@ GROWING: dict[str, Callable[[int], list[Json]]] = {
 }
 
 
-@pytest.mark.parametrize("name", GROWING)
+@pytest.mark.parametrize("name", GROWING_UPDATES)
 def test_comparisons_between_updates_are_limited(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builder, "COMPARISONS_MAX", 2_000)
     m = table()
     commits = add_snapshot(10**6, 1), set_ref(10**6)
-    commit(m, *commits, *(item for n in range(10) for item in GROWING[name](n + 3)))
+    commit(m, *commits, *(item for n in range(10) for item in GROWING_UPDATES[name](n + 3)))
     with pytest.raises(BadRequest, match="commit fewer of them together"):
-        commit(m, *commits, *(item for n in range(1_000) for item in GROWING[name](n + 3)))
+        commit(m, *commits, *(item for n in range(1_000) for item in GROWING_UPDATES[name](n + 3)))
 
 
 def test_hundred_schemas_can_be_added_to_a_thousand() -> None:
     m = table()
     for start in range(0, 1_000, 250):
-        m = commit(m, *(item for n in range(start, start + 250) for item in GROWING["schemas"](n)))
-    more = commit(m, *(item for n in range(1_000, 1_100) for item in GROWING["schemas"](n)))
+        m = commit(m, *(item for n in range(start, start + 250) for item in GROWING_UPDATES["schemas"](n)))
+    more = commit(m, *(item for n in range(1_000, 1_100) for item in GROWING_UPDATES["schemas"](n)))
     assert len(more.schemas) == len(m.schemas) + 100
-    second_commit = commit(more, *GROWING["schemas"](500), {"action": "set-current-schema", "schema-id": -1})
+    second_commit = commit(more, *GROWING_UPDATES["schemas"](500), {"action": "set-current-schema", "schema-id": -1})
     assert second_commit.current_schema == m.schemas[m.schemas.index(second_commit.current_schema)]
 
 

@@ -58,8 +58,8 @@ def draw_number(form: str) -> Callable[[random.Random], bytes]:
 
 def draw_decimal(rng: random.Random) -> bytes:
     value = rng.choice([0, -1, 127, 128, -128, -129, rng.randint(-(2**90), 2**90)])
-    least = ((value if value >= 0 else ~value).bit_length() + 8) // 8
-    return value.to_bytes(least + rng.choice((0, 0, 3)), "big", signed=True)
+    minimum = ((value if value >= 0 else ~value).bit_length() + 8) // 8
+    return value.to_bytes(minimum + rng.choice((0, 0, 3)), "big", signed=True)
 
 
 def make_bound_reader(form: str) -> Callable[[bytes], Any]:

@@ -23,14 +23,14 @@ from seamark.formats.index.definitions import (
 from seamark.formats.index.kinds.bloom import FPP
 from seamark.formats.runtime.errors import BadRequest
 
-FIRST = Schema((Field(1, "id", True, "long"), Field(2, "name", False, "string")), schema_id=0)
-RENAMED = Schema(
+FIRST_SCHEMA = Schema((Field(1, "id", True, "long"), Field(2, "name", False, "string")), schema_id=0)
+RENAMED_SCHEMA = Schema(
     (Field(1, "key", True, "long"), Field(2, "name", False, "string"), Field(3, "id", False, "int")), schema_id=1
 )
 
 
 def table(
-    properties: dict[str, str], *, schemas: tuple[Schema, ...] = (FIRST,), specs: tuple[PartitionSpec, ...] = ()
+    properties: dict[str, str], *, schemas: tuple[Schema, ...] = (FIRST_SCHEMA,), specs: tuple[PartitionSpec, ...] = ()
 ) -> TableMetadata:
     return TableMetadata(
         format_version=2,
@@ -57,15 +57,15 @@ def define_index(text: str, **more: Any) -> IndexDefinition:
 
 def test_definition_survives_writing_and_reading_its_property() -> None:
     for definition in (
-        define("n", "bitmap", ["name"], FIRST),
-        define("n", "bloom", ["lower(name)"], FIRST, parameters={"fpp": 0.001}, state="paused"),
-        define("n", "record", ["id", "truncate[3](name)"], FIRST),
+        define("n", "bitmap", ["name"], FIRST_SCHEMA),
+        define("n", "bloom", ["lower(name)"], FIRST_SCHEMA, parameters={"fpp": 0.001}, state="paused"),
+        define("n", "record", ["id", "truncate[3](name)"], FIRST_SCHEMA),
     ):
         assert define_index(definition.property_text) == definition
         assert define_index(definition.text) == define(
-            "n", definition.kind, [t.text for t in definition.terms], FIRST, parameters=definition.parameters
+            "n", definition.kind, [t.text for t in definition.terms], FIRST_SCHEMA, parameters=definition.parameters
         )
-    assert json.loads(define("n", "bloom", ["id"], FIRST, state="paused").property_text) == {
+    assert json.loads(define("n", "bloom", ["id"], FIRST_SCHEMA, state="paused").property_text) == {
         "kind": "bloom",
         "columns": ["id"],
         "field-ids": [1],
@@ -77,12 +77,15 @@ def test_definition_survives_writing_and_reading_its_property() -> None:
 @pytest.mark.parametrize(
     ("text", "same"),
     [
-        ("bitmap(id)", define("n", "bitmap", ["id"], FIRST)),
-        (" Bloom ( id ,fpp = 0.001 ) ", define("n", "bloom", ["id"], FIRST, parameters={"fpp": 0.001})),
-        ("bloom(lower(name), FPP=1e-3)", define("n", "bloom", ["lower(name)"], FIRST, parameters={"fpp": 0.001})),
-        ("record(id, bucket[4](name))", define("n", "record", ["id", "bucket[4](name)"], FIRST)),
-        ("bitmap(id, state=paused)", define("n", "bitmap", ["id"], FIRST, state="paused")),
-        ('{"kind":"bitmap","columns":["id"]}', define("n", "bitmap", ["id"], FIRST)),
+        ("bitmap(id)", define("n", "bitmap", ["id"], FIRST_SCHEMA)),
+        (" Bloom ( id ,fpp = 0.001 ) ", define("n", "bloom", ["id"], FIRST_SCHEMA, parameters={"fpp": 0.001})),
+        (
+            "bloom(lower(name), FPP=1e-3)",
+            define("n", "bloom", ["lower(name)"], FIRST_SCHEMA, parameters={"fpp": 0.001}),
+        ),
+        ("record(id, bucket[4](name))", define("n", "record", ["id", "bucket[4](name)"], FIRST_SCHEMA)),
+        ("bitmap(id, state=paused)", define("n", "bitmap", ["id"], FIRST_SCHEMA, state="paused")),
+        ('{"kind":"bitmap","columns":["id"]}', define("n", "bitmap", ["id"], FIRST_SCHEMA)),
     ],
 )
 def test_definitions_typed_by_people_are_read(text: str, same: IndexDefinition) -> None:
@@ -138,7 +141,7 @@ def test_name_that_the_api_cannot_address_is_a_problem() -> None:
     read = read_definitions(table({"seamark.index.": "bitmap(id)", "seamark.index.a/b": "bitmap(id)"}))
     assert set(read.problems) == {"", "a/b"}
     with pytest.raises(BadRequest, match="the table's partition spec defines"):
-        define("bucket:id", "bitmap", ["id"], FIRST)
+        define("bucket:id", "bitmap", ["id"], FIRST_SCHEMA)
 
 
 def test_definitions_beyond_the_limit_of_a_table_are_not_read() -> None:
@@ -148,33 +151,35 @@ def test_definitions_beyond_the_limit_of_a_table_are_not_read() -> None:
 
 
 def test_definition_follows_a_renamed_column() -> None:
-    written = define("n", "bitmap", ["id"], FIRST)
-    after = define_index(written.property_text, schemas=(FIRST, RENAMED))
+    written = define("n", "bitmap", ["id"], FIRST_SCHEMA)
+    after = define_index(written.property_text, schemas=(FIRST_SCHEMA, RENAMED_SCHEMA))
     assert after.id == written.id
     assert (after.terms[0].column_id, after.terms[0].name) == (1, "key")
     # A name typed by a user means the column that has the name now.
-    assert define_index("bitmap(id)", schemas=(FIRST, RENAMED)).terms[0].column_id == 3
+    assert define_index("bitmap(id)", schemas=(FIRST_SCHEMA, RENAMED_SCHEMA)).terms[0].column_id == 3
 
 
 def test_typed_definition_finds_a_column_by_its_former_name() -> None:
-    schemas = (FIRST, Schema((Field(1, "key", True, "long"),), schema_id=1))
+    schemas = (FIRST_SCHEMA, Schema((Field(1, "key", True, "long"),), schema_id=1))
     term = define_index("bitmap(id)", schemas=schemas).terms[0]
     assert (term.column_id, term.name) == (1, "key")
 
 
 def test_definition_id_depends_on_the_indexed_content_and_not_on_name_or_state() -> None:
-    first = define("a", "bloom", ["id"], FIRST, parameters={"fpp": 0.01})
-    renamed_definition = define("b", "bloom", ["key"], RENAMED, state="paused")
+    first = define("a", "bloom", ["id"], FIRST_SCHEMA, parameters={"fpp": 0.01})
+    renamed_definition = define("b", "bloom", ["key"], RENAMED_SCHEMA, state="paused")
     other_definitions = [
-        define("a", "bloom", ["id"], FIRST, parameters={"fpp": 0.02}),
-        define("a", "bitmap", ["id"], FIRST),
-        define("a", "bloom", ["bucket[4](id)"], FIRST),
-        define("a", "bloom", ["name"], FIRST),
+        define("a", "bloom", ["id"], FIRST_SCHEMA, parameters={"fpp": 0.02}),
+        define("a", "bitmap", ["id"], FIRST_SCHEMA),
+        define("a", "bloom", ["bucket[4](id)"], FIRST_SCHEMA),
+        define("a", "bloom", ["name"], FIRST_SCHEMA),
     ]
     term = '{"field-id":1,"transform":"identity","keys":"long"}'
     assert first.id == renamed_definition.id == '{"kind":"bloom","terms":[' + term + '],"fpp":0.01}'
     assert len({first.id, *(other.id for other in other_definitions)}) == 5
-    assert define("r", "record", ["id", "name"], FIRST).id != define("r", "record", ["name", "id"], FIRST).id
+    assert (
+        define("r", "record", ["id", "name"], FIRST_SCHEMA).id != define("r", "record", ["name", "id"], FIRST_SCHEMA).id
+    )
 
 
 @pytest.mark.parametrize(
@@ -211,11 +216,11 @@ def test_index_on_a_function_ends_when_the_functions_type_changes(transform: str
 
 
 def test_definition_survives_as_its_id() -> None:
-    definition = define("n", "bloom", ["lower(name)"], FIRST, parameters={"fpp": 0.25})
-    assert of_id(definition.id, FIRST, name="n") == definition
+    definition = define("n", "bloom", ["lower(name)"], FIRST_SCHEMA, parameters={"fpp": 0.25})
+    assert of_id(definition.id, FIRST_SCHEMA, name="n") == definition
     for broken in ("{", "[]", "{}", '{"kind":"bloom","terms":[{"field-id":1}]}', " " + definition.id, '{"terms":[3]}'):
         with pytest.raises(BadRequest):
-            of_id(broken, FIRST)
+            of_id(broken, FIRST_SCHEMA)
 
 
 def test_plans_use_one_of_two_names_of_an_index_and_no_paused_index() -> None:

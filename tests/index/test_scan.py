@@ -185,8 +185,8 @@ def test_comparison_with_a_sketch_keeps_matching_values(turn: int) -> None:
         codes = np.sort(codes)
     code_sketch = _scan.sketch(int(codes.__array_interface__["data"][0]), codes.itemsize, rows)
     shift = max(0, int(codes.max()).bit_length() - 8)
-    most = max(Counter(int(code) >> shift for code in codes.tolist()).values())
-    assert (code_sketch is None) == (64 * most > rows)
+    maximum = max(Counter(int(code) >> shift for code in codes.tolist()).values())
+    assert (code_sketch is None) == (64 * maximum > rows)
     sketch = (codes >> dtype(shift)).astype(np.uint8)
     if code_sketch is not None:
         sketch, shift = code_sketch

@@ -13,7 +13,7 @@ import yaml
 from tests.services.process import DEPLOY
 
 CHART = DEPLOY / "helm" / "seamark"
-RENDERED = Path(__file__).parent / "rendered"
+RENDERED_FOLDER = Path(__file__).parent / "rendered"
 CASES = sorted(path.stem for path in (CHART / "ci").glob("*.yaml"))
 """The names of the values files in `ci/`. Each has a file of manifests in `rendered/`."""
 
@@ -47,7 +47,7 @@ def render(helm: Path, case: str) -> str:
 
 def read_manifests(case: str) -> list[dict[str, Any]]:
     """Return the committed manifests of a values file."""
-    documents = yaml.safe_load_all((RENDERED / f"{case}.yaml").read_text())
+    documents = yaml.safe_load_all((RENDERED_FOLDER / f"{case}.yaml").read_text())
     return [document for document in documents if document]
 
 
@@ -64,7 +64,7 @@ def find_manifest(case: str, kind: str, name: str = "seamark") -> dict[str, Any]
 def main() -> None:
     """Render all values files."""
     for case in CASES:
-        (RENDERED / f"{case}.yaml").write_text(render(Path(sys.argv[1]), case))
+        (RENDERED_FOLDER / f"{case}.yaml").write_text(render(Path(sys.argv[1]), case))
 
 
 if __name__ == "__main__":

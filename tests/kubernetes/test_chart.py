@@ -19,7 +19,7 @@ from seamark.connector.trino.protocol.coordinators import PROXY_PATH
 from seamark.metaserver.settings.settings import FIELDS
 from seamark.metaserver.settings.sources import load
 from tests.docs.commands import subcommands
-from tests.kubernetes.chart import CASES, CHART, RENDERED, chart_digest, find_manifest, read_manifests
+from tests.kubernetes.chart import CASES, CHART, RENDERED_FOLDER, chart_digest, find_manifest, read_manifests
 from tests.server.rig import running
 from tests.services.process import REPO
 from tests.services.seamark import SHARED_KEY
@@ -65,7 +65,7 @@ def write_settings(case: str, folder: Path) -> Path:
 
 @pytest.mark.parametrize("case", CASES)
 def test_rendered_manifests_are_those_of_the_present_chart(case: str) -> None:
-    assert chart_digest() in (RENDERED / f"{case}.yaml").read_text().splitlines()[0], "run `make helm`"
+    assert chart_digest() in (RENDERED_FOLDER / f"{case}.yaml").read_text().splitlines()[0], "run `make helm`"
 
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])

@@ -110,11 +110,11 @@ def test_replica_does_not_start_from_a_head_before_a_deleted_record() -> None:
     state.apply(group(rows(0)))
     (early,) = encode_head(state.summarize(), "early", 1)
     state.apply(group(rows(1)))
-    (late,) = encode_head(state.summarize(), "late", 2)
+    (late_head,) = encode_head(state.summarize(), "late", 2)
     reader = JournalReader(2)
     reader.read(2, decode_record(early))
     assert not reader.is_recovered
-    reader.read(3, decode_record(late))
+    reader.read(3, decode_record(late_head))
     assert reader.is_recovered
     assert reader.journal.state.watermark(A) == 2
 

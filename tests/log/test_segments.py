@@ -42,7 +42,7 @@ from tests.log.written_rows import LIMITS, SHARDS, AcknowledgedAppend, check_row
 from tests.seeds import first_seed, quick
 
 REPO = Path(__file__).parents[2]
-SMALL = SegmentLimits(segment_bytes=1024)
+SMALL_SEGMENTS = SegmentLimits(segment_bytes=1024)
 
 
 class TestSegmentLog(StreamLogContract, DurableLogContract):
@@ -61,7 +61,7 @@ class TestSmallSegments(TestSegmentLog):
 
     @pytest.fixture
     def opener(self, tmp_path: Path) -> Opener:
-        return partial(open_segment_log, tmp_path / "log", SystemClock(), SMALL)
+        return partial(open_segment_log, tmp_path / "log", SystemClock(), SMALL_SEGMENTS)
 
 
 @pytest.mark.parametrize("seed", quick(range(first_seed(), first_seed() + 20), 1))
@@ -99,16 +99,16 @@ async def test_too_many_waiting_bytes_are_refused(tmp_path: Path) -> None:
 
 
 async def test_second_process_cannot_open_the_folder(tmp_path: Path) -> None:
-    async with open_segment_log(tmp_path, SystemClock(), SMALL):
+    async with open_segment_log(tmp_path, SystemClock(), SMALL_SEGMENTS):
         with pytest.raises(ConfigError, match="Another process"):
-            async with open_segment_log(tmp_path, SystemClock(), SMALL):
+            async with open_segment_log(tmp_path, SystemClock(), SMALL_SEGMENTS):
                 pass
-    async with open_segment_log(tmp_path, SystemClock(), SMALL):
+    async with open_segment_log(tmp_path, SystemClock(), SMALL_SEGMENTS):
         pass
 
 
 async def test_files_are_private(tmp_path: Path) -> None:
-    async with open_segment_log(tmp_path / "log", SystemClock(), SMALL) as log:
+    async with open_segment_log(tmp_path / "log", SystemClock(), SMALL_SEGMENTS) as log:
         for number in range(20):
             await log.append({A: batch(f"{number}" * 50)})
         await log.store_indexes()
@@ -120,7 +120,7 @@ async def test_files_are_private(tmp_path: Path) -> None:
 async def test_many_opens_leave_no_descriptor_open(tmp_path: Path) -> None:
     before = None
     for _ in range(20):
-        async with open_segment_log(tmp_path, SystemClock(), SMALL) as log:
+        async with open_segment_log(tmp_path, SystemClock(), SMALL_SEGMENTS) as log:
             await log.append({A: batch("x" * 300)})
         now = len(os.listdir("/proc/self/fd"))
         before = before or now
@@ -128,7 +128,7 @@ async def test_many_opens_leave_no_descriptor_open(tmp_path: Path) -> None:
 
 
 async def test_a_waiting_reader_is_refused_when_the_log_closes(tmp_path: Path) -> None:
-    async with open_segment_log(tmp_path, SystemClock(), SMALL) as log:
+    async with open_segment_log(tmp_path, SystemClock(), SMALL_SEGMENTS) as log:
         waiting = asyncio.ensure_future(log.wait({A: 0}, 60))
         await asyncio.sleep(0.01)
     with pytest.raises(LogUnavailable):
@@ -138,7 +138,7 @@ async def test_a_waiting_reader_is_refused_when_the_log_closes(tmp_path: Path) -
 async def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(LogUnavailable, match="does not open"):
-        async with open_segment_log(tmp_path / "file" / "log", SystemClock(), SMALL):
+        async with open_segment_log(tmp_path / "file" / "log", SystemClock(), SMALL_SEGMENTS):
             pass
 
 

@@ -207,7 +207,7 @@ def test_clients_may_cache_only_signatures_of_reads() -> None:
     ]
 
 
-GOOD = [
+GOOD_REQUESTS = [
     (LOCAL, "GET", "http://store:9000/lake/wh/t1-abc/x", {}),
     (LOCAL, "GET", "http://store:9000/lake/wh/t1-abc/c=%23a%3Fb/x", {}),
     (LOCAL, "GET", "http://STORE:9000/lake/wh/t1-abc/x?x-id=GetObject", {"Host": "store:9000"}),
@@ -231,7 +231,7 @@ GOOD = [
 ]
 
 
-@pytest.mark.parametrize(("settings", "method", "uri", "headers"), GOOD)
+@pytest.mark.parametrize(("settings", "method", "uri", "headers"), GOOD_REQUESTS)
 def test_requests_inside_the_table_are_signed(
     settings: Settings, method: str, uri: str, headers: dict[str, str]
 ) -> None:
@@ -312,7 +312,7 @@ def test_reader_gets_no_signature_for_a_write(method: str) -> None:
     sign_request(ask("GET", "http://store:9000/lake/wh/t1-abc/x"), writable=False)
 
 
-MALFORMED: list[tuple[dict[str, Any], str]] = [
+MALFORMED_REQUESTS: list[tuple[dict[str, Any], str]] = [
     ({}, "region"),
     ({"region": "us-east-1", "uri": "http://store:9000/lake/wh/t1-abc/x", "headers": {}}, "method"),
     ({"region": "us-east-1", "method": "GET", "uri": 5, "headers": {}}, "uri"),
@@ -352,7 +352,7 @@ MALFORMED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("request_", "names"), MALFORMED)
+@pytest.mark.parametrize(("request_", "names"), MALFORMED_REQUESTS)
 def test_error_of_a_malformed_request_says_what_is_wrong(request_: dict[str, Any], names: str) -> None:
     with pytest.raises(BadRequest) as caught:
         sign_request(request_)

@@ -22,7 +22,7 @@ ADDRESS = {
     "s3.path-style-access": "true",
     "s3.force-virtual-addressing": "false",
 }
-BOTH = "vended-credentials,remote-signing"
+BOTH_MODES = "vended-credentials,remote-signing"
 
 
 def config_for(access: str, delegation: str | None) -> tuple[dict[str, str], list[dict[str, object]]]:
@@ -34,15 +34,15 @@ def config_for(access: str, delegation: str | None) -> tuple[dict[str, str], lis
     ("access", "delegation", "expected"),
     [
         ("none", None, "address"),
-        ("none", BOTH, "address"),
+        ("none", BOTH_MODES, "address"),
         ("signing", None, "signing"),
         ("signing", "remote-signing", "signing"),
-        ("signing", BOTH, "signing"),
+        ("signing", BOTH_MODES, "signing"),
         ("signing", "vended-credentials", "address"),
         ("static", None, "address"),
         ("static", "vended-credentials", "keys"),
         ("static", "Vended-Credentials , something-new", "keys"),
-        ("static", BOTH, "keys"),
+        ("static", BOTH_MODES, "keys"),
         ("static", "remote-signing,vended-credentials", "signing"),
         ("static", "remote-signing", "signing"),
         ("static", "nonsense", "address"),
@@ -77,7 +77,7 @@ def test_signing_endpoint_is_named_in_every_clients_form() -> None:
 def test_local_table_needs_no_properties() -> None:
     settings = dataclasses.replace(BASE, s3_client_access="static")
     assert SERVER_STORAGES["file"].client_access(
-        settings, parse_location("file:/wh/t"), delegation=BOTH, sign_path=PATH
+        settings, parse_location("file:/wh/t"), delegation=BOTH_MODES, sign_path=PATH
     ) == ({}, [])
 
 
@@ -87,7 +87,7 @@ def test_aws_itself_uses_virtual_hosts_and_needs_no_endpoint() -> None:
     assert config["s3.path-style-access"] == "false"
 
 
-@pytest.mark.parametrize("delegation", [None, "vended-credentials", BOTH])
+@pytest.mark.parametrize("delegation", [None, "vended-credentials", BOTH_MODES])
 def test_clients_get_the_gateways_address_and_credentials_of_the_table(delegation: str | None) -> None:
     settings = dataclasses.replace(BASE, s3_client_access="gateway", gateway_port=8182, s3_path_style=False)
     keys = VendedKeys("AK", "VENDED", "token", 1_000)

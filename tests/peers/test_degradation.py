@@ -32,7 +32,7 @@ from tests.services.s3 import S3
 from tests.waits import block_until
 
 TABLE_PATH = f"/v1/namespaces/{NAMESPACE}/tables/{TABLE}"
-ALLOWED = {"Cache-Control": "stale-if-error=600"}
+STALE_ALLOWED = {"Cache-Control": "stale-if-error=600"}
 LIMIT_S = 600
 SET = {"action": "set-properties", "updates": {"a": "b"}}
 
@@ -74,19 +74,19 @@ def test_known_tables_and_plans_are_served_with_their_age_while_postgresql_hangs
     fleet: Fleet, own_postgres: Postgres
 ) -> None:
     (client,) = fleet.clients(timeout_s=120)
-    fresh = load(client)
+    fresh_answer = load(client)
     files = plan(client)[1]
-    assert fresh[0] == 200
+    assert fresh_answer[0] == 200
     assert len(files) == 2
-    status, body = load(client, ALLOWED)
-    assert (status, body["metadata-location"]) == (200, fresh[1]["metadata-location"])
+    status, body = load(client, STALE_ALLOWED)
+    assert (status, body["metadata-location"]) == (200, fresh_answer[1]["metadata-location"])
     assert "Age" not in client.headers  # The database answers.
     with pause_postgres(own_postgres):
         for _ in range(3):
-            status, body = load(client, ALLOWED)
-            assert (status, body["metadata-location"]) == (200, fresh[1]["metadata-location"])
+            status, body = load(client, STALE_ALLOWED)
+            assert (status, body["metadata-location"]) == (200, fresh_answer[1]["metadata-location"])
             assert 1 <= int(client.headers["Age"]) <= LIMIT_S
-            status, stale_plan = plan(client, ALLOWED)
+            status, stale_plan = plan(client, STALE_ALLOWED)
             assert (status, stale_plan) == (200, files)
             assert int(client.headers["Age"]) >= 1
     block_until(lambda: load(client)[0] == 200)
@@ -101,10 +101,10 @@ def test_requests_without_the_directive_and_writes_get_503_and_retry_after_while
     location = load(client)[1]["metadata-location"]
     own_postgres.process.stop(first=signal.SIGINT)
     try:
-        assert load(client, ALLOWED)[0] == 200
+        assert load(client, STALE_ALLOWED)[0] == 200
         assert load(client, {"Cache-Control": "no-cache, Max-Stale=600"})[0] == 200
         assert int(client.headers["Age"]) >= 1
-        status, _ = client.call("GET", f"/v1/namespaces/{NAMESPACE}/tables/other", None, ALLOWED)
+        status, _ = client.call("GET", f"/v1/namespaces/{NAMESPACE}/tables/other", None, STALE_ALLOWED)
         assert status == 503  # The server has no earlier result for it.
         for headers in ({}, {"Cache-Control": "stale-if-error=0"}, {"Cache-Control": "max-age=5"}):
             status, body = load(client, headers)
@@ -119,7 +119,7 @@ def test_requests_without_the_directive_and_writes_get_503_and_retry_after_while
             ("POST", "/v1/namespaces", {"namespace": ["new"]}),
             ("DELETE", TABLE_PATH, None),
         ):
-            status, body = client.call(method, path, sent, ALLOWED)
+            status, body = client.call(method, path, sent, STALE_ALLOWED)
             assert status == 503, body
             assert int(client.headers["Retry-After"]) >= 1
     finally:
@@ -142,7 +142,7 @@ def test_known_plan_is_served_while_the_storage_is_down(fleet: Fleet) -> None:
     fleet.storage.is_cut = True
     try:
         assert plan(client) == (200, files)
-        assert load(client, ALLOWED)[0] == 200
+        assert load(client, STALE_ALLOWED)[0] == 200
         with urllib.request.urlopen(f"{fleet.replicas[0].base_url}/healthz", timeout=30) as answer:
             assert answer.status == 200
     finally:

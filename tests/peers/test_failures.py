@@ -18,7 +18,7 @@ from seamark.metaserver.peers.latencies import CircuitBreaker, Percentile
 from seamark.metaserver.peers.protocol import FILE_PATH, HEAD_BYTES, SOURCE_HEADER, VERSION
 from seamark.metaserver.store.model import Replica
 from tests.peers.rig import Node, meet, open_node
-from tests.peers.test_files import create, patient, reads_of
+from tests.peers.test_files import create, reads_of, set_long_timeouts
 
 
 def replica_at(address: str, *, protocol: int = VERSION) -> Replica:
@@ -71,7 +71,7 @@ async def test_missing_replica_is_avoided_after_a_few_reads_and_its_substitute_r
             removed_replica = replica_at(f"127.0.0.1:{taken_socket.getsockname()[1]}")
             for node, other in ((a, b), (b, a)):
                 add_peers(node, other.peers.membership.replica, removed_replica)
-                patient(node)
+                set_long_timeouts(node)
             files = await create([a], 60, 100)
             lost = select_owned(a, removed_replica.address, files)
             assert len(lost) > 6
@@ -159,7 +159,7 @@ async def test_answer_changed_in_transit_is_never_used(tmp_path: Path) -> None:
             # `b` has the relay's address as its own, as behind a forwarded port.
             b.peers._server._address = address
             add_peers(a, replica_at(address))
-            patient(a)
+            set_long_timeouts(a)
             location, content = next(iter(select_owned(a, address, await create([a], 30, 120)).items()))
             assert await a.read(location) == content
             assert a.peers.objects.counts.hits == 1
@@ -205,7 +205,7 @@ async def test_changed_file_of_the_disk_cache_is_read_from_the_storage_again(tmp
     """Large files stay mapped while they are in use; their bytes change under the mapping."""
     async with open_node(tmp_path, "a") as a, open_node(tmp_path, "b") as b:
         await meet(a, b)
-        patient(a), patient(b)
+        set_long_timeouts(a), set_long_timeouts(b)
         files = select_owned(a, b.address, await create([a], 24, 200_000))
         for location, content in files.items():
             assert await a.read(location) == content
@@ -227,7 +227,7 @@ async def test_changed_file_of_the_disk_cache_is_read_from_the_storage_again(tmp
 async def test_requests_over_the_limit_are_rejected_and_read_the_storage(tmp_path: Path) -> None:
     async with open_node(tmp_path, "a") as a, open_node(tmp_path, "b", peer_requests_limit=1) as b:
         await meet(a, b)
-        patient(a)
+        set_long_timeouts(a)
         b.stored.delay_s = 0.05
         files = select_owned(a, b.address, await create([a], 20, 100))
         results = await asyncio.gather(*(a.read(location) for location in files))

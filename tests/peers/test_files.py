@@ -28,11 +28,11 @@ async def nodes(tmp_path: Path) -> AsyncIterator[list[Node]]:
         await meet(*opened)
         # A busy machine must not look like a slow replica.
         for node in opened:
-            patient(node)
+            set_long_timeouts(node)
         yield opened
 
 
-def patient(node: Node) -> None:
+def set_long_timeouts(node: Node) -> None:
     objects = node.peers.objects
     objects._began = objects._cached = objects._from_storage = Percentile(30.0, min_s=30.0, max_s=30.0)
 
@@ -73,7 +73,7 @@ async def test_storage_is_read_once_for_all_replicas(nodes: list[Node]) -> None:
 async def test_large_file_arrives_completely_and_one_over_the_limit_comes_from_the_storage(tmp_path: Path) -> None:
     async with open_node(tmp_path, "a", peer_file_limit_bytes=3 << 20) as a, open_node(tmp_path, "b") as b:
         await meet(a, b)
-        patient(a), patient(b)
+        set_long_timeouts(a), set_long_timeouts(b)
         small = await create([a], 6, 3 << 20)
         large = await create([a], 6, (3 << 20) + 1, seed=2)
         for files in (small, large):

@@ -22,13 +22,13 @@ from tests.services.s3 import S3
 from tests.waits import block_until
 
 APPENDS = 8
-DELAYED = {"SEAMARK_DRAIN_DELAY_S": "1.5"}
+DELAYED_DRAIN = {"SEAMARK_DRAIN_DELAY_S": "1.5"}
 """The health-check settings: the test's load balancer checks more often, also on a busy machine."""
 
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, s3: S3) -> Iterator[Fleet]:
-    with open_fleet(tmp_path_factory.mktemp("fleet"), postgres, s3, 2, env=DELAYED) as fleet:
+    with open_fleet(tmp_path_factory.mktemp("fleet"), postgres, s3, 2, env=DELAYED_DRAIN) as fleet:
         yield fleet
 
 
@@ -54,7 +54,7 @@ def test_files_are_read_once_for_all_replicas_and_commits_are_visible_at_once(fl
     assert sum(peer_reads(replica, "damaged") + peer_reads(replica, "failed") for replica in fleet.replicas) == 0
 
 
-def test_replicas_are_listed(fleet: Fleet) -> None:
+def test_listing_has_all_live_replicas(fleet: Fleet) -> None:
     replicas = replicas_of(fleet.replicas[1])
     assert [replica["address"] for replica in replicas] == sorted(link.address for link in fleet.links)
     assert all(0 < replica["expires-in-ms"] <= 3000 and replica["weight"] == 1 for replica in replicas)
@@ -141,7 +141,7 @@ def test_rolling_restart_under_load_fails_no_request(fleet: Fleet) -> None:
 def test_repeated_rolling_restarts_of_three_replicas_fail_no_request(
     tmp_path: Path, postgres: Postgres, s3: S3
 ) -> None:
-    with open_fleet(tmp_path, postgres, s3, 3, env=DELAYED) as fleet:
+    with open_fleet(tmp_path, postgres, s3, 3, env=DELAYED_DRAIN) as fleet:
         fleet.write(4)
         load = restart_one_by_one(fleet, rounds=3, clients=6)
         assert load.errors == []

@@ -230,9 +230,7 @@ def test_each_file_has_its_own_lists_on_every_page(longest: int) -> None:
     rng = random.Random(11)
     sizes = [None, 0, 1, longest, *(rng.choice([None, 0, 1, 2, min(longest, 90)]) for _ in range(200))]
     lists = [None if size is None else [rng.randrange(-5, 1 << 40) for _ in range(size)] for size in sizes]
-    plan = scan(
-        metadata(()), [block([a_file(f"f{n}", split_offsets=single_list) for n, single_list in enumerate(lists)])]
-    )
+    plan = scan(metadata(()), [block([a_file(f"f{n}", split_offsets=offsets) for n, offsets in enumerate(lists)])])
     for rows in (plan.entry_ids, plan.entry_ids[::3], plan.entry_ids[150:], plan.entry_ids[4:5]):
         tasks = json.loads(b"[" + b"".join(ScanTaskWriter(plan).tasks(rows)) + b"]")
         actual = [task["data-file"].get("split-offsets", []) for task in tasks]
@@ -339,9 +337,9 @@ def test_positive_and_negative_zero_are_two_partitions() -> None:
 
 def test_partition_values_follow_the_order_and_types_of_the_tables_spec() -> None:
     """Java reads them by position, with the types of the current schema."""
-    old = {**KINDS, 1: "int", 12: "float"}
+    old_kinds = {**KINDS, 1: "int", 12: "float"}
     spec = tuple(PartitionField(1000 + n, f"p{n}", column, "identity") for n, column in enumerate((1, 12, 2)))
-    listing, delete_block = block([a_file(partition=("x", 3, 0.5))], 0, (spec[2], spec[0], spec[1]), kinds=old)
+    listing, delete_block = block([a_file(partition=("x", 3, 0.5))], 0, (spec[2], spec[0], spec[1]), kinds=old_kinds)
     plan = scan(metadata(spec), [(listing, delete_block)])
     assert parse_answer(plan)["file-scan-tasks"][0]["data-file"]["partition"] == [3, 0.5, "x"]
 

@@ -39,14 +39,14 @@ from tests.planner.test_deletes import UNITS_PER_DAY, ListedManifest, Situation
 
 KINDS = {A: "long", B: "uuid", NESTED: "int", LATE: "string", F: "double"}
 SCHEMA = schema_json(0, KINDS, set(), late=True)
-PLAIN = Style(shuffled=False, sparse=False, codec="null", old_names=False, summaries=False, seed=0)
+PLAIN_STYLE = Style(shuffled=False, sparse=False, codec="null", old_names=False, summaries=False, seed=0)
 
 
 def entry(file: Any, sequence: int | None, status: int = EXISTING) -> Entry:
     return Entry(status, 1, sequence, sequence, file)
 
 
-def common(path: str, content: int, spec_id: int, partition: tuple[Any, ...]) -> dict[str, Any]:
+def make_common_fields(path: str, content: int, spec_id: int, partition: tuple[Any, ...]) -> dict[str, Any]:
     return {
         "path": path,
         "content": content,
@@ -66,11 +66,11 @@ def data_file(
     partition: tuple[Any, ...] = (),
     metrics: dict[int, ColumnMetrics] | None = None,
 ) -> DataFile:
-    return DataFile(**common(path, DATA, spec_id, partition) | {"metrics": metrics or {}})
+    return DataFile(**make_common_fields(path, DATA, spec_id, partition) | {"metrics": metrics or {}})
 
 
 def delete_file(content: int, *, spec_id: int = 0, partition: tuple[Any, ...] = (), **more: Any) -> DeleteFile:
-    return DeleteFile(**common("x", content, spec_id, partition) | more)
+    return DeleteFile(**make_common_fields("x", content, spec_id, partition) | more)
 
 
 def vector(referenced: str | None = "d", **more: Any) -> DeleteFile:
@@ -87,7 +87,7 @@ def block(
         entries,
         version=version,
         content=content,
-        style=PLAIN,
+        style=PLAIN_STYLE,
         spec_id=spec_id,
         fields=SPECS[spec_id],
         kinds=kinds,
@@ -121,8 +121,10 @@ def test_added_files_inherit_sequence_numbers_which_are_0_in_version_1() -> None
     data = [entry(data_file("added"), None, ADDED), entry(data_file("kept"), 4)]
     deletes = [entry(delete_file(EQUALITY_DELETES, equality_ids=[A]), None, ADDED)]
     assert find_applying_deletes(data, deletes) == [(), (0,)]
-    old = [entry(data_file("v1"), None)]
-    view = TableView([manifest_file(0, 0, 0)], [block(old, version=1)], [manifest_file(1, 0, 1)], [block(deletes)])
+    old_entries = [entry(data_file("v1"), None)]
+    view = TableView(
+        [manifest_file(0, 0, 0)], [block(old_entries, version=1)], [manifest_file(1, 0, 1)], [block(deletes)]
+    )
     assert DeleteIndex(view, specs(), []).deletes_for_file(0) == (0,)
 
 

@@ -45,7 +45,12 @@ from tests.planner.lakes.metrics import ColumnMetrics, column_metrics
 from tests.seeds import examples
 
 GLOBAL_SPECS = (0, 3)
-PROMOTED = {"int": "long", "float": "double", "decimal(9, 2)": "decimal(20, 2)", "decimal(18, 0)": "decimal(18, 0)"}
+PROMOTED_KINDS = {
+    "int": "long",
+    "float": "double",
+    "decimal(9, 2)": "decimal(20, 2)",
+    "decimal(18, 0)": "decimal(18, 0)",
+}
 DATES = ["date", "timestamp", "timestamp_ns"]
 """The types to which a date may be promoted, and date itself; rows and partitions here have days in any case."""
 UNITS_PER_DAY = {"timestamp": DAY_US, "timestamp_ns": DAY_US * 1000}
@@ -77,17 +82,22 @@ class Situation:
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
         draw = ["int", "long", "string", "uuid", "binary", "date", "decimal(9, 2)", "decimal(18, 0)", "boolean", "time"]
-        old = {key: rng.choice(draw) for key in (A, B, NESTED, LATE)} | {F: rng.choice(["float", "double"])}
-        new = {key: rng.choice(DATES) if kind == "date" else PROMOTED.get(kind, kind) for key, kind in old.items()}
-        self.kinds = {0: old, 1: new}
+        old_kinds = {key: rng.choice(draw) for key in (A, B, NESTED, LATE)} | {F: rng.choice(["float", "double"])}
+        new_kinds = {
+            key: rng.choice(DATES) if kind == "date" else PROMOTED_KINDS.get(kind, kind)
+            for key, kind in old_kinds.items()
+        }
+        self.kinds = {0: old_kinds, 1: new_kinds}
         required = {key for key in (A, F) if rng.random() < 0.3}
         self.required = required
         self.schemas = {
-            0: schema_json(0, old, required, late=False),
-            1: schema_json(1, new, required, late=True),
+            0: schema_json(0, old_kinds, required, late=False),
+            1: schema_json(1, new_kinds, required, late=True),
         }
-        self.units = {key: UNITS_PER_DAY.get(kind, 1) if old[key] == "date" else 1 for key, kind in new.items()}
-        self.pools = {key: pool(rng, kind, rng.choice([2, 4, 8])) for key, kind in old.items()}
+        self.units = {
+            key: UNITS_PER_DAY.get(kind, 1) if old_kinds[key] == "date" else 1 for key, kind in new_kinds.items()
+        }
+        self.pools = {key: pool(rng, kind, rng.choice([2, 4, 8])) for key, kind in old_kinds.items()}
         for key, unit in self.units.items():
             if unit > 1:
                 self.pools[key] = [day for day in self.pools[key] if abs(day) * unit <= LONG_MAX] or [0]
@@ -397,7 +407,7 @@ def test_all_delete_files_that_remove_rows_of_a_random_history_are_named(tmp_pat
             deletes = index.deletes_for(rows_of(view))
             for file, applying in zip(snapshot.data_files, deletes, strict=True):
                 names = {snapshot.delete_files[number].name for number in applying}
-                allowed = {delete.name: delete for delete in lake.applicable(snapshot, file)}
+                allowed = {delete.name: delete for delete in lake.find_applicable_deletes(snapshot, file)}
                 assert names <= allowed.keys(), f"seed {seed}, snapshot {snapshot.id}, {file.path}"
                 needed = {name for name, delete in allowed.items() if lake.find_removed_positions(delete, file)}
                 assert needed <= names, f"seed {seed}, snapshot {snapshot.id}, {file.path}"

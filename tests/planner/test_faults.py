@@ -28,12 +28,12 @@ from tests.faults.rigs.disk import small_disk
 from tests.objects.faults import Fault, FaultyObjects
 from tests.planner.lakes.manifests import Manifest
 from tests.planner.lakes.tables import (
-    STORED,
+    UNCOMPRESSED_STYLE,
     Table,
+    day_filter,
     make_between,
     numbers,
     numbers_of,
-    on_day,
     open_test_planner,
     path_of,
 )
@@ -86,7 +86,9 @@ async def test_missing_file_is_named_in_the_error_until_it_is_back(tmp_path: Pat
             with pytest.raises(Corrupt, match=f"{missing_file} is not in storage; .* on the server's machine"):
                 await numbers(planner, table.metadata)
         if missing_file == "m2.avro":
-            assert await numbers(planner, table.metadata, on_day(1)) == list(range(10, 20)), "it needs not that file"
+            assert await numbers(planner, table.metadata, day_filter(1)) == list(range(10, 20)), (
+                "the plan does not need that file"
+            )
         path.write_bytes(content)
         assert await numbers(planner, table.metadata) == list(range(40))
 
@@ -115,7 +117,7 @@ def plan_by_fastavro(manifests: list[Manifest]) -> list[str] | None:
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 60))])
 async def test_manifest_with_flipped_bytes_is_corrupt_or_planned_as_stored(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
-    table = Table(tmp_path / "t", style=STORED) if seed % 2 else Table(tmp_path / "t")
+    table = Table(tmp_path / "t", style=UNCOMPRESSED_STYLE) if seed % 2 else Table(tmp_path / "t")
     manifests = [table.manifest(f"m{day}", range(day * 10, day * 10 + 10), day=day) for day in range(3)]
     table.commit(1, manifests)
     metadata, outcomes = table.metadata, Counter[str]()
@@ -241,7 +243,7 @@ async def test_partition_of_an_unknown_type_is_planned(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(known_type, unknown))
     async with open_test_planner(tmp_path) as planner:
         assert await numbers(planner, table.metadata) == list(range(40))
-        assert await numbers(planner, table.metadata, on_day(1)) == list(range(10, 20))
+        assert await numbers(planner, table.metadata, day_filter(1)) == list(range(10, 20))
 
 
 async def test_broken_table_over_http_is_a_server_error_that_names_the_file(tmp_path: Path) -> None:
@@ -414,7 +416,7 @@ async def test_planner_works_without_a_cache_folder_that_cannot_be_created(tmp_p
     for folder in (tmp_path / "file" / "blocks", Path("/proc/none/blocks")):
         async with open_test_planner(tmp_path, plan_disk_bytes=FOLDER_BYTES, plan_disk_folder=str(folder)) as planner:
             assert await numbers(planner, table.metadata) == list(range(40))
-            assert await numbers(planner, table.metadata, on_day(2)) == list(range(20, 30))
+            assert await numbers(planner, table.metadata, day_filter(2)) == list(range(20, 30))
 
 
 async def test_planner_skips_the_cache_folder_while_its_disk_is_full_or_read_only(tmp_path: Path) -> None:
@@ -432,7 +434,7 @@ async def test_planner_skips_the_cache_folder_while_its_disk_is_full_or_read_onl
                 assert await numbers(planner, table.metadata) == list(range(40))
                 await _let_go(planner)  # On a busy machine a block that waits for its write would serve the next plan.
             disk.free_space()
-            assert await numbers(planner, table.metadata, on_day(1)) == list(range(10, 20))
+            assert await numbers(planner, table.metadata, day_filter(1)) == list(range(10, 20))
             decoded = planner.stats().decoded
             assert decoded > len(manifests), "nothing could be kept while the disk was full"
         async with open_test_planner(tmp_path, **options) as planner:

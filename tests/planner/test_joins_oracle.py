@@ -153,12 +153,14 @@ async def draw_table(
     files = _files(rng, random_table, rng.choice([0, 1, 3]) if not fact else rng.randint(3, 8))
     if starts_as != key_kind or rng.random() < 0.5:
         await random_table.table.commit(files)
-        fresh = [Col(column.id, column.name, key_kind if column.name == "k" else column.kind) for column in columns]
+        new_columns = [
+            Col(column.id, column.name, key_kind if column.name == "k" else column.kind) for column in columns
+        ]
         kind = rng.choice(PREDICATE_KINDS)
         pools["new"] = pool(rng, kind, 5)
         default = rng.choice(_unambiguous_values(pools["new"])) if version == 3 and rng.random() < 0.7 else None
         default_value = None if default is None else default_json(kind, default)
-        await random_table.table.evolve([*fresh, Col(len(columns) + 1, "new", kind, default_value)])
+        await random_table.table.evolve([*new_columns, Col(len(columns) + 1, "new", kind, default_value)])
         for rows in random_table.table.rows.values():
             for row in rows:
                 row["new"] = default
@@ -360,7 +362,7 @@ async def one_star(seed: int, api: Api, monkeypatch: pytest.MonkeyPatch, counts:
         counts["files"] += len(paths)
 
 
-async def campaign(chosen: Iterator[int], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+async def run_campaign(chosen: Iterator[int], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     counts: Counter[str] = Counter()
     async with running(folder) as server:
         for seed in chosen:
@@ -373,7 +375,7 @@ async def test_plan_keeps_the_rows_that_duckdb_joins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numbers: range
 ) -> None:
     """The seeds of the fast tier have joins of every kind."""
-    counts = await campaign(seeds(numbers), tmp_path, monkeypatch)
+    counts = await run_campaign(seeds(numbers), tmp_path, monkeypatch)
     assert counts["kept"] < counts["files"], counts
     if "JOIN_SEEDS" not in os.environ:
         assert (
@@ -391,4 +393,4 @@ async def test_plan_keeps_the_rows_that_duckdb_joins(
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 async def test_many_plans_keep_the_rows_that_duckdb_joins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (await campaign(seeds(SLOW_SEEDS), tmp_path, monkeypatch))["exact"] > 100
+    assert (await run_campaign(seeds(SLOW_SEEDS), tmp_path, monkeypatch))["exact"] > 100

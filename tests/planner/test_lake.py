@@ -13,7 +13,7 @@ from pyiceberg.table import StaticTable
 from tests.planner.lakes.cases import Case, cases
 from tests.planner.lakes.history import random_lake
 from tests.planner.lakes.lake import EQUALITY_DELETES, Lake
-from tests.planner.lakes.predicates import ORDERED, SPARKS, Names, is_judged_otherwise_by_java, matches
+from tests.planner.lakes.predicates import JAVA_MEANING, SPARK_MEANING, Names, is_judged_otherwise_by_java, matches
 from tests.planner.lakes.schemas import Field, Schema
 from tests.services.java_planner import JavaPlan, JavaPlanner, PlanRequest
 
@@ -44,7 +44,7 @@ def test_java_finds_the_live_files_and_delete_files_of_every_snapshot(lakes: lis
         # Without a filter Java does not use metrics, and keeps files without rows.
         assert set(answer.tasks) == {file.path for file in snapshot.data_files}, f"seed {lake.seed}"
         for file in snapshot.data_files:
-            ours = lake.applicable(snapshot, file)
+            ours = lake.find_applicable_deletes(snapshot, file)
             deletes = answer.tasks[file.path].deletes
             assert deletes <= {delete.name for delete in ours}, f"seed {lake.seed} {file.path}"
             hitting = {delete.name for delete in ours if lake.find_removed_positions(delete, file)}
@@ -76,8 +76,8 @@ def judge_java(case: Case, answer: JavaPlan) -> Counter[str]:
         return Counter(["refused"])
     trusted = not is_judged_otherwise_by_java(case.filter, case.names, case.lake)
     for file in case.snapshot.data_files:
-        expected = case.match_rows(file, case.filter, ORDERED)
-        assert expected == case.match_rows(file, case.java_filter, ORDERED), f"two forms, two meanings: {case}"
+        expected = case.match_rows(file, case.filter, JAVA_MEANING)
+        assert expected == case.match_rows(file, case.java_filter, JAVA_MEANING), f"two forms, two meanings: {case}"
         counts["dropped" if file.path not in answer.tasks else "kept"] += 1
         if not trusted:
             continue
@@ -87,7 +87,7 @@ def judge_java(case: Case, answer: JavaPlan) -> Counter[str]:
         if any(value is None or value != value for value in file.partition):
             continue  # Java's residuals treat null as the least value, and NaN as the greatest.
         residual = answer.tasks[file.path].residual
-        assert case.match_rows(file, residual, ORDERED) == expected, f"residual {residual} of {file.path}: {case}"
+        assert case.match_rows(file, residual, JAVA_MEANING) == expected, f"residual {residual} of {file.path}: {case}"
     return counts
 
 
@@ -156,7 +156,7 @@ def test_clients_differ_on_zeros_and_nan() -> None:
     zero, nan = {2: -0.0}, {2: math.nan}
     predicate = {"type": "eq", "term": "f", "value": 0.0}
     assert matches(predicate, zero, NAMES)
-    assert not matches(predicate, zero, NAMES, ORDERED)
+    assert not matches(predicate, zero, NAMES, JAVA_MEANING)
     above = {"type": "gt", "term": "f", "value": 1.0}
     assert not matches(above, nan, NAMES)
-    assert matches(above, nan, NAMES, SPARKS)
+    assert matches(above, nan, NAMES, SPARK_MEANING)

@@ -168,8 +168,8 @@ async def test_rows_stay_undecided_when_delete_files_exceed_the_limit(
         await stored_table.commit(deletes=[stored_table.position_deletes([(path, 20)], named=True)])
     assert len(decode_found_rows(await ask(stored_table.api, [1], index="keys"))) == 38
     monkeypatch.setattr(delete_files, "FILE_LIMIT_BYTES", 10)
-    fresh = await ask(stored_table.api, [1], index="keys")
-    assert fresh["undecided"] == 0, "a delete file that was read before stays cached"
+    new_answer = await ask(stored_table.api, [1], index="keys")
+    assert new_answer["undecided"] == 0, "a delete file that was read before stays cached"
     position_deletes = stored_table.position_deletes([(paths[0], 21)], named=True)
     await stored_table.commit(deletes=[position_deletes])
     doubtful = await ask(stored_table.api, [1], index="keys")

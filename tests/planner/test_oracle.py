@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.planner.lakes.judge import campaign
+from tests.planner.lakes.judge import run_campaign
 from tests.services.java_planner import JavaPlanner
 
 
@@ -28,7 +28,7 @@ def seeds(default: range) -> range:
 async def test_plans_keep_all_matching_files_and_prune_all_that_java_prunes(
     tmp_path: Path, java: JavaPlanner, count: int
 ) -> None:
-    counts = await campaign(seeds(range(count)), 10, tmp_path, java)
+    counts = await run_campaign(seeds(range(count)), 10, tmp_path, java)
     if "PLANNER_SEEDS" not in os.environ:
         assert counts["dropped"] > 10 * count
         assert counts["kept with a match"] > 10 * count
@@ -42,6 +42,6 @@ async def test_plans_keep_all_matching_files_and_prune_all_that_java_prunes(
 async def test_plans_keep_all_matching_files_in_thousands_of_cases(
     start: int, tmp_path: Path, java: JavaPlanner
 ) -> None:
-    counts = await campaign(range(start, start + 500), 10, tmp_path, java)
+    counts = await run_campaign(range(start, start + 500), 10, tmp_path, java)
     print(f"seeds from {start}: {dict(counts)}")
     assert counts["case"] == 5000

@@ -78,21 +78,21 @@ async def check_case(tables: Tables, case: Case) -> tuple[str, set[str], Counter
     metadata = json.loads(Path(at.removeprefix("file://")).read_bytes())
     assert decode_table(plan_table.files[-1][1], at) == plan_table.metadata, note
     (snapshot,) = metadata["snapshots"]
-    known_json = case.snapshot.json
-    assert {**snapshot, "manifest-list": None} == {**known_json, "manifest-list": None}, note
+    original_snapshot = case.snapshot.json
+    assert {**snapshot, "manifest-list": None} == {**original_snapshot, "manifest-list": None}, note
     assert metadata["current-snapshot-id"] == snapshot["snapshot-id"] == metadata["refs"]["main"]["snapshot-id"], note
     assert metadata.get("next-row-id") == case.lake.metadata.get("next-row-id"), note
     manifests_before, now = (
-        read_manifest_list(known_json["manifest-list"]),
+        read_manifest_list(original_snapshot["manifest-list"]),
         read_manifest_list(snapshot["manifest-list"]),
     )
     deletes = [row for row in manifests_before if row["content"]]
     assert [row for row in now if row["content"]] == deletes, note
     same = {row["path"]: row for row in manifests_before}
-    fresh = [row for row in now if row["path"] not in same]
+    new_manifests = [row for row in now if row["path"] not in same]
     for row in now:
         assert row["path"] not in same or row == same[row["path"]], note
-    assert len(fresh) == len({row["spec_id"] for row in fresh}), note
+    assert len(new_manifests) == len({row["spec_id"] for row in new_manifests}), note
     originals, data_files = (
         read_data_files(manifests_before, case.lake.version),
         read_data_files(now, case.lake.version),
@@ -100,7 +100,7 @@ async def check_case(tables: Tables, case: Case) -> tuple[str, set[str], Counter
     assert data_files.keys() == paths, note
     for path, entry in data_files.items():
         assert_same(entry, originals[path], f"{path}\n{note}")
-    for row in fresh:
+    for row in new_manifests:
         rows = list(entries(row["path"]))
         assert {entry["status"] for entry in rows} == {0}, note
         assert (row["added"], row["existing"], row["deleted"]) == (0, len(rows), 0), note
@@ -109,7 +109,7 @@ async def check_case(tables: Tables, case: Case) -> tuple[str, set[str], Counter
     counts = Counter(["case", f"version {case.lake.version}"])
     counts["whole"], counts["anew"], counts["deletes"] = len(kept_manifests.whole), kept_manifests.entries, len(deletes)
     counts["empty"] = int(not paths)
-    counts["of several specs"] = int(len(fresh) > 1)
+    counts["of several specs"] = int(len(new_manifests) > 1)
     return at, paths, counts
 
 
@@ -138,7 +138,7 @@ def judge_java(case: Case, paths: set[str], table: JavaPlan, plan: JavaPlan) -> 
     return True
 
 
-async def campaign(chosen: Sequence[int], per_lake: int, folder: Path, java: JavaPlanner) -> Counter[str]:
+async def run_campaign(chosen: Sequence[int], per_lake: int, folder: Path, java: JavaPlanner) -> Counter[str]:
     counts: Counter[str] = Counter()
     settings = Settings(home=folder / "home", warehouse=folder.as_uri(), plan_disk_bytes=0)
     clock = SystemClock()
@@ -165,7 +165,7 @@ def with_plan_options(request: PlanRequest, **options: Any) -> PlanRequest:
 
 
 async def test_plan_tables_have_the_unchanged_entries_of_their_plan(tmp_path: Path, java: JavaPlanner) -> None:
-    counts = await campaign(seeds(range(35)), 8, tmp_path, java)
+    counts = await run_campaign(seeds(range(35)), 8, tmp_path, java)
     print(dict(counts))
     assert counts["planned by java"] > 0.8 * counts["case"]
     assert min(counts[f"version {version}"] for version in (1, 2, 3)) > 20
@@ -175,7 +175,7 @@ async def test_plan_tables_have_the_unchanged_entries_of_their_plan(tmp_path: Pa
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 async def test_plan_tables_have_the_unchanged_entries_in_thousands_of_cases(tmp_path: Path, java: JavaPlanner) -> None:
-    counts = await campaign(seeds(range(20_000, 20_400)), 8, tmp_path, java)
+    counts = await run_campaign(seeds(range(20_000, 20_400)), 8, tmp_path, java)
     print(dict(counts))
 
 

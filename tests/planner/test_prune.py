@@ -165,13 +165,13 @@ def test_branches_reached_after_the_time_limit_prune_nothing_at_no_cost(monkeypa
 def test_view_size_can_be_read_while_threads_add_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     """The event loop adds up sizes of views to which planning threads add columns."""
     table = view(ColumnMetrics())
-    fresh = iter(range(100, 200))
+    new_rows = iter(range(100, 200))
     for column in (ColumnStatistics, PartitionValues):
         size = column.size_bytes.fget
 
         def grow_size(self: object, size: Callable[[object], int] = size) -> int:
-            table.stats(next(fresh), "long")
-            table.partition(next(fresh), "long")
+            table.stats(next(new_rows), "long")
+            table.partition(next(new_rows), "long")
             return size(self)
 
         monkeypatch.setattr(column, "size_bytes", property(grow_size))

@@ -136,13 +136,13 @@ def test_exact_residuals_of_one_answer_stay_within_the_byte_limit(count: int) ->
     table = metadata((), kinds={1: "long"})
     plan = scan(table, [block([a_file("f")], 0)], where=in_filter(count))
     form = TaskForm(residual_bytes=BUDGET, exact_residuals=True)
-    most = ScanTaskWriter(plan, dialect=JAVA, form=form).files_max
-    if most is not None:
-        _, size = answer_of_plan(most, in_filter(count), JAVA, exact=True)
+    maximum = ScanTaskWriter(plan, dialect=JAVA, form=form).files_max
+    if maximum is not None:
+        _, size = answer_of_plan(maximum, in_filter(count), JAVA, exact=True)
         whole = len(json.dumps(in_filter(count), separators=(",", ":")))
-        assert most == 1 or most * whole <= BUDGET < (most + 1) * whole
-        assert size < max(BUDGET, whole) + most * 1000
-    assert (most is None) is (count <= 100)
+        assert maximum == 1 or maximum * whole <= BUDGET < (maximum + 1) * whole
+        assert size < max(BUDGET, whole) + maximum * 1000
+    assert (maximum is None) is (count <= 100)
     assert ScanTaskWriter(plan, dialect=JAVA, form=TaskForm(residual_bytes=BUDGET)).files_max is None
     assert ScanTaskWriter(plan, dialect=JAVA, form=TaskForm(residuals=False, exact_residuals=True)).files_max is None
 

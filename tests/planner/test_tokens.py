@@ -31,25 +31,25 @@ requests = st.builds(
     use_snapshot_schema=st.booleans(),
     stats_fields=st.lists(st.text(st.characters(codec="utf-8")), max_size=4).map(tuple),
 )
-ASKED = PinnedRequest(
+SAMPLE_REQUEST = PinnedRequest(
     snapshot_id=7, schema_id=0, filter_json=b'{"type":"eq","term":"a","value":3}', stats_fields=("a",)
 )
 
 
-@given(asked=requests, first=st.integers(0, ROWS_MAX), end=st.integers(0, ROWS_MAX), uuid=st.uuids())
+@given(sent_request=requests, first=st.integers(0, ROWS_MAX), end=st.integers(0, ROWS_MAX), uuid=st.uuids())
 def test_token_opens_on_any_replica_with_its_content(
-    request: PinnedRequest, first: int, end: int, uuid: object
+    sent_request: PinnedRequest, first: int, end: int, uuid: object
 ) -> None:
     tokens, other_replica = Tokens(make_fixed_keyring()), Tokens(make_fixed_keyring())
-    task = other_replica.open_plan_task(tokens.plan_task(pack(request), first, end, str(uuid)), str(uuid))
+    task = other_replica.open_plan_task(tokens.plan_task(pack(sent_request), first, end, str(uuid)), str(uuid))
     assert task is not None
-    assert (task.request, task.first_row, task.end_row) == (request, first, end)
-    assert other_replica.open_plan_id(tokens.plan_id(pack(request), str(uuid)), str(uuid)) == request
+    assert (task.request, task.first_row, task.end_row) == (sent_request, first, end)
+    assert other_replica.open_plan_id(tokens.plan_id(pack(sent_request), str(uuid)), str(uuid)) == sent_request
 
 
 def test_token_of_another_table_purpose_or_server_is_rejected() -> None:
     tokens = Tokens(make_fixed_keyring())
-    task, plan = tokens.plan_task(pack(ASKED), 0, 9, "one"), tokens.plan_id(pack(ASKED), "one")
+    task, plan = tokens.plan_task(pack(SAMPLE_REQUEST), 0, 9, "one"), tokens.plan_id(pack(SAMPLE_REQUEST), "one")
     assert tokens.open_plan_task(task, "other") is None
     assert tokens.open_plan_id(plan, "other") is None
     assert tokens.open_plan_id(task, "one") is None
@@ -59,7 +59,7 @@ def test_token_of_another_table_purpose_or_server_is_rejected() -> None:
 
 @given(data=st.data())
 def test_token_changed_at_any_byte_is_rejected(data: st.DataObject) -> None:
-    token = Tokens(make_fixed_keyring()).plan_task(pack(ASKED), 0, 9, "one")
+    token = Tokens(make_fixed_keyring()).plan_task(pack(SAMPLE_REQUEST), 0, 9, "one")
     raw = bytearray(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
     raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
     changed = base64.urlsafe_b64encode(raw).decode().rstrip("=")
@@ -73,7 +73,7 @@ def test_invented_token_is_rejected(token: str) -> None:
 
 
 def test_token_of_another_version_is_rejected() -> None:
-    token = Tokens(make_fixed_keyring()).plan_task(pack(ASKED), 0, 9, "one")
+    token = Tokens(make_fixed_keyring()).plan_task(pack(SAMPLE_REQUEST), 0, 9, "one")
     raw = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
     later = base64.urlsafe_b64encode(bytes((VERSION + 1,)) + raw[1:]).decode()
     assert Tokens(make_fixed_keyring()).open_plan_task(later, "one") is None

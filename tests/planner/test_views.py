@@ -36,10 +36,10 @@ from tests.planner.lakes.manifests import Manifest
 from tests.planner.lakes.tables import (
     RecordingObjects,
     Table,
+    day_filter,
     make_between,
     numbers,
     numbers_of,
-    on_day,
     open_test_planner,
 )
 from tests.server.rig import running
@@ -73,7 +73,7 @@ async def test_concurrent_plans_of_a_cold_table_decode_each_manifest_once(tmp_pa
         results = await asyncio.gather(
             *(numbers(planner, table.metadata, make_between(low, high)) for low, high in expected),
             *(numbers(planner, table.metadata) for _ in range(20)),
-            *(numbers(planner, table.metadata, on_day(n % DAYS)) for n in range(20)),
+            *(numbers(planner, table.metadata, day_filter(n % DAYS)) for n in range(20)),
         )
         assert planner.stats().decoded == DAYS
         assert sorted(watcheds[0].reads) == sorted(["snap-1.avro", *(f"m{day}.avro" for day in range(DAYS))])
@@ -114,7 +114,7 @@ async def test_selective_filter_on_a_cold_snapshot_reads_only_needed_manifests_a
     async with open_test_planner(tmp_path) as part, open_test_planner(tmp_path) as full:
         everything = await plan(full, table)
         for prepared_days, day in enumerate((6, 2, 5), start=1):
-            of_part, of_full = await plan(part, table, on_day(day)), await plan(full, table, on_day(day))
+            of_part, of_full = await plan(part, table, day_filter(day)), await plan(full, table, day_filter(day))
             assert part.stats().decoded == prepared_days
             assert numbers_of(of_part) == list(range(day * 10, day * 10 + 10))
             assert (
@@ -288,7 +288,7 @@ async def test_adding_a_view_examines_no_other_view(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(CachedView, "holder", property(note_look, lambda cached, name: holder.__set__(cached, name)))
     async with open_test_planner(tmp_path, plan_memory_bytes=4_000_000) as planner:
         with set_principal("a"):
-            await numbers(planner, table.metadata, on_day(0))
+            await numbers(planner, table.metadata, day_filter(0))
         counts, evicted = [], 0
         with set_principal("b"):
             for number, days in enumerate(itertools.combinations(range(12), 4)):
@@ -305,7 +305,7 @@ async def test_adding_a_view_examines_no_other_view(tmp_path: Path, monkeypatch:
         assert evicted > 100
         assert len(planner._views) > 50
         assert max(counts[100:]) <= 10
-        assert await numbers(planner, table.metadata, on_day(0)) == [0, 1]
+        assert await numbers(planner, table.metadata, day_filter(0)) == [0, 1]
         assert planner.stats().decoded == 12
 
 

@@ -16,7 +16,7 @@ from tests.services.seamark import Seamark
 # The kit creates its tables at file:/tmp/<namespace>/<table>, outside any warehouse. It also requires a report of a
 # scan, which Iceberg's client (1.11, 1.12) sends only for scans that it plans itself: so it plans here.
 # tests/engines/test_planning.py tests scans that the server plans.
-ALLOWED = {"SEAMARK_ALLOWED_LOCATIONS": "file:///tmp,file:///dev/shm", "SEAMARK_SCAN_PLANNING_MODE": "client"}
+KIT_SETTINGS = {"SEAMARK_ALLOWED_LOCATIONS": "file:///tmp,file:///dev/shm", "SEAMARK_SCAN_PLANNING_MODE": "client"}
 
 
 @pytest.fixture(params=[pytest.param("sqlite", marks=pytest.mark.slow), "postgresql"])
@@ -28,7 +28,7 @@ def database(request: pytest.FixtureRequest) -> str:
 def test_compliance_kit_passes_on_an_empty_server(
     database: str, start_seamark: Callable[..., Seamark], tmp_path: Path
 ) -> None:
-    server = start_seamark(database=database, env=ALLOWED)
+    server = start_seamark(database=database, env=KIT_SETTINGS)
     report = run_kit(server.base_url, tmp_path / "rck")
     assert report.failed == {}
     assert report.tests == 157

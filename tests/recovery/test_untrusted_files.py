@@ -104,10 +104,12 @@ def reasons(result: Json, location: str) -> list[str]:
 
 def write_uuid_of_another_table(warehouse: Warehouse) -> str:
     metadata = warehouse.metadata("theirs.u") | {"table-uuid": warehouse.metadata("ours.t")["table-uuid"]}
-    return warehouse.write(warehouse.folder("theirs.u") / "x" / "metadata", metadata | {"location": here(warehouse)}, 9)
+    return warehouse.write(
+        warehouse.folder("theirs.u") / "x" / "metadata", metadata | {"location": location_in_other_folder(warehouse)}, 9
+    )
 
 
-def here(warehouse: Warehouse) -> str:
+def location_in_other_folder(warehouse: Warehouse) -> str:
     return f"file://{warehouse.folder('theirs.u')}/x"
 
 
@@ -183,7 +185,7 @@ def test_copied_uuid_is_reported_and_a_choice_solves_it(warehouse: Warehouse, tm
     warehouse.check_claims()
 
 
-def test_two_newest_files_are_reported_and_none_is_guessed(warehouse: Warehouse) -> None:
+def test_rebuild_reports_two_newest_files_and_registers_neither(warehouse: Warehouse) -> None:
     newest = warehouse.tables["ours.t"]["metadata-location"]
     metadata = warehouse.metadata("ours.t")
     metadata["properties"]["p"] = "another commit"
@@ -199,7 +201,7 @@ def test_two_newest_files_are_reported_and_none_is_guessed(warehouse: Warehouse)
     assert [finding["location"] for finding in result["findings"]] == [f"{newest}x"]
 
 
-def test_orphan_of_an_earlier_number_is_left_out(warehouse: Warehouse) -> None:
+def test_rebuild_leaves_out_an_orphan_with_an_earlier_number(warehouse: Warehouse) -> None:
     metadata = warehouse.metadata("ours.t") | {"last-updated-ms": warehouse.metadata("ours.t")["last-updated-ms"] - 1}
     warehouse.write(warehouse.folder("ours.t") / "metadata", metadata | {"metadata-log": []}, 1)
     result = warehouse.rebuild()

@@ -195,14 +195,14 @@ async def test_cancelled_request_keeps_its_slot_until_its_thread_ends() -> None:
         running[0] -= 1
         return 1
 
-    left = [asyncio.create_task(turns.run("eve", work)) for _ in range(3)]
+    remaining_tasks = [asyncio.create_task(turns.run("eve", work)) for _ in range(3)]
     assert await asyncio.to_thread(started.wait, 60)
     other = asyncio.create_task(turns.run("ann", work))
     await asyncio.sleep(0)
-    for task in left:
+    for task in remaining_tasks:
         task.cancel()
-    assert await asyncio.gather(*left, return_exceptions=True) == [ANY] * 3
-    assert all(task.cancelled() for task in left)
+    assert await asyncio.gather(*remaining_tasks, return_exceptions=True) == [ANY] * 3
+    assert all(task.cancelled() for task in remaining_tasks)
     assert not other.done()
     assert not turns.is_free
     ended.set()

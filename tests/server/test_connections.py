@@ -128,13 +128,13 @@ async def test_idle_connection_is_closed_after_its_time(tmp_path: Path) -> None:
 
 async def test_silent_connections_are_closed_in_favour_of_active_ones(tmp_path: Path) -> None:
     async with running(tmp_path, connections_limit=8) as server, AsyncExitStack() as stack:
-        old = await stack.enter_async_context(await RawConnection.open(server))
-        assert await old.healthy()
+        old_connection = await stack.enter_async_context(await RawConnection.open(server))
+        assert await old_connection.healthy()
         for number in range(30):
             await stack.enter_async_context(await RawConnection.open(server, f"127.0.0.{2 + number % 4}"))
-        fresh = await stack.enter_async_context(await RawConnection.open(server, "127.0.0.9"))
-        assert await fresh.healthy()
-        assert await old.healthy()
+        new_connection = await stack.enter_async_context(await RawConnection.open(server, "127.0.0.9"))
+        assert await new_connection.healthy()
+        assert await old_connection.healthy()
 
 
 async def test_address_has_a_connection_limit_and_its_idle_connections_are_closed_first(tmp_path: Path) -> None:

@@ -41,10 +41,10 @@ PACKERS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "zlib": ("deflate", zlib.compress),
     "raw deflate": ("deflate", raw_deflate),
 }
-PACKED = [pytest.param(*one, id=name) for name, one in PACKERS.items()]
+PACKER_CASES = [pytest.param(*one, id=name) for name, one in PACKERS.items()]
 
 
-@pytest.mark.parametrize(("coding", "pack"), PACKED)
+@pytest.mark.parametrize(("coding", "pack"), PACKER_CASES)
 @given(
     data=st.binary(max_size=3000) | st.integers(0, 9000).map(bytes),
     pieces=st.integers(1, 40),
@@ -68,7 +68,7 @@ def test_number_of_empty_gzip_members_is_limited() -> None:
         inflate_pieces("gzip", gzip.compress(b"") * (MEMBERS_MAX + 1))
 
 
-@pytest.mark.parametrize(("coding", "pack"), PACKED)
+@pytest.mark.parametrize(("coding", "pack"), PACKER_CASES)
 def test_truncated_body_is_rejected(coding: str, pack: Callable[[bytes], bytes]) -> None:
     packed = pack(b"some text, and more of it" * 40)
     for size in range(1, len(packed)):
@@ -76,7 +76,7 @@ def test_truncated_body_is_rejected(coding: str, pack: Callable[[bytes], bytes])
             inflate_pieces(coding, packed[:size])
 
 
-@pytest.mark.parametrize(("coding", "pack"), PACKED)
+@pytest.mark.parametrize(("coding", "pack"), PACKER_CASES)
 def test_bytes_after_the_end_of_a_compressed_body_are_rejected(coding: str, pack: Callable[[bytes], bytes]) -> None:
     for pieces in (1, 1000):
         with pytest.raises(BadRequest, match=r"goes on after its end|is corrupt"):

@@ -31,7 +31,7 @@ from seamark.metaserver.api.app import add_routes
 from seamark.metaserver.store.model import DroppedEntry, Entry, EntryKind
 from seamark.metaserver.store.operations import CreateEntry, DropEntry
 from tests.api.client import Api
-from tests.api.indexes.test_lookups import ask, two_files
+from tests.api.indexes.test_lookups import ask, create_two_files
 from tests.server.rig import RunningServer, running
 from tests.services.process import free_port, http_ok
 from tests.services.seamark import Seamark
@@ -86,7 +86,7 @@ async def test_metric_reports_the_memory_of_opened_indexes(tmp_path: Path, monke
     async with running(tmp_path) as server:
         assert (await scrape(server)).get("seamark_index_memory_bytes{}", 0) == 0
         api = Api(server)
-        table, files = await two_files(api)
+        table, files = await create_two_files(api)
         await table.index("keys", "record", ["id"], files)
         assert (await ask(api, [105], index="keys"))["complete"]
         async with asyncio.timeout(60):

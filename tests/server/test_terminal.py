@@ -51,7 +51,7 @@ _PLURAL = re.compile(
 )
 
 
-def test_every_command_counts_with_show_count() -> None:
+def test_commands_print_counts_by_show_count() -> None:
     """Otherwise a user with a small first table would see "1 files"."""
     folder = Path(terminal.__file__).parent
     actual = {

@@ -41,11 +41,11 @@ async def test_connections_count_before_their_tls_handshake(tmp_path: Path) -> N
     trusted, tls = authority(tmp_path)
     async with running(tmp_path / "home", connections_limit=8, **tls) as server, AsyncExitStack() as stack:
         port = int(server.url.rpartition(":")[2])
-        old = await connect_and_request(stack, port, trusted)
+        old_connection = await connect_and_request(stack, port, trusted)
         silent = [
             await stack.enter_async_context(await RawConnection.open(server, f"127.0.0.{2 + n}")) for n in range(SILENT)
         ]
-        fresh = await connect_and_request(stack, port, trusted)
+        new_connection = await connect_and_request(stack, port, trusted)
         # The task was cancelled at the end of the test, or the server has reset its connection.
         reading = [asyncio.create_task(wire.reader.read()) for wire in silent]
         try:
@@ -54,8 +54,8 @@ async def test_connections_count_before_their_tls_handshake(tmp_path: Path) -> N
             for task in reading:
                 task.cancel()
             await asyncio.gather(*reading, return_exceptions=True)
-        assert await old.healthy()
-        assert await fresh.healthy()
+        assert await old_connection.healthy()
+        assert await new_connection.healthy()
 
 
 async def test_tls_handshake_that_does_not_end_in_time_closes_the_connection(tmp_path: Path) -> None:

@@ -31,9 +31,9 @@ appender.out.layout.pattern = %d %p %c %m%n
 class Kafka:
     """A running broker."""
 
-    def __init__(self, process: ManagedProcess, port: int) -> None:
+    def __init__(self, process: ManagedProcess, address: str) -> None:
         self.process = process
-        self.address = f"127.0.0.1:{port}"
+        self.address = address
         self._prefixes = itertools.count()
 
     def create_prefix(self) -> str:
@@ -57,8 +57,8 @@ class Kafka:
 
 
 @contextmanager
-def kafka_broker(folder: Path) -> Iterator[Kafka]:
-    """Start a broker whose files are below `folder`; yield it."""
+def kafka_broker(folder: Path, *, host: str = "127.0.0.1") -> Iterator[Kafka]:
+    """Start a broker whose files are below `folder`, and which clients reach at `host`; yield it."""
     jars = CACHE / "kafka"
     if not any(jars.glob("kafka_2.13-*.jar")):
         raise ServiceFailed("the jars of Kafka are not in .cache/kafka; run `make services`")
@@ -73,8 +73,8 @@ def kafka_broker(folder: Path) -> Iterator[Kafka]:
         "process.roles": "broker,controller",
         "node.id": "1",
         "controller.quorum.voters": f"1@127.0.0.1:{controller_port}",
-        "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}",
-        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
+        "listeners": f"PLAINTEXT://{host}:{port},CONTROLLER://127.0.0.1:{controller_port}",
+        "advertised.listeners": f"PLAINTEXT://{host}:{port}",
         "controller.listener.names": "CONTROLLER",
         "log.dirs": str(data),
         "auto.create.topics.enable": "false",
@@ -92,7 +92,7 @@ def kafka_broker(folder: Path) -> Iterator[Kafka]:
     options = ["-Xmx512m", *SHORT_LIVED, f"-Dlog4j2.configurationFile={logging}", f"-Dkafka.logs.dir={folder}"]
     argv = [java_17(), *options, "-cp", f"{jars}/*", "kafka.Kafka", str(properties)]
     process = ManagedProcess(argv, log=folder / "kafka.log", cwd=folder)
-    kafka = Kafka(process, port)
+    kafka = Kafka(process, f"{host}:{port}")
     kafka.start()
     try:
         yield kafka

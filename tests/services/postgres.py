@@ -98,7 +98,9 @@ def _create_cluster(data: Path, password: Path) -> None:
     concurrent first calls both succeed.
     """
     initdb = Path(_binary("initdb"))
-    stored = CACHE / "postgres-clusters" / f"{initdb.resolve().parents[1].name}-{initdb.stat().st_mtime_ns}"
+    # Only the user that created a cluster may read it.
+    name = f"{initdb.resolve().parents[1].name}-{initdb.stat().st_mtime_ns}-{os.geteuid()}"
+    stored = CACHE / "postgres-clusters" / name
     if stored.exists():
         _copy(stored, data)
         return

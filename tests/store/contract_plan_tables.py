@@ -120,8 +120,8 @@ class PlanTablesContract(StorePair):
             await keep(store, plan(f"p{number}", f"t~plan~{number:032x}", expires_ms=100 - number))
         assert await retire(store, 96) == 0
         assert await retire(store, 100, limit=2) == 2
-        left = [await store.plan_table(NS, f"t~plan~{number:032x}") for number in range(5)]
-        assert [item is not None for item in left] == [True, True, True, False, False]
+        remaining_plans = [await store.plan_table(NS, f"t~plan~{number:032x}") for number in range(5)]
+        assert [item is not None for item in remaining_plans] == [True, True, True, False, False]
         assert await retire(store, 100) == 2
         assert await retire(store, 100) == 0
         assert await store.plan_table_count(0) == 1, "the others are retired"

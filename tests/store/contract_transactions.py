@@ -122,12 +122,12 @@ class TransactionsContract(StorePair):
             await store.transact([CreateEntry(make_entry(name))])
             locations[name] = make_entry(name).metadata_location
         for step in range(3):
-            new = f"file:///{step}"
-            swaps = [make_swap(name, at, f"{new}/one") for name, at in locations.items()]
-            two = [make_swap(name, at, f"{new}/two") for name, at in locations.items()]
+            new_location = f"file:///{step}"
+            swaps = [make_swap(name, at, f"{new_location}/one") for name, at in locations.items()]
+            two = [make_swap(name, at, f"{new_location}/two") for name, at in locations.items()]
             outcomes = await asyncio.gather(outcome(store.transact(swaps)), outcome(other_store.transact(two[::-1])))
             assert sorted(outcomes) == ["commit_conflict", "won"]
-            winner = f"{new}/{('one', 'two')[outcomes.index('won')]}"
+            winner = f"{new_location}/{('one', 'two')[outcomes.index('won')]}"
             for name in locations:
                 entry = await store.entry(TABLE, NS, name)
                 assert entry is not None

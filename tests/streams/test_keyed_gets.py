@@ -144,7 +144,7 @@ async def test_gets_of_one_principal_leave_threads_to_others() -> None:
     def get(keys: str, *_: Any) -> tuple[pa.Table, list[int]]:
         running[keys] += 1
         most[keys] = max(most[keys], running[keys])
-        may_end.wait(10)
+        may_end.wait(60)
         running[keys] -= 1
         return pa.table({}), []
 

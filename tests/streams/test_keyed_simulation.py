@@ -17,7 +17,7 @@ from tests.streams.simulation.loop import run_simulated
 from tests.streams.simulation.ports import RemoteTables
 from tests.streams.simulation.world import InvariantBroken
 
-QUICK_SEEDS = 60
+QUICK_SEEDS = 40
 SLOW_SEEDS = 5_000
 MUTATION_SEEDS = 300
 """The seeds in which the simulation has to find a mutation."""
@@ -41,6 +41,11 @@ def test_readers_see_the_replay_of_the_log() -> None:
     assert sum(world.compactions for world in worlds) > QUICK_SEEDS / 2
     assert sum(world.flushed_rows for world in worlds) > 20 * QUICK_SEEDS
     assert {world.is_fleet for world in worlds} == {False, True}
+
+
+@pytest.mark.parametrize("seed", [52])
+def test_readers_see_the_replay_of_the_log_in_worlds_that_found_faults_before(seed: int) -> None:
+    run_world(seed, appends=20)
 
 
 @pytest.mark.slow

@@ -409,7 +409,7 @@ async def test_flush_needs_no_second_thread_of_the_event_loop(stream: Stream, mo
     loop = asyncio.get_running_loop()
     loop.set_default_executor(ThreadPoolExecutor(1))
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert await stream.flush() == 1
     finally:
         loop.set_default_executor(ThreadPoolExecutor())

@@ -20,10 +20,16 @@ import seamark
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import InvalidRequest, NoSuchResource
 from seamark.connector.read.read_plan import BATCH_ROWS
+from seamark.connector.streams import reader
 from seamark.connector.streams.reader import StreamBatch, StreamReads
 from seamark.metaserver.log.port import Shard
 from tests.seeds import first_seed, quick
 from tests.streams.test_rows_over_http import Stream, create, streaming
+
+WAIT_S = 55
+"""The time for which a reader waits for rows, below the server's limit of 60 s."""
+SOON_S = 40
+"""An answer within this time comes before the end of the wait, even on a busy machine."""
 
 
 @pytest.fixture
@@ -102,7 +108,10 @@ def _locate(stream: Stream, at: str) -> str:
     return StreamReads(SeamarkClient(stream.server.url), "db.t", changes=False, skip_changes=False).locate(at)
 
 
-async def test_a_waiting_reader_gets_rows_and_batch_appends_soon(stream: Stream) -> None:
+async def test_a_waiting_reader_gets_rows_and_batch_appends_soon(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "WAIT_S", WAIT_S)
     await stream.post({"id": 1})
     client, read_ids, woken = SeamarkClient(stream.server.url), [], threading.Condition()
 
@@ -118,7 +127,7 @@ async def test_a_waiting_reader_gets_rows_and_batch_appends_soon(stream: Stream)
     for number in (2, 3, 4):
         await asyncio.sleep(0.2)
         await (append_batch(stream, number) if number == 3 else stream.post({"id": number}))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(SOON_S):
         await task
     assert sorted(read_ids) == [1, 2, 3, 4]
 
@@ -128,11 +137,11 @@ async def test_a_waiting_reader_gets_the_first_row_that_is_ever_appended(stream:
     if has_snapshot:
         await append_batch(stream, 1)
     start = await asyncio.to_thread(_locate, stream, "latest")
-    url = f"{stream.server.url}/api/v1/tables/db/t/rows?after={start}&wait=20"
+    url = f"{stream.server.url}/api/v1/tables/db/t/rows?after={start}&wait={WAIT_S}"
     waiting = asyncio.create_task(stream.server.http.get(url))
     await asyncio.sleep(0.2)
     await stream.post({"id": 2})
-    async with asyncio.timeout(5), await waiting as answer:
+    async with asyncio.timeout(SOON_S), await waiting as answer:
         assert answer.status == 200, await answer.text()
         assert pa.ipc.open_stream(await answer.read()).read_all().column("id").to_pylist() == [2]
 

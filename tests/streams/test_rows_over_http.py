@@ -367,7 +367,7 @@ async def test_writers_are_held_back_at_the_limit_of_memory(tmp_path: Path) -> N
             # The table was flushed while the writer wrote.
             assert await stream.snapshots() > 1
         (table,) = stream.server.components.streams.tables.values()
-        await until(lambda: table.size_bytes == 0, within_s=30)
+        await until(lambda: table.size_bytes == 0)
         await stream.post({"id": 2})
 
 
@@ -380,7 +380,7 @@ async def test_table_that_is_not_flushed_leaves_memory_for_others(tmp_path: Path
         await stream.post({"id": 0})
         streams = stream.server.components.streams
         (uuid,) = streams.tables
-        await until(lambda: streams.tables[uuid].size_bytes == 0, within_s=10)
+        await until(lambda: streams.tables[uuid].size_bytes == 0)
         streams._flushes[uuid].not_before_s = float("inf")  # This is the state after failed flushes.
         row = json.dumps([{"id": 1, "name": "x" * 100_000}]).encode()
         answers = [(await stream.send(row))[0] for _ in range(8)]
@@ -401,7 +401,7 @@ async def test_drop_hides_unflushed_rows_and_undrop_restores_them(stream: Stream
     await stream.post({"id": 2})
     await asyncio.to_thread(stream.catalog.drop_table, "db.t")
     streams = stream.server.components.streams
-    await until(lambda: _look(stream) and not streams.tables, within_s=30)
+    await until(lambda: _look(stream) and not streams.tables)
     _, dropped = await stream.server.get("/api/v1/dropped")
     async with stream.server.http.post(
         f"{stream.server.url}/api/v1/dropped/{dropped['dropped'][0]['id']}/undrop"

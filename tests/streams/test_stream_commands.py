@@ -158,7 +158,7 @@ async def test_metrics_count_waiting_rows_and_report_a_failed_log(tmp_path: Path
             async with stream.server.http.get(f"{stream.server.url}/metrics") as answer:
                 return line in (await answer.text()).splitlines()
 
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not await shows("seamark_stream_waiting_rows 2.0"):
                 await asyncio.sleep(0.1)
             assert await shows("seamark_stream_log_failed 0.0")
@@ -181,7 +181,7 @@ async def test_metrics_count_appends_refusals_and_flushes(tmp_path: Path) -> Non
                 return set(lines) <= set((await answer.text()).splitlines())
 
         counts = [f"seamark_stream_{name}_total" for name in ("appended_rows", "flushed_rows", "refused_appends")]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not await shows(f"{counts[0]} 2.0", f"{counts[1]} 2.0", f"{counts[2]} 1.0"):
                 await asyncio.sleep(0.1)
 

@@ -8,12 +8,15 @@ import asyncio
 import hashlib
 import json
 from contextlib import suppress
+from typing import Any, cast
 
 import pytest
 
 from seamark.formats.runtime.errors import CommitConflict, CommitUnknown, RetryLater
 from seamark.metaserver.log.port import StreamProducer, owner_of
+from seamark.metaserver.store.operations import FlushedRange
 from seamark.metaserver.streams.appends import ProducerKey
+from seamark.metaserver.streams.row_files import EncodedFile
 from seamark.metaserver.streams.stream_table import StreamTable
 from tests.seeds import examples, first_seed
 from tests.streams.world import a_world, batch
@@ -183,6 +186,31 @@ async def test_a_reader_sees_an_append_whole_after_a_flush_that_crosses_a_fresh_
         await other.append({0: batch(11), 1: batch(12)})
         await first
         assert sorted(await second) == [*range(13)]
+
+
+async def test_reader_misses_no_row_if_another_owner_flushes_half_of_a_fresh_file_meanwhile() -> None:
+    """The fresh file of rows 1 to 3 is removed when rows 1 and 2 are flushed. The file of row 4 must not stay alone."""
+    async with a_world() as world:
+        table = world.open()
+        await table.append({0: batch(1, 2, 3)})
+        assert await world.read(table) == [1, 2, 3]
+        create, is_flushed = world.create, False
+
+        async def create_after_a_flush(location: str, data: bytes) -> None:
+            nonlocal is_flushed
+            if not is_flushed:
+                is_flushed = True
+                await create("data/flushed", json.dumps([1, 2]).encode())
+                file = EncodedFile("data/flushed", b"", b"{}", 2)
+                await world.commit(world.entry(), cast("Any", None), [file], [FlushedRange(0, 0, 2)])
+                await table.follow()
+            await create(location, data)
+
+        world.create = create_after_a_flush  # type: ignore[method-assign]
+        await table.append({0: batch(4)})
+        assert sorted(await world.read(table)) == [1, 2, 3, 4]
+        assert sorted(await world.read(table)) == [1, 2, 3, 4]
+        table.check_invariants()
 
 
 def test_producer_keeps_its_name_in_logs_of_earlier_versions() -> None:

@@ -26,7 +26,7 @@ CLIENT_ROOMS = ("connector/",)
 """Packages that run outside the server, where there is no `Clock`."""
 
 
-def findings(source: str, file: str) -> Iterator[str]:
+def find_breaches(source: str, file: str) -> Iterator[str]:
     """Yield every breach of a rule in `source`, with its line."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
@@ -98,7 +98,7 @@ def _is_datetime(node: ast.expr) -> bool:
 
 def test_modules_follow_the_rules() -> None:
     assert FILES
-    assert [breach for file in FILES for breach in findings((REPO / file).read_text(), str(file))] == []
+    assert [breach for file in FILES for breach in find_breaches((REPO / file).read_text(), str(file))] == []
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_modules_follow_the_rules() -> None:
     ],
 )
 def test_each_rule_finds_its_breach(breach: str) -> None:
-    assert len(list(findings(breach, "metaserver/x.py"))) >= 1
+    assert len(list(find_breaches(breach, "metaserver/x.py"))) >= 1
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_each_rule_finds_its_breach(breach: str) -> None:
     ],
 )
 def test_rules_accept_correct_code(fine: str) -> None:
-    assert list(findings(fine, "metaserver/x.py")) == []
+    assert list(find_breaches(fine, "metaserver/x.py")) == []
 
 
 def parse_error_tree(text: str) -> dict[str, str]:

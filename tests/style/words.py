@@ -40,13 +40,13 @@ def read_rules(text: str) -> list[Rule]:
 
 def find_banned(text: str, rules: list[Rule]) -> Iterator[str]:
     """Yield `line: "words": write …` for each hit; phrases are found across line breaks, too."""
-    prose = _TARGET.sub("]()", _CODE.sub(_blank, text))
+    prose = _TARGET.sub("]()", _CODE.sub(_blank_out, text))
     for rule in rules:
         for match in rule.pattern.finditer(prose):
             line = prose.count("\n", 0, match.start()) + 1
             yield f"{line}: {match[0]!r}: write {rule.instead}"
 
 
-def _blank(code: re.Match[str]) -> str:
+def _blank_out(code: re.Match[str]) -> str:
     """Return as many lines as `code` has, so that line numbers stay right."""
     return "`" + "\n" * code[0].count("\n") + "`"

@@ -49,7 +49,7 @@ def trino_over(seamark: Seamark, s3: S3, folder: Path, port: int) -> Iterator[st
 @click.option("--port", default=8181, show_default=True, help="Port of Seamark; 0 selects a free port.")
 @click.option("--kafka", is_flag=True, help="Keep the log of stream tables in Apache Kafka.")
 @click.option("--trino", is_flag=True, help="Start Trino; needs `make trino` and a JDK 25.")
-def up(port: int, kafka: bool, trino: bool) -> None:
+def run_services(port: int, kafka: bool, trino: bool) -> None:
     """Start the services, print their addresses, and run until Ctrl-C."""
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -86,4 +86,4 @@ def up(port: int, kafka: bool, trino: bool) -> None:
 
 
 if __name__ == "__main__":
-    up()
+    run_services()

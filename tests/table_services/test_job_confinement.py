@@ -90,7 +90,7 @@ attempt("storage elsewhere", lambda: Storage().open(f"{folder}/other/a"))
 told["dumps"] = open("/proc/self/limits").read().split("Max core file size")[1].split()[0]
 print(json.dumps(told))
 """
-ALLOWED = {
+JOB_SETTINGS = {
     *("read own", "write own", "remove own", "read joined", "read allowed"),
     *("make a temporary file", "write the data path", "reach the server"),
 }
@@ -120,7 +120,7 @@ def test_job_opens_only_its_tables_files_and_the_hosts_that_it_needs(tmp_path: P
     assert document.pop("storage elsewhere") == "PermissionError"
     assert document.pop("dumps") == "0"
     done_by = {name for name, outcome in document.items() if outcome == "done"}
-    assert done_by == ALLOWED | {f"thread: {name}" for name in ALLOWED}
+    assert done_by == JOB_SETTINGS | {f"thread: {name}" for name in JOB_SETTINGS}
     refused = {description for name, description in document.items() if description != "done" and "remove" not in name}
     assert refused == {"PermissionError"}
 

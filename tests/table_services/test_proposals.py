@@ -27,7 +27,7 @@ from tests.catalog.rig import SCHEMA
 from tests.server.rig import OffsetClock
 
 ENTRY = Entry(EntryKind.TABLE, ("db",), "t", "11111111-1111-1111-1111-111111111111", "file:///t/metadata/1.json")
-ON = {"seamark.compaction.enabled": "true"}
+COMPACTION_ON = {"seamark.compaction.enabled": "true"}
 
 
 def proposer(kind: type[JobProposer], clock: Clock | None = None, **by_default: bool) -> JobProposer:
@@ -60,16 +60,32 @@ def a_table(properties: dict[str, str], version: int = 2, **totals: int) -> Tabl
 @pytest.mark.parametrize(
     ("table", "proposed"),
     [
-        (a_table(ON, total_data_files=5, total_files_size=500), True),
-        (a_table(ON, total_data_files=4, total_files_size=400), False),
-        (a_table(ON, total_data_files=1, total_files_size=400, total_delete_files=1), True),
-        (a_table(ON, total_data_files=10, total_files_size=10 << 29), False),
-        (a_table({**ON, "write.target-file-size-bytes": "1000"}, total_data_files=10, total_files_size=8000), False),
-        (a_table({**ON, "write.target-file-size-bytes": "1000"}, total_data_files=10, total_files_size=7000), True),
-        (a_table({**ON, "seamark.compaction.min-files": "3"}, total_data_files=3, total_files_size=300), True),
-        (a_table({**ON, "seamark.compaction.min-files": "no"}, total_data_files=5, total_files_size=300), True),
-        (a_table(ON), False),
-        (a_table(ON, version=1, total_data_files=9, total_files_size=9), False),
+        (a_table(COMPACTION_ON, total_data_files=5, total_files_size=500), True),
+        (a_table(COMPACTION_ON, total_data_files=4, total_files_size=400), False),
+        (a_table(COMPACTION_ON, total_data_files=1, total_files_size=400, total_delete_files=1), True),
+        (a_table(COMPACTION_ON, total_data_files=10, total_files_size=10 << 29), False),
+        (
+            a_table(
+                {**COMPACTION_ON, "write.target-file-size-bytes": "1000"}, total_data_files=10, total_files_size=8000
+            ),
+            False,
+        ),
+        (
+            a_table(
+                {**COMPACTION_ON, "write.target-file-size-bytes": "1000"}, total_data_files=10, total_files_size=7000
+            ),
+            True,
+        ),
+        (
+            a_table({**COMPACTION_ON, "seamark.compaction.min-files": "3"}, total_data_files=3, total_files_size=300),
+            True,
+        ),
+        (
+            a_table({**COMPACTION_ON, "seamark.compaction.min-files": "no"}, total_data_files=5, total_files_size=300),
+            True,
+        ),
+        (a_table(COMPACTION_ON), False),
+        (a_table(COMPACTION_ON, version=1, total_data_files=9, total_files_size=9), False),
         (a_table({}, total_data_files=9, total_files_size=9), False),
     ],
 )
@@ -85,7 +101,7 @@ def test_table_property_takes_precedence_over_the_setting() -> None:
 
 
 def test_table_with_clustering_columns_is_clustered_and_not_compacted() -> None:
-    columns = {**ON, "seamark.clustering.columns": "id"}
+    columns = {**COMPACTION_ON, "seamark.clustering.columns": "id"}
     totals = {"total_data_files": 9, "total_files_size": 9}
     compaction, clustering = (
         proposer(Compaction, compaction=True, clustering=True),
@@ -97,7 +113,7 @@ def test_table_with_clustering_columns_is_clustered_and_not_compacted() -> None:
     assert compaction.propose(ENTRY, a_table(off, **totals)) is not None
     assert clustering.propose(ENTRY, a_table(off, **totals)) is None
     assert proposer(TableClustering, clustering=False).propose(ENTRY, a_table(columns, **totals)) is None
-    assert clustering.propose(ENTRY, a_table(ON, **totals)) is None
+    assert clustering.propose(ENTRY, a_table(COMPACTION_ON, **totals)) is None
     assert clustering.propose(ENTRY, a_table(columns, version=1, **totals)) is None
 
 
@@ -226,26 +242,26 @@ def a_history(*totals: dict[str, Any], statistics_of: int | None, columns: tuple
     return decode_table(msgspec.json.encode(document), "t")
 
 
-FIRST = {"operation": "append", "added_records": 100, "total_records": 100}
-FEW = {"operation": "append", "added_records": 5, "total_records": 105}
-MANY = {"operation": "append", "added_records": 20, "total_records": 120}
+FIRST_APPEND = {"operation": "append", "added_records": 100, "total_records": 100}
+SMALL_APPEND = {"operation": "append", "added_records": 5, "total_records": 105}
+LARGE_APPEND = {"operation": "append", "added_records": 20, "total_records": 120}
 GONE = {"operation": "overwrite", "deleted_records": 30, "total_records": 70}
-SAME = {"operation": "replace", "added_records": 100, "deleted_records": 100, "total_records": 100}
+REWRITE_OF_SAME_ROWS = {"operation": "replace", "added_records": 100, "deleted_records": 100, "total_records": 100}
 
 
 @pytest.mark.parametrize(
     ("table", "proposed"),
     [
-        (a_history(FIRST, statistics_of=None), True),
-        (a_history(FIRST, statistics_of=1), False),
-        (a_history(FIRST, statistics_of=1, columns=(1,)), True),
-        (a_history(FIRST, FEW, statistics_of=1), False),
-        (a_history(FIRST, FEW, statistics_of=2), False),
-        (a_history(FIRST, MANY, statistics_of=1), True),
-        (a_history(FIRST, FEW, FEW, FEW, statistics_of=1), True),
-        (a_history(FIRST, GONE, statistics_of=1), True),
-        (a_history(FIRST, SAME, statistics_of=1), True),
-        (a_history(FIRST, FEW, SAME, statistics_of=1), False),
+        (a_history(FIRST_APPEND, statistics_of=None), True),
+        (a_history(FIRST_APPEND, statistics_of=1), False),
+        (a_history(FIRST_APPEND, statistics_of=1, columns=(1,)), True),
+        (a_history(FIRST_APPEND, SMALL_APPEND, statistics_of=1), False),
+        (a_history(FIRST_APPEND, SMALL_APPEND, statistics_of=2), False),
+        (a_history(FIRST_APPEND, LARGE_APPEND, statistics_of=1), True),
+        (a_history(FIRST_APPEND, SMALL_APPEND, SMALL_APPEND, SMALL_APPEND, statistics_of=1), True),
+        (a_history(FIRST_APPEND, GONE, statistics_of=1), True),
+        (a_history(FIRST_APPEND, REWRITE_OF_SAME_ROWS, statistics_of=1), True),
+        (a_history(FIRST_APPEND, SMALL_APPEND, REWRITE_OF_SAME_ROWS, statistics_of=1), False),
         (a_history({"operation": "delete", "total_records": 0}, statistics_of=None), False),
         (a_table({"seamark.statistics.changed-percent": "no"}, total_records=9), False),
     ],

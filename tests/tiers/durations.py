@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
-KEPT = Path(__file__).with_name("durations.csv")
+DURATIONS_FILE = Path(__file__).with_name("durations.csv")
 SLOW_S = 5.0
 """The least time of a test that has its own row."""
 
@@ -31,7 +31,7 @@ class Duration(NamedTuple):
     cpu_s: float
 
 
-def read_durations(path: Path = KEPT) -> dict[str, Duration]:
+def read_durations(path: Path = DURATIONS_FILE) -> dict[str, Duration]:
     """Return the stored durations by file or test; empty if the file does not exist."""
     if not path.exists():
         return {}
@@ -43,7 +43,7 @@ def read_durations(path: Path = KEPT) -> dict[str, Duration]:
     return {duration.place: duration for duration in durations}
 
 
-def write_durations(durations: list[Duration], path: Path = KEPT) -> None:
+def write_durations(durations: list[Duration], path: Path = DURATIONS_FILE) -> None:
     """Write the longest durations first, so that a diff of the file shows what became slow."""
     with path.open("w", newline="") as file:
         out = csv.writer(file, lineterminator="\n")
@@ -120,11 +120,13 @@ class Keeper:
         write_durations([*durations, *results.values()])
         files = [duration for duration in results.values() if "::" not in duration.place]
         wall_s, cpu_s = sum(file.wall_s for file in files), sum(file.cpu_s for file in files)
-        terminalreporter.write_line(f"{KEPT.name}: {len(files)} files, {wall_s:.0f} s, {cpu_s:.0f} s of CPU")
+        terminalreporter.write_line(f"{DURATIONS_FILE.name}: {len(files)} files, {wall_s:.0f} s, {cpu_s:.0f} s of CPU")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--keep-durations", action="store_true", help=f"write how long tests took to {KEPT.name}")
+    parser.addoption(
+        "--keep-durations", action="store_true", help=f"write how long tests took to {DURATIONS_FILE.name}"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -35,9 +35,9 @@ UNITS = {
     "Kafka": (
         "tests/log/test_kafka.py",
         "tests/streams/test_fleet.py",
-        "tests/streams/test_kafka_chaos.py",
+        "tests/streams/chaos/test_chaos.py",
         "tests/streams/test_read_servers.py",
-        "tests/streams/test_topics.py",
+        "tests/streams/topics/test_topics.py",
         "tests/timeline/test_kafka_events.py",
     ),
     "Java's planner": (
@@ -55,7 +55,7 @@ its own JVM late.
 """
 NEW_S, LONG_S = 1.0, 60.0
 """How long a file takes that has no kept duration, and how long one of LONG does."""
-LONG = ("tests/bench/test_demo.py", "tests/faults/test_spark_tasks.py", "tests/rck/")
+LONG_UNITS = ("tests/bench/test_demo.py", "tests/faults/test_spark_tasks.py", "tests/rck/")
 
 
 def unit_of(nodeid: str) -> str:
@@ -67,7 +67,7 @@ def unit_of(nodeid: str) -> str:
 
 
 def _guess_s(file: str) -> float:
-    return LONG_S if file.startswith(LONG) else NEW_S
+    return LONG_S if file.startswith(LONG_UNITS) else NEW_S
 
 
 def order_of(nodeids: list[str]) -> list[int]:

@@ -39,7 +39,7 @@ def test_folder_gives_the_least_tier_and_fixtures_and_markers_raise_it(
 def test_names_in_the_tiers_exist() -> None:
     assert [name for name in (*FOLDERS, *FILES) if not (ROOT / name).exists()] == []
     files = [file.relative_to(ROOT.parent).as_posix() for file in ROOT.rglob("test_*.py")]
-    for prefixes in (*spread.UNITS.values(), spread.LONG):
+    for prefixes in (*spread.UNITS.values(), spread.LONG_UNITS):
         named = {prefix.partition("::")[0] for prefix in prefixes}
         assert [name for name in named if not any(file.startswith(name) for file in files)] == []
 

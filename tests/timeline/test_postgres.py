@@ -8,7 +8,7 @@ from pathlib import Path
 
 from seamark.metaserver.store.operations import CreateNamespace
 from tests.server.rig import running, some_settings
-from tests.timeline.test_watch import Replica, replica
+from tests.timeline.test_watch import Replica, open_replica
 from tests.timeline.test_webhooks import run_receiver
 from tests.waits import until
 
@@ -19,7 +19,7 @@ async def test_watchers_of_two_replicas_see_every_instant_once_and_in_the_same_o
     count = 40
     async with AsyncExitStack() as stack:
         settings = some_settings(tmp_path, database=postgres_url)
-        first, second = await replica(stack, settings), await replica(stack, settings)
+        first, second = await open_replica(stack, settings), await open_replica(stack, settings)
         await first.store.transact([CreateNamespace(path=("db",), properties={})])
 
         async def write(replica: Replica) -> list[str]:

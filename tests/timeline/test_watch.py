@@ -44,7 +44,7 @@ class Replica:
         return ids
 
 
-async def replica(stack: AsyncExitStack, settings: Settings) -> Replica:
+async def open_replica(stack: AsyncExitStack, settings: Settings) -> Replica:
     store = await stack.enter_async_context(open_store(settings.database_url(), clock=CLOCK))
     timeline = await stack.enter_async_context(open_timeline(settings, store, CLOCK))
     return Replica(store, timeline)
@@ -54,8 +54,8 @@ async def replica(stack: AsyncExitStack, settings: Settings) -> Replica:
 async def both_replicas(tmp_path: Path) -> AsyncIterator[tuple[Replica, Replica]]:
     """Open two replicas over one database; the first polls rarely."""
     async with AsyncExitStack() as stack:
-        first = await replica(stack, some_settings(tmp_path, watch_poll_s=0.6, watchers_limit=3))
-        second = await replica(stack, some_settings(tmp_path, watch_poll_s=0.1))
+        first = await open_replica(stack, some_settings(tmp_path, watch_poll_s=0.6, watchers_limit=3))
+        second = await open_replica(stack, some_settings(tmp_path, watch_poll_s=0.1))
         await first.store.transact([CreateNamespace(path=("db",), properties={})])
         yield first, second
         first.timeline.check_invariants()
@@ -72,11 +72,11 @@ async def test_watch_with_an_existing_match_answers_without_waiting(both_replica
 
 async def test_commit_of_this_replica_wakes_a_watcher_long_before_the_next_poll(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
-        single_replica = await replica(stack, some_settings(tmp_path, watch_poll_s=60))
-        await single_replica.store.transact([CreateNamespace(path=("db",), properties={})])
-        watch = asyncio.create_task(single_replica.timeline.watch(InstantFilter(), 10, 60))
-        await until(lambda: single_replica.timeline.watchers == 1)
-        instant_id = await single_replica.record()
+        replica = await open_replica(stack, some_settings(tmp_path, watch_poll_s=60))
+        await replica.store.transact([CreateNamespace(path=("db",), properties={})])
+        watch = asyncio.create_task(replica.timeline.watch(InstantFilter(), 10, 60))
+        await until(lambda: replica.timeline.watchers == 1)
+        instant_id = await replica.record()
         async with asyncio.timeout(60):
             assert [instant.id for instant in await watch] == [instant_id]
 
@@ -112,11 +112,11 @@ async def test_watch_without_news_ends_empty_after_its_time(both_replicas: tuple
 
 async def test_unannounced_instant_is_found_when_the_watch_ends(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
-        single_replica = await replica(stack, some_settings(tmp_path, watch_poll_s=600))
-        await single_replica.store.transact([CreateNamespace(path=("db",), properties={})])
-        watch = asyncio.create_task(single_replica.timeline.watch(InstantFilter(), 10, 3))
-        await until(lambda: single_replica.timeline.watchers == 1)
-        instant_id = await single_replica.record(notify=False)
+        replica = await open_replica(stack, some_settings(tmp_path, watch_poll_s=600))
+        await replica.store.transact([CreateNamespace(path=("db",), properties={})])
+        watch = asyncio.create_task(replica.timeline.watch(InstantFilter(), 10, 3))
+        await until(lambda: replica.timeline.watchers == 1)
+        instant_id = await replica.record(notify=False)
         assert [instant.id for instant in await watch] == [instant_id]
 
 
@@ -170,11 +170,11 @@ async def test_continuing_reader_misses_nothing_while_two_replicas_write(
 
 async def test_archived_instants_can_still_be_read(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
-        single_replica = await replica(stack, some_settings(tmp_path, timeline_keep=2))
-        await single_replica.store.transact([CreateNamespace(path=("db",), properties={})])
-        ids = [await single_replica.record() for _ in range(5)]
-        assert await single_replica.timeline.archive() == 3
-        assert await single_replica.timeline.archive() == 0
-        assert [instant.id for instant in await single_replica.timeline.read(InstantFilter(), 10)] == ids
-        live = await single_replica.timeline.read(InstantFilter(archived=False), 10)
+        replica = await open_replica(stack, some_settings(tmp_path, timeline_keep=2))
+        await replica.store.transact([CreateNamespace(path=("db",), properties={})])
+        ids = [await replica.record() for _ in range(5)]
+        assert await replica.timeline.archive() == 3
+        assert await replica.timeline.archive() == 0
+        assert [instant.id for instant in await replica.timeline.read(InstantFilter(), 10)] == ids
+        live = await replica.timeline.read(InstantFilter(archived=False), 10)
         assert [instant.id for instant in live] == ids[-2:]

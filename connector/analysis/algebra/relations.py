@@ -365,14 +365,14 @@ class SetOperation:
                 return atom
             return atom.move_columns(lambda reference: reference if self.kind(reference[1]) is not None else None)
 
-        both = weaken(condition, keep)
+        common_part = weaken(condition, keep)
 
         def on_right(reference: ColumnReference) -> ColumnReference | None:
             name = find_same_position(reference[1], self.left.names(), self.right.names())
             return None if name is None else (0, name)
 
-        self.left.push_down(both)
-        self.right.push_down(move(both, on_right))
+        self.left.push_down(common_part)
+        self.right.push_down(move(common_part, on_right))
 
 
 def find_same_position(

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from seamark.formats.iceberg.files import thrift
-from seamark.formats.iceberg.files.footer import ParquetFooter, structures
+from seamark.formats.iceberg.files.footer import ParquetFooter, read_structures
 from seamark.formats.iceberg.files.thrift import Fields
 
 # The field ids of SchemaElement.
@@ -117,7 +117,7 @@ def _read_leaves(footer: ParquetFooter) -> list[Leaf]:
 def _read_orders(footer: ParquetFooter) -> list[bytes] | None:
     if footer.orders is None:
         return None
-    return [thrift.write(order) for order in structures(footer.orders)]
+    return [thrift.write(order) for order in read_structures(footer.orders)]
 
 
 def _read_value(element: Fields, number: int) -> Any:

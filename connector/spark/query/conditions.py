@@ -246,8 +246,10 @@ class _Reading:
                 for side in (node.left(), node.right()):
                     kinds.get(self._catalyst.kind(side), []).append(node)
         if all(kinds.values()):
-            both = [SparkExpressions(self._catalyst, self).condition(one) for each in kinds.values() for one in each]
-            yield self._read(exp.and_(*both))
+            conditions = [
+                SparkExpressions(self._catalyst, self).condition(one) for each in kinds.values() for one in each
+            ]
+            yield self._read(exp.and_(*conditions))
 
     def _read_by_rules(self, node: Node, *, negated: bool) -> Condition | None:
         """Read a condition on functions of columns by the rules that all engines share."""

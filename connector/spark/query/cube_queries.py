@@ -26,7 +26,7 @@ from seamark.formats.iceberg.expressions.sql_parser import parse_statements
 
 _SPARK = Dialect.get_or_raise("spark")
 _UNCLEAR = re.compile(r"\\|\btry_|\bdiv\b|\$\{|:", re.IGNORECASE)
-"""Matches texts whose tree does not tell how Spark reads them: escapes, TRY_CAST, integer division and parameters."""
+"""Matches texts that sqlglot may read in another way than Spark: escapes, TRY_CAST, integer division and parameters."""
 
 
 def translate_text(spark: SparkSession, text: str, table: KnownTable, *, floats: bool) -> CubeStatement:

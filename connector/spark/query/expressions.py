@@ -128,7 +128,7 @@ class SparkExpressions:
         node = self._catalyst.uncast(node)
         name = self._leaves.column_name(node)
         if name is not None:
-            return column(name)
+            return make_column(name)
         literal = self._leaves.constant(node)
         if literal is not None:
             return expression_of(literal)
@@ -354,7 +354,7 @@ class SparkExpressions:
         return _shift(value, moved_us // _SECOND_US, "SECOND")
 
 
-def column(name: str) -> exp.Column:
+def make_column(name: str) -> exp.Column:
     return exp.Column(this=exp.to_identifier(name, quoted=True))
 
 

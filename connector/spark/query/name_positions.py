@@ -145,11 +145,11 @@ def _has_qualified_column(text: str, references: Sequence[ReferencePosition]) ->
     text_without_tables = splice(text, [Replacement(reference.start, reference.end, "") for reference in references])
     names = {one.alias for one in references if one.alias is not None}
     forms = {form for name in names for form in (name, backquote(name), quote_name(name))}
-    either = "|".join(map(re.escape, sorted(forms)))
+    alternatives = "|".join(map(re.escape, sorted(forms)))
     if not names:
         return False
     if _HIDDEN_NAME.search(text_without_tables) or re.search(
-        rf"\.{_BLANKS_AND_COMMENTS}(?:{either}){_BLANKS_AND_COMMENTS}\.", text_without_tables, re.IGNORECASE
+        rf"\.{_BLANKS_AND_COMMENTS}(?:{alternatives}){_BLANKS_AND_COMMENTS}\.", text_without_tables, re.IGNORECASE
     ):
         return True
     return bool(

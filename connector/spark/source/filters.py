@@ -4,7 +4,7 @@ The reader applies an accepted filter to every row, and Spark does not evaluate 
 have another meaning is left to Spark: a filter on a column that the table does not have, a filter with a value of
 another type than the column's, a filter with text for a uuid, and a `LIKE` pattern that is not a prefix. For Spark and
 for the reader, NaN is greater than every number and equal to itself, and 0.0 equals -0.0
-(`connector/arrow/filters.py`).
+(`formats/iceberg/expressions/arrow_filters.py`).
 """
 
 from __future__ import annotations

@@ -283,8 +283,8 @@ def catalog_hint(first: str, catalog_names: Sequence[str]) -> str:
     """
     if not catalog_names:
         return "give option('uri', …), the server's address, or add a catalog with seamark.spark.connect"
-    near = near_names(first, catalog_names, maximum=1)
-    question = f"did you mean {near[0]!r}? " if near else ""
+    similar_names = near_names(first, catalog_names, maximum=1)
+    question = f"did you mean {similar_names[0]!r}? " if similar_names else ""
     return f"{question}It has {', '.join(catalog_names)}; or give option('uri', …), the server's address"
 
 

@@ -219,12 +219,12 @@ class Comparisons:
             BadRequest: No column has this name, or several columns have it.
         """
         for schema in self._schemas:
-            same = schema.column_named(name)
-            alike = {i for known, i in schema.index.by_name.items() if known.lower() == name.lower()}
-            column = same or (schema.column(next(iter(alike))) if alike else None)
+            exact_match = schema.column_named(name)
+            matching_ids = {i for known, i in schema.index.by_name.items() if known.lower() == name.lower()}
+            column = exact_match or (schema.column(next(iter(matching_ids))) if matching_ids else None)
             if column is None:
                 continue
-            if same is None and len(alike) > 1:
+            if exact_match is None and len(matching_ids) > 1:
                 raise BadRequest(f"Cannot resolve column '{name}' case-insensitively: it matches several columns")
             if isinstance(column.type, StructType | ListType | MapType):
                 return column.name, type_name(column.type)

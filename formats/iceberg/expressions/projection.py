@@ -59,8 +59,8 @@ from seamark.formats.iceberg.types.transforms import (
     VOID,
     accepts,
     canonical,
-    function,
     is_known,
+    make_function,
     name_of,
     values_type,
     width_of,
@@ -257,7 +257,7 @@ def _project_predicate(predicate: Bound, field: PartitionField) -> Expression:
     if op in _NULLITY or mapping.is_same:
         return _make_field_predicate(predicate, field, op, *predicate.values)
     if op in _EQUALITIES and (mapping.is_ordered or mapping.is_bucket):
-        return _match_results(predicate, field, mapping, map(function(transform, kind), predicate.values))
+        return _match_results(predicate, field, mapping, map(make_function(transform, kind), predicate.values))
     if not mapping.is_ordered:
         return TRUE if op in NULL_MATCHES else _make_field_predicate(predicate, field, Op.NOT_NULL)
     if op in _COMPARISONS:

@@ -17,7 +17,7 @@ from seamark.formats.iceberg.types.transforms import (
     INTEGER_BITS,
     UNITS_PER_DAY,
     is_known,
-    monotone,
+    make_monotone_function,
     name_of,
     result_type,
     start_of_month,
@@ -71,7 +71,7 @@ def successor_of(value: Any) -> Any:
 
 def transform_range(transform: str, kind: str, source: Range) -> list[Range]:
     """Return ranges that contain the results of all source values in the range, and few other values."""
-    exact = monotone(transform, kind)
+    exact = make_monotone_function(transform, kind)
     if base_name(kind) in ("string", "binary"):
         low, high = source
         if high is not None and exact(high) != high:
@@ -82,12 +82,12 @@ def transform_range(transform: str, kind: str, source: Range) -> list[Range]:
     low, high = _clip(source, first, end)
     if low >= high:
         return []
-    least, beyond = exact(low), exact(high - 1) + 1
+    lowest, beyond = exact(low), exact(high - 1) + 1
     result = result_type(transform, kind)
     start, stop = _find_limits(result)
     results = []
     for shift in _find_shifts(result):
-        piece = _clip(Range(least + shift, beyond + shift), start, stop)
+        piece = _clip(Range(lowest + shift, beyond + shift), start, stop)
         if piece.low >= piece.high:
             continue
         # No value is outside the source's limits, so a bound at a limit can be omitted.
@@ -124,11 +124,11 @@ def find_stored_as_int(transform: str, kind: str) -> StoredAsInt | None:
     """
     if kind != "long" or name_of(transform) != "truncate":
         return None
-    least = _find_limits("int").low
+    lowest_int = _find_limits("int").low
     width = width_of(transform)
-    exact = least - least % width
+    exact = lowest_int - lowest_int % width
     end = exact + width if is_ordered(transform, kind) else _find_limits("int").high
-    return StoredAsInt(exact, wrap_to_bits(exact, INTEGER_BITS["int"]), end) if exact < least else None
+    return StoredAsInt(exact, wrap_to_bits(exact, INTEGER_BITS["int"]), end) if exact < lowest_int else None
 
 
 def contains(ranges: Iterable[Range], value: int) -> bool:

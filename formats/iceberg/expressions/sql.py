@@ -42,6 +42,7 @@ from seamark.formats.iceberg.expressions.typed_literals import AmbiguousRounding
 from seamark.formats.iceberg.types.functions import LOWER, UPPER
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.iceberg.types.transforms import IDENTITY, canonical
+from seamark.formats.iceberg.types.types import base_name
 from seamark.formats.iceberg.types.values import FLOATS
 from seamark.formats.runtime.errors import BadRequest
 
@@ -59,6 +60,17 @@ _COMPARED: dict[type[exp.Expr], Op] = {
 }
 _FLIPPED = {Op.LT: Op.GT, Op.LT_EQ: Op.GT_EQ, Op.GT: Op.LT, Op.GT_EQ: Op.LT_EQ}
 _CONSTANT = {Op.EQ: eq, Op.NOT_EQ: ne, Op.LT: lt, Op.LT_EQ: le, Op.GT: gt, Op.GT_EQ: ge}
+_STRICT_KINDS = {
+    "boolean": ("boolean",),
+    "int": ("number",),
+    "long": ("number",),
+    "decimal": ("number",),
+    "string": ("text",),
+    "date": ("date",),
+    "timestamp": ("timestamp", "date"),
+    "timestamptz": ("timestamptz",),
+}
+"""The kinds of the literals with which Trino compares a column of each type, without a conversion that may round."""
 _PLURALS = {"years": "year", "months": "month", "days": "day", "hours": "hour"}
 _ALONE = "Send the predicate alone, without SELECT or WHERE"
 _ARGUMENTS = frozenset({"this", "expression", "expressions", "low", "high", "decimals", "to", "negate"})
@@ -110,6 +122,7 @@ def parse_sql(
     *,
     nan_above: bool = False,
     functions: bool = False,
+    strict: bool = False,
 ) -> SqlFilter:
     """Return the predicate of a WHERE clause over the columns of `schema`, or of `schemas`, the newest first.
 
@@ -118,6 +131,8 @@ def parse_sql(
             about NaN.
         functions: Whether the expression may have functions of columns (`types/functions.py`). An expression
             with functions is not exact.
+        strict: Whether a predicate is left out unless Trino accepts it, and compares values as Iceberg does: a
+            literal has the kind of its column, and no number is a float. So the engine's type errors stay errors.
 
     Raises:
         BadRequest: The SQL is invalid, and the message states the position; or a column is unknown.
@@ -129,7 +144,7 @@ def parse_sql(
     )
     try:
         tree = parse_into(_SQL, text, exp.Condition)
-        reader = _Reader((schema, *other_schemas), nan_above, functions)
+        reader = (_StrictReader if strict else _Reader)((schema, *other_schemas), nan_above, functions)
         expression = reader.read(tree, negated=False)
         exact = reader.exact and not reader.unused
         return SqlFilter(expression, tuple(reader.unused), exact, tuple(reader.unused.values()))
@@ -480,6 +495,32 @@ class _Reader(Comparisons):
     def _apply_transform(self, transform: str, node: exp.Expr) -> ComparedTerm | None:
         name = _read_name(node)
         return None if name is None else self.term(name, transform)
+
+
+class _StrictReader(_Reader):
+    """Leaves out the predicates that Trino refuses, or evaluates in another way than Iceberg."""
+
+    def fit_literal(self, literal: TypedLiteral, term: ComparedTerm) -> tuple[object, bool]:
+        if literal.kind not in _STRICT_KINDS.get(base_name(term.kind), ()):
+            raise Inconvertible(f"a literal of the kind {literal.kind} is compared with a {term.kind}")
+        return super().fit_literal(literal, term)
+
+    def _parse_leaf(self, node: exp.Expr, negated: bool) -> Expression | None:
+        # A comparison of two literals, or with null, has no column whose type could be checked.
+        has_null = any(isinstance(child, exp.Null) for child in node.iter_expressions())
+        if isinstance(node, exp.IsNan | exp.NullSafeEQ | exp.NullSafeNEQ | exp.StartsWith):
+            return None
+        if isinstance(node, exp.Null) or (has_null and not isinstance(node, exp.Is)):
+            return None
+        if type(node) in _COMPARED and literal_of(node.this) is not None and literal_of(node.expression) is not None:
+            return None
+        return super()._parse_leaf(node, negated)
+
+    def _transform(self, node: exp.Expr, *, qualified: bool) -> ComparedTerm | None:
+        """Return the year or the day of a column. Other transforms have no function in Trino."""
+        if qualified or not (isinstance(node, exp.Year) or type(node) is exp.Cast):
+            return None
+        return super()._transform(node, qualified=False)
 
 
 def _compare_literals(op: Op, left: TypedLiteral, right: TypedLiteral) -> Expression | None:

@@ -136,10 +136,10 @@ class ParquetFooter:
     @cached_property
     def elements(self) -> list[Fields]:
         """The schema elements: the root, then all columns depth first."""
-        return structures(self.schema)
+        return read_structures(self.schema)
 
 
-def structures(encoded: bytes) -> list[Fields]:
+def read_structures(encoded: bytes) -> list[Fields]:
     return [thrift.read(encoded, at)[0] for at in _footer.items(encoded, 0)[:-1]]
 
 
@@ -169,7 +169,7 @@ def read_footer(data: bytes) -> ParquetFooter:
         if kind == LIST and encoded[0] >> 4 and encoded[0] & 15 != STRUCT:
             raise ValueError("a list has items of another type")  # pyarrow ignores such a list.
     groups = [_read_group(data, begin, ordinal) for ordinal, begin in enumerate(_footer.items(data, at)[:-1])]
-    pairs = structures(_of_kind(raw[_KEY_VALUES], LIST)) if _KEY_VALUES in raw else []
+    pairs = read_structures(_of_kind(raw[_KEY_VALUES], LIST)) if _KEY_VALUES in raw else []
     key_values = [(_get_binary(pair, 1) or b"", _get_binary(pair, 2)) for pair in pairs]
     created_by = raw.get(_CREATED_BY)
     return ParquetFooter(

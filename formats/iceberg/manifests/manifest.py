@@ -341,15 +341,15 @@ def _count_common_rows(new: DecodedList, neighbour: DecodedList) -> tuple[int, i
     if not rows:
         return 0, 0
     heap, heap_of_known = (np.frombuffer(of.heap, dtype=np.uint8) for of in (new, neighbour))
-    same = _count_leading(heap[:size] == heap_of_known[:size])
+    equal_bytes = _count_leading(heap[:size] == heap_of_known[:size])
     starts = new.paths.starts[:rows]
-    first = max(0, _count_leading((starts <= same) & (starts == neighbour.paths.starts[:rows])) - 1)
-    same = _count_leading(heap[len(heap) - size :][::-1] == heap_of_known[len(heap_of_known) - size :][::-1])
+    first = max(0, _count_leading((starts <= equal_bytes) & (starts == neighbour.paths.starts[:rows])) - 1)
+    equal_bytes = _count_leading(heap[len(heap) - size :][::-1] == heap_of_known[len(heap_of_known) - size :][::-1])
     ends = len(new.heap) - new.paths.starts[len(new.paths.starts) - rows :][::-1]
     of_known = len(neighbour.heap) - neighbour.paths.starts[len(neighbour.paths.starts) - rows :][::-1]
     lengths = new.paths.lengths[len(new.paths.lengths) - rows :][::-1]
     lengths_of_known = neighbour.paths.lengths[len(neighbour.paths.lengths) - rows :][::-1]
-    last = max(0, _count_leading((ends <= same) & (ends == of_known) & (lengths == lengths_of_known)) - 1)
+    last = max(0, _count_leading((ends <= equal_bytes) & (ends == of_known) & (lengths == lengths_of_known)) - 1)
     return first, min(last, rows - first)
 
 
@@ -398,8 +398,8 @@ def _decode_summaries(rows: _DecodedRows, first: int, end: int) -> Iterator[tupl
 def _decode(
     data: bytes | memoryview, location: str, requested: RecordReader, inflated_limit_bytes: int
 ) -> _DecodedRows:
-    most = min(inflated_limit_bytes, _INFLATED_MIN + _INFLATION_MAX * len(data))
-    container = read_container(data, location, inflated_limit_bytes=most)
+    limit_bytes = min(inflated_limit_bytes, _INFLATED_MIN + _INFLATION_MAX * len(data))
+    container = read_container(data, location, inflated_limit_bytes=limit_bytes)
     try:
         schema = container.metadata["avro.schema"]
         compiled = (_compiled if len(schema) <= _CACHED_SCHEMA_MAX else compile_schema)(schema, requested)

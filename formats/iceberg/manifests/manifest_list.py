@@ -49,8 +49,8 @@ def content_files(decoded: DecodedManifest, spec: PartitionSpec, types: Sequence
         "partition": _decode_partitions(decoded, spec, types, heap),
         "referenced_data_file": _decode_texts(decoded, "referenced_data_file", heap),
         "key_metadata": _read_spans(decoded.texts["key_metadata"], heap),
-        "content": numbers(decoded, "content", DATA),
-        **{name: numbers(decoded, name) for name in _FILE_NUMBERS},
+        "content": read_numbers(decoded, "content", DATA),
+        **{name: read_numbers(decoded, name) for name in _FILE_NUMBERS},
         **{name: _split_lists(*decoded.lists[name]) for name in ("split_offsets", "equality_ids")},
         **by_column,
     }
@@ -187,6 +187,6 @@ def _make_refusal(values: PartitionFieldValues, kind: str) -> Callable[[Any], Va
     return read
 
 
-def numbers(decoded: DecodedManifest, name: str, absent: int | None = None) -> list[int | None]:
+def read_numbers(decoded: DecodedManifest, name: str, absent: int | None = None) -> list[int | None]:
     """Return one field of `LONGS` for each row, with `absent` in place of null."""
     return [absent if value == MISSING else value for value in decoded.longs[name].tolist()]

@@ -45,8 +45,10 @@ def repair_file(file: ContentFile, type_of: TypeOf) -> ContentFile:
     changes: dict[str, dict[int, int] | dict[int, bytes]] = {}
     for name in _COUNTS:
         counts: Mapping[int, int] = getattr(file, name) or {}
-        most = file.value_counts or {} if name in _PART_COUNTS else {}
-        sound = {column: count for column, count in counts.items() if 0 <= count <= max(most.get(column, count), 0)}
+        counts_max = file.value_counts or {} if name in _PART_COUNTS else {}
+        sound = {
+            column: count for column, count in counts.items() if 0 <= count <= max(counts_max.get(column, count), 0)
+        }
         if len(sound) < len(counts):
             changes[name] = sound
     lower, upper = file.lower_bounds or {}, file.upper_bounds or {}
@@ -121,10 +123,10 @@ def _repair_pair(kind: Type | None, lower: bytes | None, upper: bytes | None) ->
         return lower, upper
     if name == "string" and lower is not None:
         lower = _trim_partial_character(lower)
-    least, most = _decode_or_none(kind, lower), _decode_or_none(kind, upper)
-    if least is not None and most is not None and name not in _UNORDERED and least > most:  # type: ignore[operator]
+    lower_value, upper_value = _decode_or_none(kind, lower), _decode_or_none(kind, upper)
+    if lower_value is not None and upper_value is not None and name not in _UNORDERED and lower_value > upper_value:  # type: ignore[operator]
         return None, None
-    return _encode_bound(kind, least, lower), _encode_bound(kind, most, upper)
+    return _encode_bound(kind, lower_value, lower), _encode_bound(kind, upper_value, upper)
 
 
 def _decode_or_none(kind: str, data: bytes | None) -> Value | None:

@@ -19,7 +19,7 @@ import msgspec
 from seamark.formats.iceberg.manifests.content_file import DATA, ContentFile, partition_types
 from seamark.formats.iceberg.manifests.entry_avro import codec_of, entry_record, list_record, write_container
 from seamark.formats.iceberg.manifests.manifest import DecodedManifest, FieldSummary, ManifestFile, decode_manifest
-from seamark.formats.iceberg.manifests.manifest_list import content_files, numbers
+from seamark.formats.iceberg.manifests.manifest_list import content_files, read_numbers
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.types.values import FLOATS, Value, encode
 from seamark.formats.runtime.errors import Corrupt
@@ -307,7 +307,7 @@ def entries_of(decoded: DecodedManifest, manifest: ManifestFile, metadata: Table
         )
     files = content_files(decoded, spec, partition_types(metadata, spec))
     status = decoded.longs["status"].tolist()
-    snapshots = numbers(decoded, "snapshot_id", manifest.added_snapshot_id)
+    snapshots = read_numbers(decoded, "snapshot_id", manifest.added_snapshot_id)
     data_numbers = _inherit_numbers(decoded, "sequence_number", manifest)
     if None in data_numbers:
         raise Corrupt(f"{path}: an existing file has no sequence number; only added files inherit it")
@@ -338,5 +338,5 @@ def _inherit_numbers(decoded: DecodedManifest, name: str, manifest: ManifestFile
     added = (decoded.longs["status"] == ADDED).tolist()
     return [
         (manifest_number if manifest_number == 0 or inherits else None) if value is None else value
-        for value, inherits in zip(numbers(decoded, name), added, strict=True)
+        for value, inherits in zip(read_numbers(decoded, name), added, strict=True)
     ]

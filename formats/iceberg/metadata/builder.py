@@ -173,12 +173,12 @@ class TableBuilder:
         schemas.check_format_version(schema, self.format_version)
         self.last_column_id = max(self.last_column_id, schema.highest_field_id)
         self._comparisons.spend(len(self.schemas), len(schema.index.by_id))
-        same = next((other.id for other in self.schemas.values() if other.is_same_as(schema)), None)
-        if same is None:
-            same = max(self.schemas, default=self.current_schema_id - 1) + 1
-            self.schemas[same] = schemas.with_id(schema, same)
+        schema_id = next((other.id for other in self.schemas.values() if other.is_same_as(schema)), None)
+        if schema_id is None:
+            schema_id = max(self.schemas, default=self.current_schema_id - 1) + 1
+            self.schemas[schema_id] = schemas.with_id(schema, schema_id)
             self.changed = True
-        self._last_schema_id = same
+        self._last_schema_id = schema_id
 
     def set_current_schema(self, schema_id: int) -> None:
         if schema_id == LAST_ADDED:

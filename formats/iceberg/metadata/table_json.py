@@ -106,10 +106,10 @@ def decompress_if_gzip(data: bytes) -> bytes:
     if not data.startswith(_GZIP_MAGIC):
         return data
     unpacker = zlib.decompressobj(wbits=31)
-    most = min(UNPACKED_BYTES_MAX, _UNPACKED_MIN + _UNPACKED_RATIO_MAX * len(data))
-    content = unpacker.decompress(data, most)
+    limit_bytes = min(UNPACKED_BYTES_MAX, _UNPACKED_MIN + _UNPACKED_RATIO_MAX * len(data))
+    content = unpacker.decompress(data, limit_bytes)
     if not unpacker.eof:
-        raise zlib.error(f"the gzip stream is truncated, or contains more than {most} bytes")
+        raise zlib.error(f"the gzip stream is truncated, or contains more than {limit_bytes} bytes")
     return content
 
 

@@ -106,11 +106,11 @@ def apply(transform: str, kind: str, value: Value | None) -> Value | None:
     Raises:
         BadRequest: The transform is unknown, or does not accept the type.
     """
-    return None if value is None else function(transform, kind)(value)
+    return None if value is None else make_function(transform, kind)(value)
 
 
 @memoize(1024)
-def function(transform: str, kind: str) -> Callable[..., Value | None]:
+def make_function(transform: str, kind: str) -> Callable[..., Value | None]:
     """Return the function of the (canonical) transform for values of type `kind` that are not null.
 
     It is faster than `apply` for many values.
@@ -126,14 +126,14 @@ def function(transform: str, kind: str) -> Callable[..., Value | None]:
     if name == "bucket":
         hashed, width = _HASHED[base_name(kind)], width_of(transform)
         return lambda value: (mmh3.hash(hashed(value), signed=False) & 0x7FFFFFFF) % width
-    exact = monotone(transform, kind)
+    exact = make_monotone_function(transform, kind)
     bits = INTEGER_BITS.get(result_type(transform, kind))
     if bits is None or name == IDENTITY:
         return exact
     return lambda value: wrap_to_bits(exact(value), bits)
 
 
-def monotone(transform: str, kind: str) -> Callable[..., Any]:
+def make_monotone_function(transform: str, kind: str) -> Callable[..., Any]:
     """Return an order-preserving transform in unbounded integers.
 
     Its result is not yet truncated to the bits of the result type.

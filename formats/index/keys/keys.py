@@ -227,7 +227,7 @@ def has_keys(kind: str) -> bool:
     return True
 
 
-def family(kind: str) -> str:
+def family_of(kind: str) -> str:
     """Return the name of the family of a type: all types with the same keys.
 
     An index stays valid when a column is promoted to another type of the family.

@@ -38,7 +38,7 @@ from seamark.formats.index.kernels import _bitmap, _ordered, _rows
 from seamark.formats.index.keys.hashing import hash_keys
 from seamark.formats.index.keys.key_set import KeySet, WantedKeys, Words
 from seamark.formats.index.keys.keys import Bits, Key, KeyRange, KeyRanges, Keys, has_codes, mask_of
-from seamark.formats.index.kinds.bits import positions
+from seamark.formats.index.kinds.bits import list_positions
 from seamark.formats.index.kinds.dictionary import BYTES, CODES, Bounds, distinct_of
 from seamark.formats.index.kinds.kind import BlobReader, IndexKind, Mask
 from seamark.formats.index.kinds.pieces import head_bytes
@@ -456,12 +456,12 @@ class BitmapKind(IndexKind[FileBitmap, Bitmap]):
         for row in sampled:
             key = _get_key(keys, row)
             ranges = KeyRanges(keys.kind, (KeyRange(key, key),))
-            indexed = positions(index.rows(number, ranges))
+            indexed = list_positions(index.rows(number, ranges))
             expected = present[hashes[present] == hashes[row]]  # This assumes that no two values have the same hash.
             if index.exact(ranges) and not np.array_equal(indexed, expected):
                 yield f"the bitmap has {len(indexed)} rows with the value of row {row}; there are {len(expected)}"
         nulls = 0 if keys.valid is None else keys.rows - int(mask_of(keys.valid, keys.rows).sum())
-        recorded = len(positions(index.rows(number, KeyRanges(keys.kind, (), nulls=True))))
+        recorded = len(list_positions(index.rows(number, KeyRanges(keys.kind, (), nulls=True))))
         if recorded != nulls:
             yield f"the bitmap has {recorded} nulls; there are {nulls}"
 

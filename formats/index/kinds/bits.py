@@ -57,12 +57,12 @@ def count(bits: Bits) -> int:
     return int(np.bitwise_count(bits).sum(dtype=np.int64))
 
 
-def positions(bits: Bits) -> Longs:
+def list_positions(bits: Bits) -> Longs:
     """Return the rows of the set, int64[n], ascending."""
     return _bitmap.positions(bits, count(bits))
 
 
-def roaring(bits: Bits) -> pyroaring.BitMap:
+def to_roaring(bits: Bits) -> pyroaring.BitMap:
     """Return the set as a roaring bitmap.
 
     `serialize` writes the portable format; `run_optimize` adds run containers.
@@ -84,7 +84,7 @@ def encode(bits: Bits, rows: int) -> Piece:
         best = Piece(Coding.ZSTD, packed)
     runs = count(bits & ~(bits << np.uint64(1)))
     if min(2 * set_rows, 4 * runs) + _CHUNK_BYTES * -(-rows // _CHUNK_ROWS) < MARGIN * len(best.data):
-        sparse = roaring(bits)
+        sparse = to_roaring(bits)
         sparse.run_optimize()
         written = sparse.serialize()
         if len(written) < MARGIN * len(best.data):

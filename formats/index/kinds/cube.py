@@ -285,7 +285,7 @@ def combine_groups(groups: pa.Table, functions: Mapping[str, str]) -> pa.Table:
     """Group the groups of several data files again.
 
     Args:
-        groups: Dimensions and partial aggregates, as in `CubeEntries`. There is at least one dimension.
+        groups: Dimensions and partial aggregates, as in `CubeEntries`. Without dimensions, the result has one row.
         functions: The function of each column with partial aggregates, by name. The other columns are dimensions.
 
     Raises:

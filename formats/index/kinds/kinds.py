@@ -14,7 +14,7 @@ from seamark.formats.index.kinds.record import RECORD
 KINDS: dict[str, IndexKind[Any, Any]] = {kind.name: kind for kind in (BLOOM, BITMAP, RECORD, CUBE)}
 
 
-def parameters() -> Mapping[str, IndexParameter]:
+def list_parameters() -> Mapping[str, IndexParameter]:
     """Return the parameters of all kinds, by name."""
     return {parameter.name: parameter for kind in KINDS.values() for parameter in kind.parameters}
 

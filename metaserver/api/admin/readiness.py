@@ -53,10 +53,10 @@ class Readiness:
             return self._answers
 
     async def _check_disk(self) -> str:
-        least = self._settings.free_space_min_bytes
+        minimum_bytes = self._settings.free_space_min_bytes
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                lacking = await asyncio.to_thread(_measure_lacking_bytes, _list_folders(self._settings), least)
+                lacking = await asyncio.to_thread(_measure_lacking_bytes, _list_folders(self._settings), minimum_bytes)
         except TimeoutError:
             return f"no answer within {TIMEOUT_S:g} s"
         except OSError as error:

@@ -24,7 +24,7 @@ from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.indexes.index_state import view_of
 from seamark.metaserver.catalog.column_usage import DAY_MS
 from seamark.metaserver.planner.lookup.lookup import FoundFiles, RequestedColumn, lookup
-from seamark.metaserver.planner.lookup.partition_times import by_block, find_partition_ends_ms
+from seamark.metaserver.planner.lookup.partition_times import find_partition_ends_ms, group_by_block
 from seamark.metaserver.planner.view.view import TableView
 from seamark.metaserver.store.model import EVERY_COLUMN, NAMED_COLUMNS, UNKNOWN_COLUMNS, ColumnReads
 
@@ -169,7 +169,7 @@ class _Advisor:
     def _ends(self, rows: Longs) -> Longs:
         """Return int64[files]: the end of each file's partition; MISSING if the partition has no time."""
         parts = []
-        for number, local in by_block(self.view, rows):
+        for number, local in group_by_block(self.view, rows):
             ends = find_partition_ends_ms(self.view, number, local, self.metadata)
             parts.append(np.full(len(local), MISSING, dtype=np.int64) if ends is None else ends)
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)

@@ -12,7 +12,7 @@ from seamark.metaserver.api.http.describe import Parameter, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.http.parameters.paging import PAGING
 from seamark.metaserver.api.http.parameters.requests import boolean_query
-from seamark.metaserver.catalog.dropped import no_such_dropped
+from seamark.metaserver.catalog.dropped import make_no_such_dropped
 from seamark.metaserver.store.model import DroppedEntry, EntryKind
 
 _NOT_FOUND = ResponseSpec(404, "No dropped entry has this id, or its retention has ended")
@@ -162,7 +162,7 @@ async def _find_dropped_entry(call: Call) -> DroppedEntry:
     """
     row = await call.components.catalog.dropped.get(call.name)
     if not call.may(row.entry.namespace, "listDropped"):
-        raise no_such_dropped(row.id)
+        raise make_no_such_dropped(row.id)
     return row
 
 

@@ -67,7 +67,7 @@ def stream(columns: Mapping[str, pa.Array], metadata: Mapping[str, str]) -> byte
     return body
 
 
-def integers(values: Longs, kind: pa.DataType | None = None) -> pa.Array:
+def make_integer_array(values: Longs, kind: pa.DataType | None = None) -> pa.Array:
     """Return int64[rows] as an array of type `kind` (default int64), with MISSING as null.
 
     `kind` is a type of 32 or 64 bits with integer storage.
@@ -80,7 +80,7 @@ def integers(values: Longs, kind: pa.DataType | None = None) -> pa.Array:
     return pa.Array.from_buffers(arrow, len(values), [_pack_validity(present), pa.py_buffer(narrow)])
 
 
-def texts(strings: Strings, kind: pa.DataType | None = None) -> pa.Array:
+def make_text_array(strings: Strings, kind: pa.DataType | None = None) -> pa.Array:
     """Return a string array.
 
     Raises:
@@ -122,13 +122,13 @@ def is_integer(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_temporal(kind))
 
 
-def bounds(values: Longs | npt.NDArray[np.float64] | Strings, kind: str) -> pa.Array:
+def make_bound_array(values: Longs | npt.NDArray[np.float64] | Strings, kind: str) -> pa.Array:
     """Return the bounds from `Stats.bounds` as an array of the column's type."""
     arrow = arrow_type(kind)
     if pa.types.is_null(arrow):
         return pa.nulls(len(values.present if isinstance(values, Strings) else values))
     if isinstance(values, Strings):
-        return _convert_long_decimals(values, arrow) if pa.types.is_decimal(arrow) else texts(values, arrow)
+        return _convert_long_decimals(values, arrow) if pa.types.is_decimal(arrow) else make_text_array(values, arrow)
     if values.dtype == np.float64:
         narrow = np.ascontiguousarray(values, dtype=np.float32 if arrow.bit_width == 32 else np.float64)
         return pa.Array.from_buffers(arrow, len(values), [_pack_validity(~np.isnan(values)), pa.py_buffer(narrow)])
@@ -136,7 +136,7 @@ def bounds(values: Longs | npt.NDArray[np.float64] | Strings, kind: str) -> pa.A
     if pa.types.is_decimal(arrow):
         wide = np.stack([longs, longs >> np.int64(63)], axis=1)
         return pa.Array.from_buffers(arrow, len(longs), [_pack_validity(longs != MISSING), pa.py_buffer(wide)])
-    return integers(longs, arrow)
+    return make_integer_array(longs, arrow)
 
 
 def _convert_long_decimals(values: Strings, arrow: pa.DataType) -> pa.Array:

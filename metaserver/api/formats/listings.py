@@ -88,7 +88,7 @@ class Listing(Protocol):
         """Return the columns that `stream` returns as JSON values, one list for each column."""
 
 
-def items(listing: Listing, names: Sequence[str], start: int, end: int) -> list[dict[str, Any]]:
+def make_items(listing: Listing, names: Sequence[str], start: int, end: int) -> list[dict[str, Any]]:
     """Return the items from `start` to `end`, exclusive, as JSON objects."""
     columns = listing.lists(names, start, end)
     return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
@@ -130,14 +130,14 @@ class _FilesPage:
     def array(self, name: str) -> pa.Array:
         match name:
             case "file-path":
-                return arrow.texts(self._files.texts("file_path"))
+                return arrow.make_text_array(self._files.texts("file_path"))
             case "content":
                 return _encode_dictionary(self._read_contents(), CONTENTS)
             case "file-format" | "partition":
                 numbers, values = self._read_formats() if name == "file-format" else self._read_partitions()
                 texts = [value if isinstance(value, str) else to_json(value).decode() for value in values]
                 return _encode_dictionary(numbers, texts)
-        return arrow.integers(self._read_longs(name))
+        return arrow.make_integer_array(self._read_longs(name))
 
     def values(self, name: str) -> list[Any]:
         match name:
@@ -203,7 +203,7 @@ class ColumnStats:
         for name in names:
             column_name = name.replace("-", "_")
             if name == "file-path":
-                columns.add(column_name, pa.string(), arrow.texts(files.texts("file_path")))
+                columns.add(column_name, pa.string(), arrow.make_text_array(files.texts("file_path")))
             elif name == "file":
                 rows = pa.py_buffer(files.entry_ids())
                 columns.add(column_name, pa.int64(), pa.Array.from_buffers(pa.int64(), files.files, [None, rows]))
@@ -219,7 +219,7 @@ class ColumnStats:
         if packed is not None:
             columns.add(name, kind, packed)
         else:
-            values = arrow.bounds(stats.bounds(side), self._column.kind)
+            values = arrow.make_bound_array(stats.bounds(side), self._column.kind)
             columns.add(name, values.type, values)
 
     def lists(self, names: Sequence[str], start: int, end: int) -> list[list[Any]]:

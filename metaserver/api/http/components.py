@@ -35,6 +35,7 @@ from seamark.metaserver.index.files.indexes import Indexes
 from seamark.metaserver.index.files.registry import Registry
 from seamark.metaserver.index.files.usage import Usage
 from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.planner.cubes.segments import Segments
 from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.runtime.extensions import Extensions
 from seamark.metaserver.services.housekeeping import Housekeeping
@@ -64,6 +65,7 @@ class ServerComponents:
     timeline: Timeline
     registry: Registry
     indexes: Indexes
+    segments: Segments
     history: QueryHistory
     housekeeping: Housekeeping
     usage: Usage

@@ -108,7 +108,7 @@ def _compute_plan_etag(*parts: str | bool) -> str:
     return _make_etag.__wrapped__(*parts)
 
 
-def not_modified(call: Call, etag: str) -> web.Response | None:
+def answer_not_modified(call: Call, etag: str) -> web.Response | None:
     """Return a 304 if the client has the current answer (If-None-Match, RFC 9110, 13.1.2)."""
     header = call.headers.get("If-None-Match")
     if header is None:
@@ -158,11 +158,11 @@ async def answer_fresh_read(
     name: str,
     mode: SnapshotMode,
     *,
-    shown: Sequence[PlanSnapshot] = (),
+    plan_snapshots: Sequence[PlanSnapshot] = (),
 ) -> web.Response:
     """Return a LoadTableResult with a fresh snapshot, which is the current snapshot of the metadata.
 
-    `shown` are plan snapshots, as in `table_answer`. The answer is encoded for
+    `plan_snapshots` are plan snapshots, as in `table_answer`. The answer is encoded for
     each request: the next answer probably has another snapshot.
     """
     entry, metadata = loaded.entry, loaded.metadata
@@ -171,9 +171,9 @@ async def answer_fresh_read(
     tail = _encode_tail({**config, PLANNING_MODE: planning_mode(call.components.settings, metadata)}, credentials)
     metadata = log_current_snapshot(metadata)
     document = refs_view(metadata) if mode == "refs" else encode_table(metadata)
-    shown = [plan for plan in shown if plan.id not in metadata.snapshots_by_id]
-    if shown:
-        document = _add_snapshots(document, shown)
+    plan_snapshots = [plan for plan in plan_snapshots if plan.id not in metadata.snapshots_by_id]
+    if plan_snapshots:
+        document = _add_snapshots(document, plan_snapshots)
     head = b'{"metadata-location":' + encode_json(entry.metadata_location) + b',"metadata":'
     return _make_json_response(b"".join((head, document, tail, b"}")), {"Vary": _VARY, "Cache-Control": "no-store"})
 

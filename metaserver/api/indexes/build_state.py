@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 
 from seamark.formats.index.definitions import IndexDefinition
-from seamark.formats.index.kinds.kinds import parameters
+from seamark.formats.index.kinds.kinds import list_parameters
 from seamark.formats.runtime.errors import CommitConflict, NotFound
 from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.api.indexes.index_state import TableIndexes, load
@@ -75,7 +75,7 @@ BUILD_SCHEMA: dict[str, Any] = {
                 },
             },
         },
-        **{name: {"type": "number"} for name in parameters()},
+        **{name: {"type": "number"} for name in list_parameters()},
         "progress": _PROGRESS,
     },
 }

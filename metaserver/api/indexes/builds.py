@@ -22,7 +22,7 @@ from seamark.formats.index.packing import Longs
 from seamark.formats.protocol.wire import INDEX_FOLDER
 from seamark.formats.runtime.decoding import from_json
 from seamark.formats.runtime.errors import BadRequest, CommitConflict
-from seamark.metaserver.api.formats.listings import FILE_COLUMNS, FileListing, items
+from seamark.metaserver.api.formats.listings import FILE_COLUMNS, FileListing, make_items
 from seamark.metaserver.api.http.describe import BodySize, Parameter, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.parameters.paging import page_size
@@ -252,7 +252,9 @@ def _list_items(metadata: TableMetadata, files: SnapshotFiles, rows: Longs) -> l
         [np.empty(0, dtype=np.int64), *map(files.view.entry_ids_of, range(len(files.view.blocks)))]
     )
     none = files_at(TableView((), ()), entry_ids[:0])
-    return items(FileListing(metadata, files_at(files.view, entry_ids[rows]), none, None), _FILE_FIELDS, 0, len(rows))
+    return make_items(
+        FileListing(metadata, files_at(files.view, entry_ids[rows]), none, None), _FILE_FIELDS, 0, len(rows)
+    )
 
 
 @Route(

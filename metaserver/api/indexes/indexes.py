@@ -32,7 +32,7 @@ from seamark.formats.index.definitions import (
 )
 from seamark.formats.index.keys.measures import Measure
 from seamark.formats.index.keys.terms import Term
-from seamark.formats.index.kinds.kinds import KINDS, kinds_with_parameter, parameters
+from seamark.formats.index.kinds.kinds import KINDS, kinds_with_parameter, list_parameters
 from seamark.formats.protocol.wire import FORMER_INDEX_FOLDER
 from seamark.formats.runtime.errors import AlreadyExists, BadRequest, NotFound
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
@@ -96,7 +96,7 @@ _INDEX_PROPERTIES: dict[str, Any] = {
     },
     **{
         name: {"type": "number", "description": f"For {', '.join(kinds_with_parameter(name))}: {parameter.meaning}."}
-        for name, parameter in parameters().items()
+        for name, parameter in list_parameters().items()
     },
     "files": {"type": ["integer", "null"], "description": "Data files of the current snapshot that the index covers."},
     "files-total": _COUNT_OR_NULL,
@@ -133,7 +133,7 @@ _INDEX_PROPERTIES: dict[str, Any] = {
     },
     "index-files": {"type": "array", "items": _REGISTERED_SCHEMA},
 }
-_INDEX_FIELDS = [name for name in _INDEX_PROPERTIES if name not in (*parameters(), "index-files")]
+_INDEX_FIELDS = [name for name in _INDEX_PROPERTIES if name not in (*list_parameters(), "index-files")]
 INDEX_SCHEMA: dict[str, Any] = {
     "type": "object",
     "required": _INDEX_FIELDS,
@@ -238,10 +238,12 @@ async def load_index(call: Call) -> dict[str, Any]:
         NO_INDEX,
         _CONFLICT,
     ),
-).takes_bytes(_make_body_type(tuple(parameters())))
+).takes_bytes(_make_body_type(tuple(list_parameters())))
 async def put_index(call: Call, data: bytes) -> dict[str, Any]:
     name = check_name(call.names[1])
-    body = await call.parse(data, _make_body_type(tuple(parameters())))  # Kinds may be added while the server runs.
+    body = await call.parse(
+        data, _make_body_type(tuple(list_parameters()))
+    )  # Kinds may be added while the server runs.
 
     def compute_updates(metadata: TableMetadata) -> list[dict[str, Any]]:
         defined = read_definitions(metadata)

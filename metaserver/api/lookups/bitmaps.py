@@ -33,7 +33,7 @@ from seamark.formats.iceberg.expressions.expression_json import parse_expression
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.index.definitions import read_definitions
 from seamark.formats.index.keys.keys import Bits
-from seamark.formats.index.kinds.bits import all_of, count, positions, roaring, words_of
+from seamark.formats.index.kinds.bits import all_of, count, list_positions, to_roaring, words_of
 from seamark.formats.index.kinds.kinds import KINDS
 from seamark.formats.index.packing import Longs
 from seamark.formats.protocol.wire import decode_json, encode_json
@@ -45,9 +45,9 @@ from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.fresh_reads import load_to_read
 from seamark.metaserver.api.http.parameters.fresh import FRESH
 from seamark.metaserver.api.http.parameters.paging import read_token, write_token
-from seamark.metaserver.api.http.parameters.snapshots import by_schema, snapshot_of
+from seamark.metaserver.api.http.parameters.snapshots import select_schema, snapshot_of
 from seamark.metaserver.api.http.sql_texts import read_in_turn
-from seamark.metaserver.api.lookups.lookups import COVERS, DELETED, FileProblem, paths_at
+from seamark.metaserver.api.lookups.lookups import COVERS, DELETED, FileProblem, list_paths
 from seamark.metaserver.planner.indexes.resolver import BitmapIndex
 from seamark.metaserver.planner.lookup.lookup import files_at
 from seamark.metaserver.planner.pruning.semantics import ComparisonSemantics
@@ -245,7 +245,7 @@ def _parse(body: SelectRowsRequest, metadata: TableMetadata) -> _Selection:
         BadRequest: The request is invalid.
     """
     if body.schema_id is not None:
-        metadata = by_schema(metadata, body.schema_id)
+        metadata = select_schema(metadata, body.schema_id)
     checksum = _compute_checksum(body, metadata)
     snapshot_id, after = _start(body, metadata, checksum)
     predicate = _read_predicate(body, metadata)
@@ -372,7 +372,7 @@ class _Page:
 
     def _select_candidates(self, deleted: list[_CandidateFile], part: slice) -> tuple[list[Longs], Longs]:
         """Return the rows in this part of the words of each file's bits, and for each row the position of its file."""
-        rows = [positions(file.bits[part]) + 64 * part.start for file in deleted if file.bits is not None]
+        rows = [list_positions(file.bits[part]) + 64 * part.start for file in deleted if file.bits is not None]
         entry_ids = np.array([file.entry_id for file in deleted], dtype=np.int64)
         return rows, np.repeat(self._scan.view.positions_of(entry_ids), [len(row) for row in rows])
 
@@ -394,9 +394,11 @@ class _Page:
                     (path,) = self._list_paths([file])
                     reason = f"{number:,} rows of {path} match; a list of positions has at most {PAGE_BYTES >> 3:,}"
                     raise TooLarge(f"{reason}; request rows in the format roaring")
-                rows = np.arange(number) if file.bits is None else positions(file.bits)
+                rows = np.arange(number) if file.bits is None else list_positions(file.bits)
             elif number is not None:
-                rows = _serialize_bitmap(pyroaring.BitMap(range(number)) if file.bits is None else roaring(file.bits))
+                rows = _serialize_bitmap(
+                    pyroaring.BitMap(range(number)) if file.bits is None else to_roaring(file.bits)
+                )
             answers.append(
                 _AnswerFile(file.entry_id, file.records, rows, number, file.exact, file.delete_files, file.undecided)
             )
@@ -415,7 +417,7 @@ class _Page:
 
     def _list_paths(self, files: Sequence[_AnswerFile | _CandidateFile]) -> list[str]:
         entry_ids = np.array([file.entry_id for file in files], dtype=np.int64)
-        return paths_at(self._scan.view, self._scan.view.positions_of(entry_ids)) if len(entry_ids) else []
+        return list_paths(self._scan.view, self._scan.view.positions_of(entry_ids)) if len(entry_ids) else []
 
     def json(self, snapshot_id: int | None, token: str | None) -> bytes:
         pieces = []

@@ -31,7 +31,9 @@ from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.index.files.indexes import OpenIndex
+from seamark.metaserver.planner.cubes.segments import MergedGroups, SegmentTooLarge
 from seamark.metaserver.planner.indexes.coverage import find_ids
+from seamark.metaserver.store.model import Entry
 
 FILES_MAX = 1_000_000
 """The maximum number of data files of a request."""
@@ -44,6 +46,8 @@ _COMBINED_GROUPS = 500_000
 """The number of groups, or of their bytes, at which groups are combined before further groups are read."""
 _ID_BYTES = 16
 _OPENED_AT_ONCE = 16
+_SEGMENT_FILES_MIN = 64
+"""The number of data files from which their groups are read from segments."""
 
 Ids = npt.NDArray[np.uint64]
 
@@ -124,6 +128,8 @@ async def read_groups(
     assert loaded.entry is not None
     live = (await call.components.registry.files(loaded.entry)).live(definition.id)
     reading = GroupReading(schema, _functions_of(definition, columns), ids)
+    if await _add_segments(call, loaded.entry, definition, reading):
+        live = ()
     for start in range(0, len(live), _OPENED_AT_ONCE):
         # If two index files have an entry of one data file, the entries are equal, and the newer entry is read.
         newest = live[::-1][start : start + _OPENED_AT_ONCE]
@@ -134,7 +140,31 @@ async def read_groups(
         )
         if reading.is_done:
             break
+    _count_use(call, loaded.entry, definition, reading)
     return reading
+
+
+async def _add_segments(call: Call, entry: Entry, definition: IndexDefinition, reading: GroupReading) -> bool:
+    """Add the groups of many files from segments, and return whether it is done."""
+    if reading.files < _SEGMENT_FILES_MIN:
+        return False
+    try:
+        merged = await call.components.segments.read(entry, definition, reading.ids, stores_all=False)
+    except SegmentTooLarge:
+        return False
+    await asyncio.to_thread(reading.add_merged, merged)
+    return True
+
+
+def _count_use(call: Call, entry: Entry, definition: IndexDefinition, reading: GroupReading) -> None:
+    """Count the use of the cube. The covered files count as removed, because their rows are not read."""
+    call.components.usage.note(
+        entry.uuid,
+        definition.id,
+        files_in=reading.files,
+        files_removed=reading.covered_files,
+        now_ms=call.components.clock.now_ms(),
+    )
 
 
 def _select(definition: IndexDefinition, columns: Sequence[str]) -> pa.Schema:
@@ -165,7 +195,7 @@ class GroupReading:
     """The groups that were read for a request."""
 
     def __init__(self, schema: pa.Schema, functions: Mapping[str, str], ids: Ids) -> None:
-        self._schema, self._functions, self._ids = schema, functions, ids
+        self._schema, self._functions, self.ids = schema, functions, ids
         self._order = np.lexsort((ids[:, 1], ids[:, 0]))
         self._covered = np.zeros(len(ids), dtype=np.bool_)
         self._groups = schema.empty_table()
@@ -179,6 +209,15 @@ class GroupReading:
     def covered(self) -> npt.NDArray[np.bool_]:
         """bool[files]: whether the groups contain the rows of each requested file."""
         return self._covered
+
+    @property
+    def files(self) -> int:
+        """The number of requested data files."""
+        return len(self.ids)
+
+    @property
+    def covered_files(self) -> int:
+        return int(self._covered.sum())
 
     @property
     def is_done(self) -> bool:
@@ -198,7 +237,7 @@ class GroupReading:
             entries = index_file.index
             assert isinstance(entries, CubeEntries)
             missing = self._order[~self._covered[self._order]]
-            places = find_ids(self._ids[missing], index_file.files.ids)
+            places = find_ids(self.ids[missing], index_file.files.ids)
             numbers = np.flatnonzero(places >= 0)
             # A data file counts once, even if the index file has two entries of it.
             numbers = numbers[np.unique(places[numbers], return_index=True)[1]]
@@ -251,6 +290,14 @@ class GroupReading:
                 groups = combine_groups(groups, self._functions)
         self._groups = groups
         self._covered[list(added)] = True
+
+    def add_merged(self, merged: MergedGroups) -> None:
+        """Add the groups of segments, with the requested columns. No other groups were added before."""
+        groups = merged.table.select(self._schema.names)
+        if groups.num_rows and len(self._schema.names) < len(merged.table.column_names):
+            with suppress(SumOverflow):  # The engine adds the groups again, and reports the error.
+                groups = combine_groups(groups, self._functions).select(self._schema.names)
+        self._groups, self._covered = groups, merged.covered
 
     def encode(self) -> bytes:
         covered = base64.b64encode(np.packbits(self._covered, bitorder="little").tobytes())

@@ -303,7 +303,7 @@ class _LookupAnswer:
 
     def _describe_answer(self) -> LookupKeysResponse:
         located = self.located
-        uncovered = paths_at(self.scan.view, located.uncovered[:UNCOVERED_MAX])
+        uncovered = list_paths(self.scan.view, located.uncovered[:UNCOVERED_MAX])
         return LookupKeysResponse(
             snapshot_id=self.query.snapshot_id,
             index=self.definition.name,
@@ -338,7 +338,7 @@ class _LookupAnswer:
             files_with_rows = files_at(view, view.entry_ids_at(positions))
             files = FileListing(self.metadata, files_with_rows, files_at(view, positions[:0]), None)
             more = files.lists(("spec-id", "partition"), 0, files.total)
-        return numbers, paths_at(view, positions), more
+        return numbers, list_paths(view, positions), more
 
     def json(self) -> list[bytes]:
         """Return the answer as pieces of JSON.
@@ -394,7 +394,7 @@ class _LookupAnswer:
         return [memoryview(sink.getvalue())]
 
 
-def paths_at(view: TableView, positions: Any) -> list[str]:
+def list_paths(view: TableView, positions: Any) -> list[str]:
     """Return the paths of the data files at these positions in the view. The positions are ascending."""
     texts = files_at(view, view.entry_ids_at(positions)).texts("file_path").values() if len(positions) else []
     return [(text or b"").decode("utf-8", "replace") for text in texts]

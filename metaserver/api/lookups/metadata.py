@@ -34,7 +34,7 @@ from seamark.metaserver.api.formats.listings import (
     FileListing,
     Listing,
     PartitionListing,
-    items,
+    make_items,
 )
 from seamark.metaserver.api.http.components import COMPONENTS
 from seamark.metaserver.api.http.describe import Parameter, ResponseSpec
@@ -302,7 +302,7 @@ def _encode_arrow(page: _Page, list_name: str, names: tuple[str, ...], listing: 
 
 def _encode_json(page: _Page, list_name: str, names: tuple[str, ...], listing: Listing) -> bytes:
     end = min(listing.total, page.start + page.limit)
-    rows = items(listing, names, min(page.start, end), end)
+    rows = make_items(listing, names, min(page.start, end), end)
     return encode_json({"snapshot-id": page.snapshot_id, list_name: rows, "next-page-token": page.token(listing.total)})
 
 

@@ -20,7 +20,7 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.protocol.wire import decode_json, encode_json
 from seamark.formats.runtime.errors import BadRequest
 from seamark.formats.runtime.lazy_module import LazyModule
-from seamark.metaserver.api.formats.listings import FILE_COLUMNS, FileListing, items
+from seamark.metaserver.api.formats.listings import FILE_COLUMNS, FileListing, make_items
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.fresh_reads import load_to_read
@@ -310,7 +310,7 @@ def _explain_scan(
     kept_files: Any = msgspec.UNSET
     if files_max:
         listing = FileListing(scan.metadata, files, files_at(scan.view, scan.entry_ids[:0]), scan)
-        kept_files = items(listing, tuple(FILE_COLUMNS), 0, min(files_max, listing.total))
+        kept_files = make_items(listing, tuple(FILE_COLUMNS), 0, min(files_max, listing.total))
     return ExplainResponse(
         snapshot_id=scan.snapshot_id,
         stages=[_describe_stage(stage) for stage in scan.stages],

@@ -351,11 +351,11 @@ def _find_column(schema: Schema, name: str) -> Column:
     """
     column = schema.column_named(name)
     if column is None:
-        alike = {number for other, number in schema.index.by_name.items() if other.lower() == name.lower()}
-        if len(alike) != 1:
-            problem = "is not" if not alike else f"may be one of {len(alike)} columns"
+        matching_ids = {number for other, number in schema.index.by_name.items() if other.lower() == name.lower()}
+        if len(matching_ids) != 1:
+            problem = "is not" if not matching_ids else f"may be one of {len(matching_ids)} columns"
             raise BadRequest(f"The column {name[:200]!r} {problem} in the table's schema")
-        column = schema.index.by_id[alike.pop()]
+        column = schema.index.by_id[matching_ids.pop()]
     inside = any(isinstance(ancestors.type, ListType | MapType) for ancestors in schema.ancestors(column))
     if inside or not is_primitive(column.type):
         problem = "is inside a list or a map" if inside else f"is a {type_name(column.type)}"

@@ -30,7 +30,7 @@ from seamark.metaserver.api.formats.pieces import Run, send
 from seamark.metaserver.api.http.components import COMPONENTS
 from seamark.metaserver.api.http.describe import BodySize
 from seamark.metaserver.api.http.dispatch import Answer, Call, Route
-from seamark.metaserver.api.http.parameters.snapshots import by_schema
+from seamark.metaserver.api.http.parameters.snapshots import select_schema
 from seamark.metaserver.api.http.render import DELEGATION, access_config
 from seamark.metaserver.api.plans.column_reads import count_plan, count_read
 from seamark.metaserver.api.plans.fresh import FreshPlan, choose_snapshot, with_fresh
@@ -389,7 +389,7 @@ class _ClientScan:
         self._request = request
         self._metadata = loaded.metadata
         if request.schema_id != loaded.metadata.current_schema_id:
-            self._metadata = by_schema(loaded.metadata, request.schema_id)
+            self._metadata = select_schema(loaded.metadata, request.schema_id)
 
     async def bind(self) -> BoundScan:
         """Parse and bind the filter.

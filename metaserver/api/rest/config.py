@@ -64,15 +64,15 @@ def _check_warehouse(call: Call) -> None:
         NoSuchWarehouse: The server does not have a warehouse with this URI or name.
     """
     warehouse = call.query.get("warehouse", "")
-    ours, prefix = call.components.catalog.warehouse.uri, call.components.settings.prefix
+    warehouse_uri, prefix = call.components.catalog.warehouse.uri, call.components.settings.prefix
     if warehouse in ("", prefix) or (warehouse == _COMPLIANCE_KIT and not prefix):
         return
     try:
         location = str(parse_location(warehouse))
     except BadRequest:
         location = warehouse
-    if location != ours:
-        allowed_names = f"{prefix!r} ({ours})" if prefix else ours
+    if location != warehouse_uri:
+        allowed_names = f"{prefix!r} ({warehouse_uri})" if prefix else warehouse_uri
         raise NoSuchWarehouse(f"Warehouse {warehouse[:200]!r} does not exist; set {allowed_names}, or leave it out")
 
 

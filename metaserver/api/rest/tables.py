@@ -21,9 +21,9 @@ from seamark.metaserver.api.http.render import (
     GZIPS,
     access_config,
     answer_fresh_read,
+    answer_not_modified,
     answer_unregistered,
     commit_answer,
-    not_modified,
     plan_answer,
     snapshot_mode,
     table_answer,
@@ -94,7 +94,7 @@ async def load_table(call: Call) -> web.Response:
         fresh = await load_fresh(call, entry)
         if fresh.snapshot is not None:
             plans = [] if call.audience is None else await catalog.plan_tables.list_shown(entry, call.audience)
-            return await answer_fresh_read(call, fresh.loaded, namespace, name, mode, shown=plans)
+            return await answer_fresh_read(call, fresh.loaded, namespace, name, mode, plan_snapshots=plans)
         entry = fresh.loaded.entry or entry
         location = entry.metadata_location
     elif AFTER_HEADER in call.headers:
@@ -102,7 +102,7 @@ async def load_table(call: Call) -> web.Response:
     audience = call.audience
     plan_snapshots = [] if audience is None else await catalog.plan_tables.list_shown(entry, audience)
     if "If-None-Match" in call.headers:
-        unchanged = not_modified(call, table_etag(call, location, namespace, name, mode, plan_snapshots))
+        unchanged = answer_not_modified(call, table_etag(call, location, namespace, name, mode, plan_snapshots))
         if unchanged is not None:
             return unchanged
     loaded = LoadedTable(entry=entry, metadata=await catalog.documents.table(location))
@@ -112,7 +112,7 @@ async def load_table(call: Call) -> web.Response:
 async def _load_plan(call: Call, mode: SnapshotMode) -> web.Response:
     plans = call.components.catalog.plan_tables
     plan, _ = await plans.find(call.namespace, call.name)
-    unchanged = not_modified(call, table_etag(call, plan.location, call.namespace, call.name, mode))
+    unchanged = answer_not_modified(call, table_etag(call, plan.location, call.namespace, call.name, mode))
     if unchanged is not None:
         return unchanged
     return await plan_answer(call, await plans.load(call.namespace, call.name), mode)

@@ -1,16 +1,18 @@
 """The route that aggregates the rows of a table, for clients without an engine and without SQL.
 
-A request becomes a query, which runs like the queries of `POST /api/v1/sql`: in a confined worker, with the rights of
-the caller and the same limits. Cubes answer the query for the files that they cover, and the rows of other files are
-read.
+A request that follows from a cube with an entry of each data file is answered in this process (`cube_answers.py`). Any
+other request becomes a query, which runs like the queries of `POST /api/v1/sql`: in a confined worker, with the rights
+of the caller and the same limits. There, cubes answer it where they can, and the rows of other files are read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
+from aiohttp import web
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import MAIN
@@ -21,12 +23,23 @@ from seamark.formats.index.keys.terms import Term, resolve
 from seamark.formats.index.kinds.cube import CUBE
 from seamark.formats.protocol.wire import check_name, check_namespace
 from seamark.formats.runtime.errors import BadRequest
+from seamark.metaserver.api.http.components import COMPONENTS
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Answer, Call, Check, Route
 from seamark.metaserver.api.http.parameters.snapshots import snapshot_of
-from seamark.metaserver.api.sql.statements import ARROW, StatementBody, StatementRows, answer_statement
+from seamark.metaserver.api.sql.cube_answers import CUBE_ANSWERS, CubeAnswers, Format
+from seamark.metaserver.api.sql.statements import (
+    ARROW,
+    StatementBody,
+    StatementRows,
+    answer_statement,
+    check_statements_run,
+)
+from seamark.metaserver.catalog.values import LoadedTable
+from seamark.metaserver.planner.cubes.aggregation import GroupQuery, SortKey
 
 DIMENSIONS_MAX = 32
+ON, EXACT = "on", "exact"
 
 
 class OrderKey(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
@@ -97,9 +110,88 @@ async def aggregate(call: Call, body: AggregateRequest) -> Answer:
     if any("." in level for level in namespace):
         raise BadRequest("A level of the namespace has a dot, so that no SQL statement can name the table")
     call.allow(namespace)
+    check_statements_run(call)
     loaded = await call.components.catalog.tables.load(namespace, check_name(body.table, "table"))
+    answer = await _answer_from_cube(call, body, loaded)
+    if answer is not None:
+        return answer
     statement = write_query(body, loaded.metadata)
     return await answer_statement(call, StatementBody(statement, explain=body.explain, cubes=body.cubes))
+
+
+async def _answer_from_cube(call: Call, body: AggregateRequest, loaded: LoadedTable) -> web.Response | None:
+    """Return the answer from a cube without a statement, or None if the request has to run as a statement.
+
+    Raises:
+        BadRequest: The request is invalid.
+    """
+    entry, snapshot_id = loaded.entry, loaded.metadata.current_snapshot_id
+    if entry is None or snapshot_id is None or body.explain or body.having is not None or body.cubes not in (ON, EXACT):
+        return None
+    kind: Format = "arrow" if ARROW in call.headers.get("Accept", "") else "json"
+    key = msgspec.json.encode((kind, body))
+    answers = call.app[CUBE_ANSWERS]
+    answer = answers.find(entry, key)
+    if answer is None:
+        parsed = _ParsedRequest.parse(body, loaded.metadata)
+        query = GroupQuery(
+            parsed.schema,
+            parsed.terms,
+            parsed.measures,
+            parsed.names,
+            where=body.where,
+            sort_keys=tuple(SortKey(parsed.names.index(key.by), key.descending) for key in body.order),
+            limit=body.limit,
+            floats=body.cubes == ON,
+        )
+        chosen_id = snapshot_id if parsed.snapshot_id is None else parsed.snapshot_id
+        answer = await answers.compute(call, loaded, query, chosen_id, key, kind)
+    return None if answer is None else answers.respond(call, entry, answer, kind)
+
+
+@dataclass(frozen=True)
+class _ParsedRequest:
+    """A request with the columns that it names.
+
+    Attributes:
+        snapshot_id: The id of the snapshot, or None for the current state of the table.
+        schema: The schema of the snapshot.
+        names: The names of the dimensions and of the measures, in the spelling of the request.
+    """
+
+    snapshot_id: int | None
+    schema: Schema
+    terms: tuple[Term, ...]
+    measures: tuple[Measure, ...]
+    names: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, body: AggregateRequest, metadata: TableMetadata) -> _ParsedRequest:
+        """Parse a request.
+
+        Raises:
+            BadRequest: The request is invalid.
+        """
+        if not body.measures or len(body.measures) > MEASURES_MAX or len(body.dimensions) > DIMENSIONS_MAX:
+            raise BadRequest(
+                f"A request has 1 to {MEASURES_MAX} measures and at most {DIMENSIONS_MAX} dimensions, not "
+                f"{len(body.measures)} and {len(body.dimensions)}"
+            )
+        snapshot_id = _find_version(body, metadata)
+        schema = _schema_of_version(metadata, snapshot_id)
+        terms = tuple(_check_term(resolve(text, schema, metadata.schemas)) for text in body.dimensions)
+        measures = tuple(parse_measure(text, schema, metadata.schemas) for text in body.measures)
+        names = (*body.dimensions, *body.measures)
+        if len(set(names)) < len(names):
+            raise BadRequest("A dimension or measure is named twice")
+        if body.limit is not None and body.limit < 0:
+            raise BadRequest(f"limit is {body.limit}; it must not be negative")
+        for key in body.order:
+            if key.by not in names:
+                raise BadRequest(
+                    f"order has {key.by[:100]!r}; it must be one of the dimensions or measures of the request"
+                )
+        return cls(snapshot_id, schema, terms, measures, names)
 
 
 def write_query(body: AggregateRequest, metadata: TableMetadata) -> str:
@@ -108,35 +200,23 @@ def write_query(body: AggregateRequest, metadata: TableMetadata) -> str:
     Raises:
         BadRequest: The request is invalid.
     """
-    if not body.measures or len(body.measures) > MEASURES_MAX or len(body.dimensions) > DIMENSIONS_MAX:
-        raise BadRequest(
-            f"A request has 1 to {MEASURES_MAX} measures and at most {DIMENSIONS_MAX} dimensions, not "
-            f"{len(body.measures)} and {len(body.dimensions)}"
-        )
-    snapshot_id = _find_version(body, metadata)
-    schema = _schema_of_version(metadata, snapshot_id)
-    terms = [_check_term(resolve(text, schema, metadata.schemas)) for text in body.dimensions]
-    measures = [parse_measure(text, schema, metadata.schemas) for text in body.measures]
-    names = [*body.dimensions, *body.measures]
-    if len(set(names)) < len(names):
-        raise BadRequest("A dimension or measure is named twice")
-    columns = {field.id: field.name for field in schema.fields}
-    values = [*(_write_term(term, columns) for term in terms), *(_write_measure(one, columns) for one in measures)]
-    outputs = (f"{value} AS {_quote(name)}" for value, name in zip(values, names, strict=True))
+    parsed = _ParsedRequest.parse(body, metadata)
+    columns = {field.id: field.name for field in parsed.schema.fields}
+    values = [_write_term(term, columns) for term in parsed.terms]
+    values += [_write_measure(measure, columns) for measure in parsed.measures]
+    outputs = (f"{value} AS {_quote(name)}" for value, name in zip(values, parsed.names, strict=True))
     lines = [f"SELECT {', '.join(outputs)}", f"FROM {_quote('.'.join(body.namespace))}.{_quote(body.table)}"]
-    if snapshot_id is not None:
-        lines.append(f"FOR VERSION AS OF {snapshot_id}")
+    if parsed.snapshot_id is not None:
+        lines.append(f"FOR VERSION AS OF {parsed.snapshot_id}")
     if body.where is not None:
         lines.append(f"WHERE ({body.where}\n)")
-    if terms:
-        lines.append(f"GROUP BY {', '.join(map(str, range(1, len(terms) + 1)))}")
+    if parsed.terms:
+        lines.append(f"GROUP BY {', '.join(map(str, range(1, len(parsed.terms) + 1)))}")
     if body.having is not None:
         lines.append(f"HAVING ({body.having}\n)")
     if body.order:
-        lines.append(f"ORDER BY {', '.join(_write_order(key, names) for key in body.order)}")
+        lines.append(f"ORDER BY {', '.join(_write_order(key, parsed.names) for key in body.order)}")
     if body.limit is not None:
-        if body.limit < 0:
-            raise BadRequest(f"limit is {body.limit}; it must not be negative")
         lines.append(f"LIMIT {body.limit}")
     return "\n".join(lines)
 
@@ -184,11 +264,13 @@ def _write_column(column_id: int, name: str, columns: Mapping[int, str]) -> str:
     return _quote(columns[column_id])
 
 
-def _write_order(key: OrderKey, names: list[str]) -> str:
-    if key.by not in names:
-        raise BadRequest(f"order has {key.by[:100]!r}; it must be one of the dimensions or measures of the request")
+def _write_order(key: OrderKey, names: tuple[str, ...]) -> str:
     return f"{names.index(key.by) + 1}{' DESC' if key.descending else ''}"
 
 
 def _quote(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
+
+
+def add_components(app: web.Application) -> None:
+    app[CUBE_ANSWERS] = CubeAnswers(app[COMPONENTS].settings, app[COMPONENTS].clock)

@@ -163,8 +163,8 @@ async def answer_statement(call: Call, body: StatementBody) -> Answer:
     Raises:
         SeamarkError: SQL is off, or the statement fails before its first rows.
     """
+    check_statements_run(call)
     running = call.app[RUNNING]
-    _check_on(call, running)
     request = _request(call, body)
     async with running.slot(call.principal.name, request.id) as cancelled:
         worker = await running.workers.start()
@@ -221,8 +221,14 @@ def _is_installed() -> bool:
     return importlib.util.find_spec("duckdb") is not None
 
 
-def _check_on(call: Call, running: RunningStatements) -> None:
-    if not running.is_on:
+def check_statements_run(call: Call) -> None:
+    """Check that the caller may run statements on this server.
+
+    Raises:
+        Forbidden: SQL is off, or the caller is a statement.
+        BadRequest: The server cannot run SQL.
+    """
+    if not call.app[RUNNING].is_on:
         raise Forbidden(_SQL_IS_OFF)
     if call.headers.get("Authorization", "").partition(" ")[2].strip().startswith(StatementTokens.prefix):
         raise Forbidden("A statement cannot run another statement")

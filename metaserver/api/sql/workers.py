@@ -177,19 +177,19 @@ class StatementWorkers:
         if self._control is not None and self._parent is not None and self._parent.returncode is None:
             return self._control
         await self.close()
-        ours, theirs = socket.socketpair()
-        with theirs:
+        own_socket, parent_socket = socket.socketpair()
+        with parent_socket:
             self._parent = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-P",  # No modules may be imported from the working directory.
                 "-m",
                 self._module,
-                str(theirs.fileno()),
+                str(parent_socket.fileno()),
                 *self._arguments,
                 stdin=asyncio.subprocess.DEVNULL,
                 env=worker_variables(),
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(parent_socket.fileno(),),
                 start_new_session=True,
             )
-        self._control = ours
-        return ours
+        self._control = own_socket
+        return own_socket

@@ -10,17 +10,34 @@ import msgspec
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.types.schema import Field, Schema
 from seamark.formats.protocol.wire import show
-from seamark.formats.runtime.errors import BadRequest, CommitConflict, RetryLater
+from seamark.formats.runtime.errors import CommitConflict, RetryLater
 from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.api.streams.row_appends import RowTarget
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.store.model import NamespacePath
-from seamark.metaserver.streams.incoming.new_columns import NewColumns, check_new_columns, read_rule
+from seamark.metaserver.streams.incoming.new_columns import check_new_columns
 from seamark.metaserver.streams.stream_properties import check_stream_table
 
 _COMMIT_TRIES = 5
 _OPERATION = "updateTable"
 """The operation whose right a caller needs to add columns."""
+
+
+def widen_target(call: Call, target: RowTarget, namespace: NamespacePath, columns: Mapping[str, str]) -> RowTarget:
+    """Return a table with further columns, without a commit.
+
+    A request prepares its rows for such a table first. So a request that is refused adds no columns.
+
+    Raises:
+        BadRequest: A column cannot be added.
+        Forbidden: The caller may not change the table.
+    """
+    metadata = target.loaded.metadata
+    call.components.authorizer.require(call.principal, _OPERATION, namespace)
+    check_new_columns(columns, metadata)
+    schema = _widen_schema(metadata, columns)
+    widened = msgspec.structs.replace(metadata, schemas=(*metadata.schemas, schema), current_schema_id=schema.schema_id)
+    return target._replace(loaded=LoadedTable(target.loaded.entry, widened))
 
 
 async def add_columns(
@@ -39,16 +56,11 @@ async def add_columns(
         columns: The types of the columns, by name.
 
     Raises:
-        BadRequest: The table does not add columns, or a column cannot be added.
+        BadRequest: A column cannot be added.
         Forbidden: The caller may not change the table.
         RetryLater: Concurrent commits conflicted in every attempt.
     """
-    rule, metadata = read_rule(target.loaded.metadata), target.loaded.metadata
-    if rule is not NewColumns.ADD:
-        raise BadRequest(
-            f"The rows have the column {next(iter(columns))[:100]!r}, which {show(namespace, name)} does not have, and "
-            "its property seamark.stream.new-columns refuses such rows"
-        )
+    metadata = target.loaded.metadata
     call.components.authorizer.require(call.principal, _OPERATION, namespace)
     for _ in range(_COMMIT_TRIES):
         names = {field.name for field in metadata.current_schema.fields}
@@ -80,6 +92,13 @@ def _build_requirements(metadata: TableMetadata) -> list[dict[str, Any]]:
 
 
 def _build_updates(metadata: TableMetadata, columns: Mapping[str, str]) -> list[dict[str, Any]]:
+    return [
+        {"action": "add-schema", "schema": msgspec.to_builtins(_widen_schema(metadata, columns))},
+        {"action": "set-current-schema", "schema-id": -1},
+    ]
+
+
+def _widen_schema(metadata: TableMetadata, columns: Mapping[str, str]) -> Schema:
     schema = metadata.current_schema
     fields = [
         Field(id=metadata.last_column_id + 1 + number, name=column, required=False, type=kind)
@@ -91,7 +110,4 @@ def _build_updates(metadata: TableMetadata, columns: Mapping[str, str]) -> list[
         schema_id=max(each.id for each in metadata.schemas) + 1,
     )
     assert isinstance(widened, Schema)
-    return [
-        {"action": "add-schema", "schema": msgspec.to_builtins(widened)},
-        {"action": "set-current-schema", "schema-id": -1},
-    ]
+    return widened

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -81,13 +82,16 @@ class RowTarget(NamedTuple):
         assert self.loaded.entry is not None
         return self.loaded.entry.uuid
 
-    def make_preparation(self, call: Call, *, is_envelope: bool = False) -> RowPreparation:
+    def make_preparation(
+        self, call: Call, *, is_envelope: bool = False, left_out: AbstractSet[str] = frozenset()
+    ) -> RowPreparation:
         return RowPreparation(
             self.loaded.metadata,
             call.components.streams.row_files,
             shards_of(self.loaded),
             is_envelope,
             rejects_rows=self.dead_letters is not None,
+            left_out=left_out,
         )
 
 

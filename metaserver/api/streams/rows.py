@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, NamedTuple
 
@@ -16,22 +15,17 @@ from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.api.http.bodies import QUICK_BYTES
 from seamark.metaserver.api.http.describe import BodySize, Parameter, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
-from seamark.metaserver.api.streams.column_additions import add_columns
+from seamark.metaserver.api.streams.column_additions import add_columns, widen_target
 from seamark.metaserver.api.streams.row_appends import (
     PRODUCER_PARAMETERS,
     AppendedRows,
+    RowTarget,
     append_prepared,
     load_target,
     read_producer,
 )
 from seamark.metaserver.streams.incoming.arrow_body import read_stream
-from seamark.metaserver.streams.incoming.new_columns import (
-    NewColumns,
-    find_arrow_columns,
-    find_json_columns,
-    list_names,
-    read_rule,
-)
+from seamark.metaserver.streams.incoming.new_columns import NO_COLUMNS, MissingColumns, find_missing_columns
 from seamark.metaserver.streams.incoming.prepared_rows import PreparedRows, RowPreparation
 from seamark.metaserver.streams.incoming.rows import RowFormat, decode_rows, format_of, split_lines
 from seamark.metaserver.streams.incoming.sizes import check_columns, check_size
@@ -74,16 +68,21 @@ async def append_rows(call: Call, body: bytes) -> AppendedRows:
     row_format, producer = format_of(call.content_type), read_producer(call.query)
     is_envelope = _read_envelope(call.query)
     target = await load_target(call, call.namespace, call.name)
-    rule = read_rule(target.loaded.metadata)
-    read = partial(_read_body, call, body, row_format, target.loaded.metadata)
-    if not is_envelope and rule is not NewColumns.DEFAULT:
-        read = partial(_read_new_columns, read, target.loaded.metadata, adds=rule is NewColumns.ADD)
     is_quick = len(body) <= QUICK_BYTES
+    read = partial(_read_body, call, body, row_format, target.loaded.metadata, is_envelope=is_envelope)
     decoded = read() if is_quick else await call.in_turn(read)
-    if decoded.new_columns:
-        target = await add_columns(call, target, call.namespace, call.name, decoded.new_columns)
-        check_columns(decoded.row_count, target.loaded.metadata)
-    prepare = partial(_prepare, decoded, target.make_preparation(call, is_envelope=is_envelope))
+    missing = decoded.missing
+    make_preparation = partial(RowTarget.make_preparation, is_envelope=is_envelope, left_out=missing.empty)
+    if missing.types:
+        widened = widen_target(call, target, call.namespace, missing.types)
+        check_columns(decoded.row_count, widened.loaded.metadata)
+        check = partial(_prepare, decoded, make_preparation(widened, call))
+        if is_quick:
+            check()
+        else:
+            await call.in_turn(check)
+        target = await add_columns(call, target, call.namespace, call.name, missing.types)
+    prepare = partial(_prepare, decoded, make_preparation(target, call))
     prepared = prepare() if is_quick else await call.in_turn(prepare)
     (answer,) = await append_prepared(call, [(target, prepared)], producer, scope=target.uuid)
     return answer
@@ -178,56 +177,33 @@ class _DecodedBody(NamedTuple):
         batches: The batches; None for JSON rows.
         rows: The JSON rows.
         lines: The text of each JSON row, if the rows are lines.
-        new_columns: The types of columns that the table does not have, by name, if the table does not accept these
-            rows.
+        missing: The columns that the table gets before the rows are appended.
     """
 
     batches: Sequence[pa.RecordBatch] | None
     rows: list[Any]
     lines: list[bytes] | None
-    new_columns: Mapping[str, str]
+    missing: MissingColumns
 
     @property
     def row_count(self) -> int:
         return len(self.rows) if self.batches is None else sum(batch.num_rows for batch in self.batches)
 
 
-def _read_body(call: Call, body: bytes, row_format: RowFormat, metadata: TableMetadata) -> _DecodedBody:
-    """Return the rows of a body."""
-    rows_max = call.components.settings.stream_rows_limit
+def _read_body(
+    call: Call, body: bytes, row_format: RowFormat, metadata: TableMetadata, *, is_envelope: bool
+) -> _DecodedBody:
+    """Return the rows of a body, and the columns that the table gets for them."""
+    rows_max, subject = call.components.settings.stream_rows_limit, show(call.namespace, call.name)
     if row_format is RowFormat.ARROW:
         batches = read_stream(body, "The body", rows_max=rows_max).to_batches()
         check_size(batches, metadata)
-        return _DecodedBody(batches, [], None, {})
+        missing = NO_COLUMNS if is_envelope else find_missing_columns(batches, metadata, subject)
+        return _DecodedBody(batches, [], None, missing)
     rows = decode_rows(body, row_format, rows_max=rows_max)
     check_columns(len(rows), metadata)
-    return _DecodedBody(None, rows, split_lines(body) if row_format is RowFormat.LINES else None, {})
-
-
-def _read_new_columns(read: Callable[[], _DecodedBody], metadata: TableMetadata, *, adds: bool) -> _DecodedBody:
-    """Return the rows of a body with the columns that the table does not have.
-
-    If the table adds columns, a new column without values is left out of the rows: it has no type yet.
-    """
-    decoded, names = read(), list_names(metadata)
-    if decoded.batches is None:
-        columns = find_json_columns(decoded.rows, names)
-    else:
-        columns = find_arrow_columns(decoded.batches[0].schema, names) if decoded.batches else {}
-    if not adds:
-        return decoded._replace(new_columns={name: kind or "unknown" for name, kind in columns.items()})
-    empty = {name for name, kind in columns.items() if kind is None}
-    if empty and decoded.batches is None:
-        rows = [_leave_out(row, empty) if isinstance(row, dict) else row for row in decoded.rows]
-        decoded = decoded._replace(rows=rows)
-    elif empty:
-        assert decoded.batches is not None
-        decoded = decoded._replace(batches=[batch.drop_columns(sorted(empty)) for batch in decoded.batches])
-    return decoded._replace(new_columns={name: kind for name, kind in columns.items() if kind is not None})
-
-
-def _leave_out(row: Mapping[str, Any], names: AbstractSet[str]) -> Mapping[str, Any]:
-    return row if names.isdisjoint(row) else {name: value for name, value in row.items() if name not in names}
+    lines = split_lines(body) if row_format is RowFormat.LINES else None
+    return _DecodedBody(None, rows, lines, find_missing_columns(rows, metadata, subject, is_envelope=is_envelope))
 
 
 def _prepare(decoded: _DecodedBody, preparation: RowPreparation) -> PreparedRows:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
@@ -12,6 +13,7 @@ from seamark.formats.runtime.errors import BadRequest, TooLarge
 from seamark.metaserver.api.http.bodies import QUICK_BYTES
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
+from seamark.metaserver.api.streams.column_additions import add_columns, widen_target
 from seamark.metaserver.api.streams.row_appends import (
     PRODUCER_PARAMETERS,
     AppendedRows,
@@ -20,8 +22,10 @@ from seamark.metaserver.api.streams.row_appends import (
     load_target,
     read_producer,
 )
+from seamark.metaserver.store.model import NamespacePath
 from seamark.metaserver.streams.appends import TableRows
-from seamark.metaserver.streams.incoming.prepared_rows import PreparedRows, RowPreparation
+from seamark.metaserver.streams.incoming.new_columns import NO_COLUMNS, find_missing_columns
+from seamark.metaserver.streams.incoming.prepared_rows import PreparedRows
 from seamark.metaserver.streams.incoming.rows import RowFormat, decode_rows
 from seamark.metaserver.streams.incoming.sizes import DECODED_BYTES_MAX, check_columns
 
@@ -70,27 +74,78 @@ async def append_rows_to_tables(call: Call, body: RowsOfTables) -> AppendedToTab
     names = [(check_namespace(table.namespace), table.name) for table in body.tables]
     call.allow(*dict.fromkeys(namespace for namespace, _ in names))
     producer = read_producer(call.query)
-    prepared: list[tuple[RowTarget, PreparedRows]] = []
+    requests: list[_TableRequest] = []
     size_bytes = 0
     for (namespace, name), table in zip(names, body.tables, strict=True):
         check_changeable(name)
         target = await load_target(call, namespace, name)
-        if any(target.uuid == other.uuid for other, _ in prepared):
+        if any(target.uuid == other.target.uuid for other in requests):
             raise BadRequest(f"tables names {show(namespace, name)} twice; send all its rows together")
-        text = bytes(table.rows)
-        prepare = partial(_prepare, text, target.make_preparation(call), call.components.settings.stream_rows_limit)
-        rows = prepare() if len(text) <= QUICK_BYTES else await call.in_turn(prepare)
-        prepared.append((target, rows))
-        size_bytes += 0 if rows.batches is None else TableRows(target.loaded, rows.batches).size_bytes
+        request = _TableRequest(call, namespace, name, target, bytes(table.rows))
+        await request.prepare()
+        requests.append(request)
+        size_bytes += request.size_bytes
         if size_bytes > DECODED_BYTES_MAX:
             raise TooLarge(
                 f"The decoded rows have more than {DECODED_BYTES_MAX:,} bytes; send them in several requests"
             )
+    for request in requests:  # All rows fit. So a request that is refused adds no columns.
+        await request.add_columns()
+    prepared = [(request.target, request.prepared) for request in requests]
     answers = await append_prepared(call, prepared, producer, scope=_ALL_TABLES)
     return AppendedToTables(answers)
 
 
-def _prepare(text: bytes, preparation: RowPreparation, rows_max: int) -> PreparedRows:
-    rows = decode_rows(text, RowFormat.JSON, rows_max=rows_max)
-    check_columns(len(rows), preparation.metadata)
-    return preparation.prepare_json(rows)
+class _TableRequest:
+    """The rows of one table of a request."""
+
+    def __init__(self, call: Call, namespace: NamespacePath, name: str, target: RowTarget, text: bytes) -> None:
+        self._call = call
+        self._namespace = namespace
+        self._name = name
+        self._text = text
+        self._decoded: list[Any] = []
+        self._missing = NO_COLUMNS
+        self.target = target
+        self.prepared = PreparedRows(0, None, [])
+
+    @property
+    def size_bytes(self) -> int:
+        batches = self.prepared.batches
+        return 0 if batches is None else TableRows(self.target.loaded, batches).size_bytes
+
+    async def prepare(self) -> None:
+        """Prepare the rows, for the columns that the table has or gets.
+
+        Raises:
+            BadRequest: A row does not fit, or a column cannot be added.
+            Forbidden: The table has to get columns, and the caller may not change it.
+        """
+        await self._run(self._decode)
+        target = self.target
+        if self._missing.types:
+            target = widen_target(self._call, target, self._namespace, self._missing.types)
+        await self._run(partial(self._prepare, target))
+
+    async def add_columns(self) -> None:
+        """Add the columns that the rows have and the table lacks. The rows are then prepared for the new table."""
+        if self._missing.types:
+            self.target = await add_columns(self._call, self.target, self._namespace, self._name, self._missing.types)
+            await self._run(partial(self._prepare, self.target))
+
+    async def _run(self, work: Callable[[], None]) -> None:
+        if len(self._text) <= QUICK_BYTES:
+            work()
+        else:
+            await self._call.in_turn(work)
+
+    def _decode(self) -> None:
+        rows_max, metadata = self._call.components.settings.stream_rows_limit, self.target.loaded.metadata
+        self._decoded = decode_rows(self._text, RowFormat.JSON, rows_max=rows_max)
+        self._missing = find_missing_columns(self._decoded, metadata, show(self._namespace, self._name))
+
+    def _prepare(self, target: RowTarget) -> None:
+        check_columns(len(self._decoded), target.loaded.metadata)
+        self.prepared = target.make_preparation(self._call, left_out=self._missing.empty).prepare_json(self._decoded)
+        if not self._missing.types:
+            self._decoded = []  # They take more memory than the prepared rows, which are not prepared again.

@@ -243,7 +243,7 @@ class PlanTables:
         expires_ms = self._context.clock.now_ms() + lease_s * 1000
         ids = tuple(sorted(set(plan_snapshot_ids)))
         if lease_s and not self._may_lease(principal, ids):
-            raise too_many_plans(principal)
+            raise make_too_many_plans(principal)
         operation = LeasePlanSnapshots(namespace, of_name, audience, ids, expires_ms, withdraw=lease_s == 0)
         (count,) = await self._context.store.transact([operation])
         now_s = self._context.clock.monotonic()
@@ -383,7 +383,7 @@ class PlanTables:
                 await self._context.objects.delete(location)
 
 
-def too_many_plans(principal: str) -> TooManyRequests:
+def make_too_many_plans(principal: str) -> TooManyRequests:
     return TooManyRequests(
         f"{principal} has reached the limit of plans of one principal (plan_tables_limit, plan_tables_bytes); "
         "withdraw some",

@@ -20,7 +20,7 @@ from seamark.metaserver.catalog.recovery.found_files import (
     Finding,
     FoundFile,
     list_folders,
-    normalise_location,
+    normalize_location,
 )
 from seamark.metaserver.catalog.recovery.selection import check_own_folder, check_stream
 from seamark.metaserver.catalog.values import Caller
@@ -99,7 +99,7 @@ class _Comparer:
 
     def check_exists(self, entry: Entry, state: str = "") -> bool:
         self.entries += 1
-        pointer = normalise_location(entry.metadata_location)
+        pointer = normalize_location(entry.metadata_location)
         if any(info.location == pointer for info in self._folders.get(pointer.rpartition("/")[0], ())):
             return True
         name = show(entry.namespace, entry.name)
@@ -110,7 +110,7 @@ class _Comparer:
     async def compare(self, entry: Entry) -> None:
         if not self.check_exists(entry) or entry.kind is EntryKind.FUNCTION:
             return
-        pointer = normalise_location(entry.metadata_location)
+        pointer = normalize_location(entry.metadata_location)
         files = self._folders[pointer.rpartition("/")[0]]
         number = version_of(pointer)
         if all(info.location == pointer or version_of(info.location) < number for info in files):
@@ -159,7 +159,7 @@ class _Comparer:
         if entry.kind is EntryKind.VIEW:
             return newest.number > version_of(entry.metadata_location)
         files = {info.location: info for info in self._folders[newest.folder]}
-        pointer, current = normalise_location(entry.metadata_location), newest
+        pointer, current = normalize_location(entry.metadata_location), newest
         for _ in range(_CHAIN_MAX):
             if pointer in current.previous:
                 return True

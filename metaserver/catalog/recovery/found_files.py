@@ -150,11 +150,12 @@ class FileReader:
         uncertain: list[FoundFile] = []
         for uuid, candidates in rivals.items():
             uncertain.append(newest.pop(uuid))
-            shown = ", ".join(candidate.location.rpartition("/")[2] for candidate in candidates)
+            file_names = ", ".join(candidate.location.rpartition("/")[2] for candidate in candidates)
             findings += (
                 Finding(
                     candidate.location,
-                    f"Several files may be the newest of {candidate.kind.value} {uuid}: {shown}. Choose one of them",
+                    f"Several files may be the newest of {candidate.kind.value} {uuid}: {file_names}. Choose one of "
+                    "them",
                 )
                 for candidate in candidates
             )
@@ -195,7 +196,7 @@ class FileReader:
                 raise error from None
             updated_ms = max((entry.timestamp_ms for entry in view.version_log), default=0)
             return FoundFile(location, EntryKind.VIEW, view.view_uuid, view.location, updated_ms, (), view)
-        previous = tuple(normalise_location(entry.metadata_file) for entry in table.metadata_log)
+        previous = tuple(normalize_location(entry.metadata_file) for entry in table.metadata_log)
         # A warehouse may have very many tables, so the histories, which are not needed, are dropped.
         table = msgspec.structs.replace(
             table, snapshots=table.snapshots[-1:], snapshot_log=(), metadata_log=(), statistics=()
@@ -221,7 +222,7 @@ def _order(location: str) -> tuple[int, str]:
     return (0 if _FUNCTION_FILE.search(location) else version_of(location)), location
 
 
-def normalise_location(location: str) -> str:
+def normalize_location(location: str) -> str:
     """Return a location in the form that listings use, or unchanged if it is not valid."""
     try:
         return str(parse_location(location))

@@ -206,16 +206,16 @@ def _find_shared_names(
         chosen = [number for number in numbers if candidates[number].is_chosen]
         for number in numbers:
             if len(numbers) > 1 and (not candidates[number].is_chosen or len(chosen) > 1):
-                shown = _show(candidates[other].file.location for other in numbers)
+                other_locations = _show(candidates[other].file.location for other in numbers)
                 reasons[number] = (
                     f"Several tables, views or functions have this name; all but one were probably dropped or renamed: "
-                    f"{shown}. Choose one of the files, or give them different names"
+                    f"{other_locations}. Choose one of the files, or give them different names"
                 )
     return reasons
 
 
 def _show(locations: Iterable[str]) -> str:
     """Return a few of the locations as text for a message."""
-    shown = sorted(locations)
-    more = f" and {len(shown) - 5} more" if len(shown) > 5 else ""
-    return f"{', '.join(shown[:5])}{more}"
+    sorted_locations = sorted(locations)
+    more = f" and {len(sorted_locations) - 5} more" if len(sorted_locations) > 5 else ""
+    return f"{', '.join(sorted_locations[:5])}{more}"

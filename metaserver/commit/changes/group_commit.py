@@ -31,7 +31,13 @@ from seamark.metaserver.commit.changes.commit_priority import CommitPriority
 from seamark.metaserver.commit.changes.commit_result import CommitResult, make_committed_change
 from seamark.metaserver.commit.changes.pending_changes import ChangeQueue, GroupAttempt, PendingChange
 from seamark.metaserver.commit.changes.producers import LastCommit, find_last_commit, snapshot_of
-from seamark.metaserver.commit.publication import FILES_REPLACED, SNAPSHOT_ADDED, CommitEvent, Publisher, pointer_moved
+from seamark.metaserver.commit.publication import (
+    FILES_REPLACED,
+    SNAPSHOT_ADDED,
+    CommitEvent,
+    Publisher,
+    make_pointer_moved,
+)
 from seamark.metaserver.commit.removed_files import removal_note
 from seamark.metaserver.commit.snapshots.manifests import Manifests
 from seamark.metaserver.commit.snapshots.snapshot_producer import ProducedSnapshot
@@ -442,7 +448,7 @@ class Commits:
             return
         state = await self._context.store.producer(uuid, request.producer.id)
         if state is not None and request.producer.sequence <= state.sequence:
-            raise pointer_moved(namespace, name)
+            raise make_pointer_moved(namespace, name)
 
     async def _load_last_commit(
         self, pending: PendingChange, entry: Entry, metadata: TableMetadata

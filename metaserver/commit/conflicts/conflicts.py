@@ -52,7 +52,7 @@ from seamark.metaserver.planner.deletes.delete_index import DeleteIndex
 from seamark.metaserver.planner.lookup.lookup import files_at
 from seamark.metaserver.planner.lookup.partitions import group_by_partition
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition, narrow_by_stats
-from seamark.metaserver.planner.view.view import ENTRY_BITS, TableView, never
+from seamark.metaserver.planner.view.view import ENTRY_BITS, TableView, return_false
 
 _IN_LOOP_FILES_MAX = 200
 """The maximum number of files and partitions that are compared on the event loop. More are compared in a thread."""
@@ -379,9 +379,9 @@ class ConflictCheck:
             if scope.bound != TRUE:
                 specs = {spec.spec_id: project_inclusive(scope.bound, spec) for spec in self._metadata.partition_specs}
                 by_spec = {number: demand for number, demand in specs.items() if number in files.view.specs}
-                narrow_by_partition(selection, by_spec, never)
+                narrow_by_partition(selection, by_spec, return_false)
                 if stats:
-                    narrow_by_stats(selection, scope.bound, never)
+                    narrow_by_stats(selection, scope.bound, return_false)
             return selection.entry_ids()
         rows = selection.entry_ids()
         groups = group_by_partition(files_at(files.view, rows))

@@ -20,7 +20,7 @@ from seamark.formats.iceberg.metadata.snapshot import Snapshot
 from seamark.metaserver.commit.change_requests.change_body import APPEND, DELETE, OVERWRITE, REPLACE
 from seamark.metaserver.commit.snapshots.manifests import Manifests, run_by_count
 from seamark.metaserver.index.blocks.block import Block
-from seamark.metaserver.index.blocks.strings import strings
+from seamark.metaserver.index.blocks.strings import read_strings
 from seamark.metaserver.planner.pruning.file_pruning import keep_appended
 from seamark.metaserver.planner.view.view import Selection, TableView
 
@@ -172,11 +172,11 @@ def _find_missing(view: TableView, blocks: Iterable[Block]) -> Selection:
 def _list_keys(block: Block) -> list[tuple[bytes | None, int]]:
     """Return a key for each file of a block: its path and, for a deletion vector, its offset."""
     rows = np.arange(block.rows, dtype=np.int64)
-    paths = strings(block.text_column("file_path"), rows)
+    paths = read_strings(block.text_column("file_path"), rows)
     return list(zip(paths, block.longs("content_offset").tolist(), strict=True))
 
 
 def rows_of(block: Block, paths: Collection[bytes]) -> dict[bytes, int]:
     """Return the rows of the block with these paths, by path."""
-    stored = strings(block.text_column("file_path"), np.arange(block.rows, dtype=np.int64))
+    stored = read_strings(block.text_column("file_path"), np.arange(block.rows, dtype=np.int64))
     return {path: row for row, path in enumerate(stored) if path is not None and path in paths}

@@ -36,7 +36,7 @@ from seamark.metaserver.planner.deletes.delete_files import delete_files_at
 from seamark.metaserver.planner.joins.dimension_columns import FileColumn, find_rows_where, iterate_filtered_columns
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_stats
 from seamark.metaserver.planner.rows.row_deletes import columns_of
-from seamark.metaserver.planner.view.view import Selection, TableView, never
+from seamark.metaserver.planner.view.view import Selection, TableView, return_false
 
 FILES_MAX = 200
 """The maximum number of files whose keys one check reads. If there are more, all of them count as matches."""
@@ -85,7 +85,7 @@ def _select_deletes(added: AddedFiles, bound: Expression) -> tuple[Selection, li
         if condition == TRUE:
             continue
         part = _select_files(added, positions)
-        narrow_by_stats(part, condition, never)
+        narrow_by_stats(part, condition, return_false)
         matching = set(part.positions().tolist())
         _drop(selection, [position for position in positions if position not in matching])
         left += (_describe_file(added.view, position, condition) for position in sorted(matching))

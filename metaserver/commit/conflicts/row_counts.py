@@ -21,7 +21,7 @@ from seamark.metaserver.commit.change_requests.change_body import REPLACE
 from seamark.metaserver.commit.snapshots.manifest_filter import FilesToRemove, drop_dead_manifests
 from seamark.metaserver.commit.snapshots.manifests import Manifests, run_by_count
 from seamark.metaserver.index.blocks.block import Block
-from seamark.metaserver.index.blocks.strings import strings
+from seamark.metaserver.index.blocks.strings import read_strings
 
 _DELETE_FILES_MAX = 10_000
 """The maximum number of delete files whose rows are counted. It is limited because the table is locked while they are
@@ -113,7 +113,7 @@ def _sum_of(blocks: Sequence[Block], to_remove: FilesToRemove) -> int | None:
         if (block.longs("content") == EQUALITY_DELETES).any():
             return None
         records = block.longs("record_count")
-        referenced = strings(block.text_column("referenced_data_file"), rows)
+        referenced = read_strings(block.text_column("referenced_data_file"), rows)
         applies = np.array([name is None or name in searched for name in referenced], dtype=np.bool_)
         if (records[applies] < 0).any():
             return None

@@ -54,7 +54,7 @@ from seamark.metaserver.commit.engine_commits.rebase import (
     find_snapshot_commit,
     rebase,
 )
-from seamark.metaserver.commit.publication import CommitEvent, PreparedCommit, Publisher, Races, pointer_moved
+from seamark.metaserver.commit.publication import CommitEvent, PreparedCommit, Publisher, Races, make_pointer_moved
 from seamark.metaserver.commit.removed_files import check_snapshots_stored
 from seamark.metaserver.store.model import Entry, EntryKind, Instant, NamespacePath
 from seamark.metaserver.store.operations import Operation
@@ -159,7 +159,7 @@ class EngineCommits:
             assert loaded.entry is not None
             if uuids <= {loaded.entry.uuid.lower()}:
                 return loaded
-        raise pointer_moved(namespace, name)
+        raise make_pointer_moved(namespace, name)
 
     async def commit(
         self, caller: Caller, changes: Sequence[TableChange], *, is_single: bool, fresh: Snapshot | None = None
@@ -440,7 +440,7 @@ class EngineCommits:
         documents = self._context.documents
         entry = await self._context.store.entry(EntryKind.TABLE, table.namespace, table.name)
         if entry is None or entry.uuid != instant.uuid:
-            raise pointer_moved(table.namespace, table.name)
+            raise make_pointer_moved(table.namespace, table.name)
         then = msgspec.structs.replace(entry, metadata_location=instant.metadata_location or entry.metadata_location)
         try:
             metadata = await documents.table(then.metadata_location)

@@ -108,7 +108,7 @@ class _Removal(msgspec.Struct, frozen=True):
     unused: UnusedFiles
 
 
-async def pending_expirations(store: PointerStore, uuid: str | None = None) -> list[Instant]:
+async def list_pending_expirations(store: PointerStore, uuid: str | None = None) -> list[Instant]:
     """Return the expirations whose deletion is not complete, of one table or of all tables."""
     where = InstantFilter(uuid=uuid, action=ACTION, state=InstantState.INFLIGHT, archived=False)
     return await store.instants(where, _BATCH)
@@ -192,7 +192,7 @@ class Expiration:
         Returns:
             The number of continued deletions.
         """
-        pending = await pending_expirations(self._context.store)
+        pending = await list_pending_expirations(self._context.store)
         old = [
             instant for instant in pending if self._context.clock.now_ms() - instant.requested_ms > _RESUMED_AFTER_MS
         ]

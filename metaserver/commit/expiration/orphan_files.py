@@ -44,7 +44,7 @@ from seamark.metaserver.catalog.pointers import check_uuid
 from seamark.metaserver.catalog.policies import load_policies, with_policies
 from seamark.metaserver.catalog.purge import deletable_files, is_collectable, own_folders
 from seamark.metaserver.catalog.values import Caller
-from seamark.metaserver.commit.expiration.expiration import METADATA_BEFORE, pending_expirations
+from seamark.metaserver.commit.expiration.expiration import METADATA_BEFORE, list_pending_expirations
 from seamark.metaserver.commit.expiration.unused_files import MANIFESTS_MAX, content_files, statistics_files
 from seamark.metaserver.commit.publication import Publisher
 from seamark.metaserver.commit.removed_files import note_removal
@@ -278,7 +278,7 @@ class OrphanRemoval:
 
     async def _add_pending(self, entry: Entry, needed: _NeededNames) -> None:
         """Add the metadata files that an interrupted expiration will read when it continues."""
-        for instant in await pending_expirations(self._context.store, entry.uuid):
+        for instant in await list_pending_expirations(self._context.store, entry.uuid):
             needed.add_name(str(instant.summary[METADATA_BEFORE]))
 
     async def _remove(

@@ -146,16 +146,16 @@ def _find_retained(
     """
     terms = set[tuple[int, int, int]]()
     for ref in branches:
-        age_ms, least = ref.max_snapshot_age_ms, ref.min_snapshots_to_keep
+        age_ms, min_snapshots = ref.max_snapshot_age_ms, ref.min_snapshots_to_keep
         older_than_ms = policy.older_than_ms if age_ms is None else passed.ago(age_ms)
-        terms.add((older_than_ms, policy.retain_last if least is None else least, ref.snapshot_id))
+        terms.add((older_than_ms, policy.retain_last if min_snapshots is None else min_snapshots, ref.snapshot_id))
     kept_ids: set[int] = set()
     young: set[int] = set()
     """The snapshots that are kept for their age. The longest age is first, so the ancestors of a snapshot in this set
     need not be read again.
     """
     reads = 0
-    for older_than_ms, least, head in sorted(terms):
+    for older_than_ms, min_snapshots, head in sorted(terms):
         for number, (id_, replaced_ms) in enumerate(_walk_history(metadata, head)):
             reads += 1
             if reads > READS_MAX:
@@ -163,7 +163,7 @@ def _find_retained(
                     f"The branches keep more than {READS_MAX:,} snapshots together, because each keeps its newest; "
                     f"remove branches, or lower {MIN_SNAPSHOTS} or the min-snapshots-to-keep of the branches"
                 )
-            if number >= least:
+            if number >= min_snapshots:
                 if id_ in young or (replaced_ms is not None and replaced_ms < older_than_ms):
                     break
                 young.add(id_)
@@ -177,9 +177,11 @@ def _walk_history(metadata: TableMetadata, head: int) -> Iterator[tuple[int, int
     The time is None for the first snapshot.
     """
     snapshot, replaced_ms = metadata.snapshot(head), None
-    seen: set[int] = set()
-    while snapshot is not None and snapshot.snapshot_id not in seen:  # Writers set the parents, so they may be wrong.
-        seen.add(snapshot.snapshot_id)
+    visited_ids: set[int] = set()
+    while (
+        snapshot is not None and snapshot.snapshot_id not in visited_ids
+    ):  # Writers set the parents, so they may be wrong.
+        visited_ids.add(snapshot.snapshot_id)
         yield snapshot.snapshot_id, replaced_ms
         replaced_ms = snapshot.timestamp_ms
         parent = snapshot.parent_snapshot_id

@@ -35,13 +35,13 @@ def count_touches(manifests: Iterable[Sequence[ManifestEntry]]) -> tuple[int, in
     Returns:
         The number of pairs of a partition and a manifest that lists its files. Then, the number of partitions.
     """
-    seen: set[Key] = set()
+    seen_keys: set[Key] = set()
     touches = 0
     for entries in manifests:
         own = {partition_of(entry) for entry in entries}
         touches += len(own)
-        seen |= own
-    return touches, len(seen)
+        seen_keys |= own
+    return touches, len(seen_keys)
 
 
 def divide(entries: Sequence[ManifestEntry], fitting: int, bound: Callable[[ContentFile], Key]) -> list[list[Any]]:

@@ -283,8 +283,8 @@ class ManifestRewrite:
             if head is not None
             else ()
         )
-        same = entry.uuid == before.uuid and metadata.format_version == version
-        fitting = [each for each in written if same and each.fits(listed)]
+        is_same_table = entry.uuid == before.uuid and metadata.format_version == version
+        fitting = [each for each in written if is_same_table and each.fits(listed)]
         if not fitting:
             return _report(listed, (), (), conflicts=len(written)), frozenset()
         replaced = {manifest.manifest_path for each in fitting for manifest in each.group.replaced}

@@ -38,7 +38,7 @@ class ManifestMerge:
         """Return the manifests of the snapshot, the newest first. Manifests that it adds get `sequence_number`."""
         if not props.as_bool(metadata.properties, ENABLED, True):
             return list(listed)
-        least = max(2, props.as_int(metadata.properties, MIN_COUNT, MIN_COUNT_DEFAULT))
+        min_count = max(2, props.as_int(metadata.properties, MIN_COUNT, MIN_COUNT_DEFAULT))
         merged: list[ManifestFile] = []
         groups: dict[tuple[int, int], list[ManifestFile]] = {}
         for manifest in listed:
@@ -52,7 +52,7 @@ class ManifestMerge:
                 merged += group
                 continue
             for bin_ in _pack_bins(group, target_size(metadata)):
-                few = len(bin_) == 1 or (bin_[0] is group[0] and len(bin_) < least)
+                few = len(bin_) == 1 or (bin_[0] is group[0] and len(bin_) < min_count)
                 if few or _count_rows(bin_) > LONG_MAX:
                     merged += bin_
                 else:

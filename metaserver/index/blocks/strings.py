@@ -13,7 +13,7 @@ _FEW_ROWS_MAX = 3
 """The maximum number of rows that are read one by one."""
 
 
-def strings(column: PackedColumn | None, rows: Longs) -> list[bytes | None]:
+def read_strings(column: PackedColumn | None, rows: Longs) -> list[bytes | None]:
     """Return the values at `rows`, int64[n], as bytes, or None for a row without a value."""
     if column is None:
         return [None] * len(rows)
@@ -30,7 +30,7 @@ def strings(column: PackedColumn | None, rows: Longs) -> list[bytes | None]:
     return values
 
 
-def codes(column: PackedColumn, rows: Longs) -> npt.NDArray[np.uint64]:
+def read_codes(column: PackedColumn, rows: Longs) -> npt.NDArray[np.uint64]:
     """Return uint64[n], the first `packed.width` bytes after the common prefix, big-endian.
 
     Shorter values are padded with zeros.

@@ -226,9 +226,9 @@ class KafkaLog:
 
     async def catch_up(self) -> None:
         self._check_open()
-        asked = self._asked
+        requested = self._asked
         async with self._asking:
-            if self._answered <= asked:  # Else a question that began after this call has been answered.
+            if self._answered <= requested:  # Else a question that began after this call has been answered.
                 number = self._asked = self._asked + 1
                 self._end = (await self._broker.journal_range()).end
                 self._answered = number

@@ -27,7 +27,7 @@ class TopicMessage(NamedTuple):
     Attributes:
         offset: Kafka's offset in the partition.
         value: The value; None for a tombstone.
-        headers: The headers. If a name occurs several times, the last one counts.
+        headers: The headers. If a name occurs several times, the last header counts.
     """
 
     partition: int

@@ -33,7 +33,7 @@ from seamark.metaserver.planner.joins.dimensions import ListedFile, list_files_a
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition, narrow_by_stats
 from seamark.metaserver.planner.rows.data_columns import DataRows
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
-from seamark.metaserver.planner.view.view import Selection, never
+from seamark.metaserver.planner.view.view import Selection, return_false
 from seamark.metaserver.runtime.gathering import gather
 
 COLUMNS_MAX = 4
@@ -164,8 +164,8 @@ async def sample_columns(objects: ObjectStore, scan: ScanPlan) -> Samples:
             for column_id, parts in condition_parts:
                 samples[column_id] = await _sample(rows, scan, parts)
     except TimeoutError:
-        late = f"its values could not be read within {SAMPLE_S:g} s"
-        samples.update({column_id: late for column_id, _ in condition_parts if column_id not in samples})
+        timeout_reason = f"its values could not be read within {SAMPLE_S:g} s"
+        samples.update({column_id: timeout_reason for column_id, _ in condition_parts if column_id not in samples})
     return samples
 
 
@@ -193,8 +193,8 @@ def _find_files_left(scan: ScanPlan, parts: Sequence[Bound]) -> list[ListedFile]
     selection = Selection.everything(scan.view)
     specs = [spec for spec in scan.metadata.partition_specs if spec.spec_id in scan.view.specs]
     for part in parts:
-        narrow_by_partition(selection, {spec.spec_id: project(part, spec).possible for spec in specs}, never)
-        narrow_by_stats(selection, part, never)
+        narrow_by_partition(selection, {spec.spec_id: project(part, spec).possible for spec in specs}, return_false)
+        narrow_by_stats(selection, part, return_false)
     return list_files_at(scan, selection.entry_ids())
 
 

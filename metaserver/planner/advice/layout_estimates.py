@@ -39,7 +39,7 @@ from seamark.metaserver.planner.lookup.lookup import FoundFiles, FoundStatistics
 from seamark.metaserver.planner.lookup.partitions import group_by_partition
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
-from seamark.metaserver.planner.view.view import Selection, never
+from seamark.metaserver.planner.view.view import Selection, return_false
 
 COLUMNS_MAX = 4
 """The maximum number of columns of a clustering. With more columns, each column would divide the rows too coarsely."""
@@ -121,7 +121,7 @@ def estimate_layouts(scan: ScanPlan, samples: Samples, properties: Mapping[str, 
         return LayoutEstimates([], {})
     selection = Selection.everything(scan.view)
     specs = [spec for spec in scan.metadata.partition_specs if spec.spec_id in scan.view.specs]
-    narrow_by_partition(selection, {spec.spec_id: project(scan.bound, spec).possible for spec in specs}, never)
+    narrow_by_partition(selection, {spec.spec_id: project(scan.bound, spec).possible for spec in specs}, return_false)
     files = files_at(scan.view, selection.entry_ids())
     policy = _read_policy_columns(properties)
     shares_of: dict[str, Shares] = {}
@@ -341,8 +341,8 @@ def _sample_shares(sample: ColumnSample, parts: Sequence[Bound], intervals: int)
     if len(parts) == 1 and len(part.values) == intervals <= _VALUES_MAX and part.op in (Op.EQ, Op.IN):
         values = (msgspec.structs.replace(part, op=Op.EQ, values=(value,)) for value in part.values)
         return [sample.share_of_rows(value) for value in values]
-    both = And(tuple(parts)) if len(parts) > 1 else part
-    return [sample.share_of_rows(both) / intervals] * intervals
+    conjunction = And(tuple(parts)) if len(parts) > 1 else part
+    return [sample.share_of_rows(conjunction) / intervals] * intervals
 
 
 def _count_distinct_values(scan: ScanPlan, column_id: int) -> int | None:

@@ -33,11 +33,11 @@ from seamark.metaserver.planner.advice.replay import (
     DrawnStatement,
     Shares,
     SimulatedLayout,
+    compute_curve_order,
+    compute_index_shares,
     compute_read_shares,
     compute_weighted_mean,
-    curve_order,
     cut_layout,
-    index_shares,
 )
 from seamark.metaserver.planner.advice.row_samples import RowSample, SampledColumn
 from seamark.metaserver.planner.lookup.lookup import FoundFiles, RequestedColumn, Strings
@@ -172,7 +172,7 @@ class _Advisor:
     def __init__(self, state: AdvisedTable) -> None:
         self._state = state
         self._indexes = [one for one in read_definitions(state.metadata).enabled if one.kind in FALSE_SHARES]
-        self._layout = current_layout(state.files, state.sample)
+        self._layout = make_current_layout(state.files, state.sample)
         self._current, self._current_files = compute_read_shares(self._layout, state.statements)
         self._buckets = self._estimate_bucket_shares({})
         self._indexed = self._index_shares(self._indexes)
@@ -240,7 +240,7 @@ class _Advisor:
         files = math.ceil(self._state.total_bytes / (smaller_bytes or self._state.target_bytes))
         if len(columns) > 1:
             files = math.ceil(files * _CELL_FILES_FACTOR)
-        layout = cut_layout(sample, curve_order(sample, columns, curve), files)
+        layout = cut_layout(sample, compute_curve_order(sample, columns, curve), files)
         size = "" if smaller_bytes is None else f" in files of {smaller_bytes >> 20} MiB"
         settings = [f"{CLUSTERING_COLUMNS}={','.join(names)}", f"{CURVE}={curve}"]
         if smaller_bytes is not None:
@@ -400,7 +400,7 @@ class _Advisor:
         for kind, column_ids in by_kind.items():
             sampled_ids = sorted(column_ids & self._state.sample.columns.keys())
             for number, statement in enumerate(self._state.statements):
-                share = index_shares(
+                share = compute_index_shares(
                     statement, self._state.sample, sampled_ids, self._state.files.files, FALSE_SHARES[kind]
                 )
                 shares[number] = min(shares[number], share)
@@ -519,7 +519,7 @@ def _list_distinct_bounds(bounds: object) -> npt.NDArray[Any]:
     return np.unique(numbers[np.isfinite(numbers) if numbers.dtype == np.float64 else numbers != MISSING])
 
 
-def current_layout(files: FoundFiles, sample: RowSample) -> SimulatedLayout:
+def make_current_layout(files: FoundFiles, sample: RowSample) -> SimulatedLayout:
     """Return the layout of a table's files, by their column bounds. A file without bounds may have any value."""
     lower, upper, nulls = {}, {}, {}
     records, sizes = files.longs("record_count"), files.longs("file_size_in_bytes").astype(np.float64)

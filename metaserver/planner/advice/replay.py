@@ -285,7 +285,7 @@ def _draw_range(column: SampledColumn, side: str, share: float, row: int, rng: n
 # Layouts
 
 
-def curve_order(sample: RowSample, column_ids: Sequence[int], curve: str) -> Longs:
+def compute_curve_order(sample: RowSample, column_ids: Sequence[int], curve: str) -> Longs:
     """Return the order of the sampled rows along a curve through the columns, int64[rows]."""
     points = np.stack([sample.columns[column_id].ranks(_RANK_BITS) for column_id in column_ids], axis=1)
     keys = compute_curve_keys(points, _RANK_BITS, curve)
@@ -331,10 +331,10 @@ def compute_read_shares(layout: SimulatedLayout, statements: Sequence[DrawnState
     for number, statement in enumerate(statements):
         is_read = np.ones(layout.files, dtype=np.bool_)
         for alternatives in statement.conditions:
-            either = np.zeros(layout.files, dtype=np.bool_)
+            has_match = np.zeros(layout.files, dtype=np.bool_)
             for condition in alternatives:
-                either |= _find_files_with(layout, condition)
-            is_read &= either
+                has_match |= _find_files_with(layout, condition)
+            is_read &= has_match
         size_shares[number] = float(layout.weights[is_read].sum())
         file_shares[number] = float(is_read.mean()) if layout.files else 0.0
     return size_shares, file_shares
@@ -352,7 +352,7 @@ def _find_files_with(layout: SimulatedLayout, condition: DrawnCondition) -> Mask
     return may_match
 
 
-def index_shares(
+def compute_index_shares(
     statement: DrawnStatement, sample: RowSample, column_ids: Sequence[int], files: int, false_share: float
 ) -> float:
     """Return the share of the files in which indexes on the columns find a matching value.

@@ -21,7 +21,7 @@ from seamark.formats.index.kinds.kinds import KINDS
 from seamark.metaserver.planner.advice.column_samples import FUNCTION_NOT_SAMPLED, NOT_SAMPLED, ColumnSample, Samples
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition, narrow_by_stats
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
-from seamark.metaserver.planner.view.view import Selection, never
+from seamark.metaserver.planner.view.view import Selection, return_false
 
 _TERMS_MAX = 16
 """The maximum number of conjuncts that are reported. Each of them reads the bounds of all files once."""
@@ -65,8 +65,8 @@ def _measure_effect(scan: ScanPlan, part: Bound, definitions: Definitions, sampl
     selection = Selection.everything(scan.view)
     files_in = selection.count()
     specs = [spec for spec in scan.metadata.partition_specs if spec.spec_id in scan.view.specs]
-    narrow_by_partition(selection, {spec.spec_id: project(part, spec).possible for spec in specs}, never)
-    narrow_by_stats(selection, part, never)
+    narrow_by_partition(selection, {spec.spec_id: project(part, spec).possible for spec in specs}, return_false)
+    narrow_by_stats(selection, part, return_false)
     left = selection.count()
     index = next((one.name for one in _find_indexes_on_column(definitions, part)), None)
     kind = _choose_kind(part) if index is None and left > max(1, _HELPED_MAX_FRACTION * files_in) else None

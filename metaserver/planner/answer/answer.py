@@ -42,14 +42,14 @@ from seamark.metaserver.planner.answer.content_files import (
     Part,
     PartitionTextCache,
     PartitionTexts,
-    contents,
+    encode_contents,
+    encode_formats,
+    encode_keys,
     error_context,
-    formats,
-    keys,
     layout_of,
     partition_texts,
 )
-from seamark.metaserver.planner.deletes.delete_index import assign_first_row_ids, sequence_numbers
+from seamark.metaserver.planner.deletes.delete_index import assign_first_row_ids, read_sequence_numbers
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 
 FILES_PER_PIECE = 125
@@ -172,7 +172,7 @@ class ScanTaskWriter:
             if (ids := assign_first_row_ids(manifest, block, rows)) is not None:
                 fields.append([b',"first-row-id":%d' % row_id for row_id in ids.tolist()])
             if self._form.sequence_numbers:
-                numbers = sequence_numbers(manifest, block, rows).tolist()
+                numbers = read_sequence_numbers(manifest, block, rows).tolist()
                 fields.append([b',"data-sequence-number":%d' % number for number in numbers])
         return [b"".join(parts) for parts in zip(*fields, strict=True)] if fields else None
 
@@ -249,9 +249,9 @@ class _Files:
         with error_context(block):
             parts: list[Part] = [
                 (CONSTANT, columns.opening if references is None else b'{"data-file":' + columns.opening),
-                columns.content or (CHOICE, contents(block, rows)),
+                columns.content or (CHOICE, encode_contents(block, rows)),
                 columns.path,
-                columns.format or (CHOICE, formats(block, rows)),
+                columns.format or (CHOICE, encode_formats(block, rows)),
                 (CHOICE, self._partitions.texts(block, columns, rows, self._texts)),
                 *columns.optional,
             ]
@@ -340,7 +340,7 @@ class _Residuals:
         fields = [position for position, (field_id, _) in enumerate(stored) if field_id in deciding]
         kind = (block.spec_id, stored)
         texts = []
-        partitions = keys(block, columns, fields, rows)
+        partitions = encode_keys(block, columns, fields, rows)
         for row, key, form in zip(rows.tolist(), partitions, forms or repeat(_PLAIN), strict=False):
             text = self._by_key.get((*kind, key, form))
             if text is None:
@@ -363,7 +363,7 @@ class _Residuals:
             nan_free &= False if counts is None else longs_at(counts, rows) == 0
         read_whole = np.zeros(len(rows), dtype=np.bool_)
         if self._whole_files:
-            read_whole |= [b"orc" in text for text in formats(block, rows)]
+            read_whole |= [b"orc" in text for text in encode_formats(block, rows)]
         if not (nan_free.any() or read_whole.any()):
             return None
         return list(map(_Form, nan_free.tolist(), read_whole.tolist()))

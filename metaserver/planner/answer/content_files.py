@@ -113,7 +113,7 @@ def _build_layout(block: Block) -> BlockLayout:
     return BlockLayout(
         b'{"spec-id":%d,"content":"' % block.spec_id,
         None if content is None else (CONSTANT, content),
-        (TEXT, b'","file-path":"', b'"', strings(block, path)),
+        (TEXT, b'","file-path":"', b'"', encode_strings(block, path)),
         (CONSTANT, _encode_format(format_.packed.common)) if format_.packed.width == 0 else None,
         tuple(_list_optional_parts(block)),
         tuple(_make_partition_key_part(block, column) for column in block.partition_columns),
@@ -128,14 +128,14 @@ def _find_uniform_content(block: Block) -> bytes | None:
     return _CONTENTS[column.packed.base] if uniform else None
 
 
-def contents(block: Block, rows: Longs) -> list[bytes]:
+def encode_contents(block: Block, rows: Longs) -> list[bytes]:
     """Return the content type of each row's file, for blocks with several content types."""
     column = block.long_column("content")
     assert column is not None
     return [_CONTENTS[content] for content in longs_at(column, rows).tolist()]
 
 
-def formats(block: Block, rows: Longs) -> list[bytes]:
+def encode_formats(block: Block, rows: Longs) -> list[bytes]:
     """Return the file format of each row's file, with its JSON key.
 
     Raises:
@@ -163,9 +163,9 @@ def _list_optional_parts(block: Block) -> Iterator[Part]:
                 values.rows,
             )
     if (metadata := block.text_column("key_metadata")) is not None:
-        yield HEX, _encode_key("key_metadata") + b'"', b'"', strings(block, metadata)
+        yield HEX, _encode_key("key_metadata") + b'"', b'"', encode_strings(block, metadata)
     if not is_data and (path := block.text_column("referenced_data_file")) is not None:
-        yield TEXT, _encode_key("referenced_data_file") + b'"', b'"', strings(block, path)
+        yield TEXT, _encode_key("referenced_data_file") + b'"', b'"', encode_strings(block, path)
 
 
 def _encode_key(name: str) -> bytes:
@@ -179,7 +179,7 @@ def _encode_format(name: object) -> bytes:
     return b',"file-format":' + to_json(name.decode().lower())
 
 
-def strings(block: Block, column: PackedColumn) -> Part:
+def encode_strings(block: Block, column: PackedColumn) -> Part:
     packed = column.packed
     offsets = _at(block, packed.lengths), packed.lengths_width, _at(block, packed.ends), _at(block, packed.tails)
     return packed.width, _at(block, packed.codes), _at(block, packed.presence), packed.common, *offsets
@@ -201,11 +201,11 @@ def _make_partition_key_part(block: Block, column: PackedColumn | None) -> Part 
         return None
     # The prefix distinguishes null from an empty string and from zero.
     if column.packed.form == Form.STRINGS:
-        return HEX, b"=", b"", strings(block, column)
+        return HEX, b"=", b"", encode_strings(block, column)
     return NUMBER, b"=", _read_integers(block, column)
 
 
-def keys(block: Block, columns: BlockLayout, fields: Sequence[int], rows: Longs) -> list[bytes]:
+def encode_keys(block: Block, columns: BlockLayout, fields: Sequence[int], rows: Longs) -> list[bytes]:
     """Return a key of these partition fields for each row. Rows with equal values have equal keys.
 
     Args:
@@ -292,7 +292,7 @@ def _make_bound_reader(block: Block, side: str, column_id: int) -> Texts | None:
         return None
     dtype = _DTYPES.get(kind)
     if dtype is None and not kind.startswith("decimal"):
-        parts = ((HEX, b"=", b"", strings(block, column)),)
+        parts = ((HEX, b"=", b"", encode_strings(block, column)),)
         return lambda rows: [
             f'"{text[1:]}"' if text else None for text in write(rows, parts, block.rows, b",").decode().split(",")
         ]
@@ -435,7 +435,7 @@ class PartitionTexts:
         # The cache is not part of the instance, because many views may exist, each with its own instance.
         cached = cache.texts_in((block.partition_fields, fields, self._dialect))
         texts = []
-        partition_keys = keys(block, columns, range(len(columns.partition)), rows)
+        partition_keys = encode_keys(block, columns, range(len(columns.partition)), rows)
         for row, key in zip(rows.tolist(), partition_keys, strict=True):
             text = cached.get(key)
             if text is None:

@@ -42,12 +42,12 @@ from seamark.formats.iceberg.types.transforms import IDENTITY, UNITS_PER_DAY
 from seamark.formats.index.packing import MISSING, NONE, Form, Longs, value_of
 from seamark.formats.runtime.errors import Corrupt
 from seamark.metaserver.index.blocks.block import Block
-from seamark.metaserver.index.blocks.strings import codes, strings
+from seamark.metaserver.index.blocks.strings import read_codes, read_strings
 from seamark.metaserver.planner.deletes.equality import EqualityDelete, EqualityDeletes
 from seamark.metaserver.planner.view.view import TableView
 
 
-def sequence_numbers(manifest: ManifestFile, block: Block, rows: Longs) -> Longs:
+def read_sequence_numbers(manifest: ManifestFile, block: Block, rows: Longs) -> Longs:
     """Return int64[rows], the data sequence numbers of these rows of the block.
 
     An added file without a sequence number inherits the sequence number of the manifest.
@@ -152,7 +152,7 @@ class DeleteIndex:
         partitions = np.full(len(entry_ids), -1, dtype=np.int64)
         for number, positions, local in self._group_by_block(entry_ids):
             block = self._view.blocks[number]
-            sequences[positions] = sequence_numbers(self._view.manifests[number], block, local)
+            sequences[positions] = read_sequence_numbers(self._view.manifests[number], block, local)
             if self._paths:
                 paths[positions] = self._find_path_ids(block, local)
             if block.spec_id in self._partitions:
@@ -173,7 +173,9 @@ class DeleteIndex:
     ) -> None:
         """Add the entries of a delete manifest to the groups that lookups search."""
         first = self._view.delete_starts[number]
-        sequences = sequence_numbers(self._view.delete_manifests[number], block, np.arange(block.rows, dtype=np.int64))
+        sequences = read_sequence_numbers(
+            self._view.delete_manifests[number], block, np.arange(block.rows, dtype=np.int64)
+        )
         contents = block.longs("content")
         invalid = np.flatnonzero((contents != _POSITIONS) & (contents != _EQUALITY))
         if len(invalid):
@@ -285,8 +287,8 @@ class DeleteIndex:
             codes_of_heads = np.array(
                 [int.from_bytes(head.ljust(width, b"\0"), "big") for head in heads], dtype=np.uint64
             )
-            positions = np.flatnonzero(np.isin(codes(column, rows), codes_of_heads))
-        ids_found = map(self._paths.get, cast("list[bytes]", strings(column, rows[positions])), repeat(-1))
+            positions = np.flatnonzero(np.isin(read_codes(column, rows), codes_of_heads))
+        ids_found = map(self._paths.get, cast("list[bytes]", read_strings(column, rows[positions])), repeat(-1))
         ids[positions] = np.fromiter(ids_found, dtype=np.int64, count=len(positions))
         return ids
 
@@ -322,14 +324,14 @@ class DeleteIndex:
         ]
         # The start positions in all groups determine which deletes apply, so these are computed once for files with
         # equal start positions.
-        alike = np.zeros(len(positions), dtype=np.int64)
+        groups = np.zeros(len(positions), dtype=np.int64)
         examples = positions
         for _, first in parts:
-            _, examples, alike = np.unique(
-                alike * (first.max() + 2) + first + 1, return_index=True, return_inverse=True
+            _, examples, groups = np.unique(
+                groups * (first.max() + 2) + first + 1, return_index=True, return_inverse=True
             )
         tuples = _join_delete_files([(group, first[examples]) for group, first in parts])
-        for position, kind in zip(positions.tolist(), alike.tolist(), strict=True):
+        for position, kind in zip(positions.tolist(), groups.tolist(), strict=True):
             applying[position] = tuples[kind]
 
     def _add_equality(
@@ -429,7 +431,7 @@ def _is_unpartitioned(spec: PartitionSpec) -> bool:
 
 def _are_vectors(block: Block, rows: Longs) -> npt.NDArray[np.bool_]:
     """Return bool[rows]: whether each position delete is a deletion vector."""
-    formats = strings(block.text_column("file_format"), rows)
+    formats = read_strings(block.text_column("file_format"), rows)
     vectors = {name for name in set(formats) if name is not None and name.lower() == b"puffin"}
     return np.array([name in vectors for name in formats], dtype=np.bool_)
 
@@ -439,11 +441,11 @@ def _read_referenced_files(block: Block, rows: Longs, is_vector: npt.NDArray[np.
 
     Truncated bounds suffice: if the lower bound equals the upper bound, it is the full path.
     """
-    referenced_files = strings(block.text_column("referenced_data_file"), rows)
+    referenced_files = read_strings(block.text_column("referenced_data_file"), rows)
     if None not in referenced_files:
         return referenced_files
-    lower = strings(block.get_bound_column("lower", DELETED_PATH), rows)
-    upper = strings(block.get_bound_column("upper", DELETED_PATH), rows)
+    lower = read_strings(block.get_bound_column("lower", DELETED_PATH), rows)
+    upper = read_strings(block.get_bound_column("upper", DELETED_PATH), rows)
     for position, (name, low, high) in enumerate(zip(referenced_files, lower, upper, strict=True)):
         if name is not None:
             continue
@@ -467,7 +469,7 @@ def _read_partition_values(block: Block, field_id: int, rows: Longs) -> Sequence
         return [None] * len(rows)
     column = block.column_at(packed)
     if packed.form == Form.STRINGS:
-        texts = strings(column, rows)
+        texts = read_strings(column, rows)
         if not kind.startswith("decimal"):
             return texts
         return [None if text is None else value_of(Form.STRINGS, kind, text) for text in texts]

@@ -29,7 +29,7 @@ import numpy.typing as npt
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.index.packing import MISSING, Form, Longs, value_of
 from seamark.metaserver.index.blocks.block import Block
-from seamark.metaserver.index.blocks.strings import strings
+from seamark.metaserver.index.blocks.strings import read_strings
 
 _CHILDREN_PER_NODE_BITS = 3
 _CHILDREN_PER_NODE = 1 << _CHILDREN_PER_NODE_BITS
@@ -338,7 +338,7 @@ def _read_bounds(
         return column.doubles()[rows], is_known
     read = _choose_reader(kind)
     values = np.empty(len(rows), dtype=object)
-    values[:] = [read(text or b"") for text in strings(column, rows)]
+    values[:] = [read(text or b"") for text in read_strings(column, rows)]
     return values, is_known
 
 

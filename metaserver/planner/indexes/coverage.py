@@ -37,9 +37,7 @@ class FileIds:
     """The identities of the data files of a view, by position in the view."""
 
     def __init__(self, view: TableView) -> None:
-        parts = [_ids_of(view, number) for number in range(len(view.blocks))]
-        ids = np.concatenate([ids for ids, _ in parts]) if parts else np.empty((0, 2), dtype=np.uint64)
-        is_known = np.concatenate([is_known for _, is_known in parts]) if parts else np.empty(0, dtype=np.bool_)
+        ids, is_known = list_file_ids(view)
         self.count = len(ids)
         identified = np.flatnonzero(is_known)
         self._order: Longs = identified[np.lexsort((ids[identified, 1], ids[identified, 0]))]
@@ -87,6 +85,14 @@ class FileIds:
         ordered = ids[np.lexsort((ids[:, 1], ids[:, 0]))]
         mask[self._order[find_ids(ordered, self._ids) >= 0]] = True
         return mask
+
+
+def list_file_ids(view: TableView) -> tuple[Words, Mask]:
+    """Return the identities of the view's files, uint64[n, 2], in the order of the view, and which are known."""
+    parts = [_ids_of(view, number) for number in range(len(view.blocks))]
+    ids = np.concatenate([ids for ids, _ in parts]) if parts else np.empty((0, 2), dtype=np.uint64)
+    is_known = np.concatenate([is_known for _, is_known in parts]) if parts else np.empty(0, dtype=np.bool_)
+    return ids, is_known
 
 
 def file_ids_of(view: TableView) -> FileIds:

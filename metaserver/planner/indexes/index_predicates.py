@@ -27,7 +27,7 @@ from seamark.formats.iceberg.metadata.partition import PartitionField, Partition
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.index.definitions import IndexDefinition
 from seamark.formats.index.keys.functions import INDEXED_FUNCTIONS
-from seamark.formats.index.keys.keys import KeyRanges, family
+from seamark.formats.index.keys.keys import KeyRanges, family_of
 from seamark.formats.index.keys.terms import Term
 from seamark.formats.index.kinds.kinds import KINDS
 from seamark.formats.index.kinds.queries import COMBINATIONS_MAX, IndexQuery, PredicateKey, key_of_predicate
@@ -150,7 +150,7 @@ def project(
 
 def _matches_term(term: Term, dynamic_filter: DynamicFilter) -> bool:
     same_column = (term.column_id, term.transform) == (dynamic_filter.column_id, IDENTITY)
-    return same_column and family(term.kind) == family(dynamic_filter.kind)
+    return same_column and family_of(term.kind) == family_of(dynamic_filter.kind)
 
 
 @dataclass

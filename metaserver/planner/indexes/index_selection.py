@@ -128,12 +128,12 @@ class IndexSelection:
         for location, of_file in remote_hits.items():
             for key, hits in of_file.hits.items():
                 hits_by_key.setdefault(key, {})[location] = hits
-        late = any(file.location not in usable and not self._indexes.is_unsupported(file) for file in files)
+        is_missing = any(file.location not in usable and not self._indexes.is_unsupported(file) for file in files)
         # Remote index files cannot evaluate the keys of joins. A later plan uses the keys with the fetched files.
         by_keys = {predicate.definition.id for predicate in projection.key_set_predicates}
-        late = late or any(file.location in remote_hits and file.definition in by_keys for file in files)
+        is_missing = is_missing or any(file.location in remote_hits and file.definition in by_keys for file in files)
         remote_indexes = {location: hits.remote for location, hits in remote_hits.items()}
-        return Probe(view, projection, coverage, opened, hits_by_key, remote_indexes, files, until_s, late)
+        return Probe(view, projection, coverage, opened, hits_by_key, remote_indexes, files, until_s, is_missing)
 
     def record(self, probe: Probe, entry: Entry) -> None:
         """Record the usage of indexes after a plan, and schedule a check of index files that the plan found damaged."""

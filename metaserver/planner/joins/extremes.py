@@ -24,7 +24,7 @@ from seamark.metaserver.planner.joins.ranges import LimitedColumn, limit_conditi
 from seamark.metaserver.planner.lookup.lookup import FoundFiles, FoundStatistics, RequestedColumn, files_at
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition, narrow_by_stats
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
-from seamark.metaserver.planner.view.view import Selection, never
+from seamark.metaserver.planner.view.view import Selection, return_false
 
 EXTREMES = (MINIMUM, MAXIMUM)
 FILES_MAX = 10_000
@@ -109,8 +109,8 @@ def _find_nearest(
     has_values = (bounds != MISSING) & (nulls != MISSING) & (nulls >= 0) & (nulls < rows)
     if outside.condition != FALSE:
         selection = Selection.everything(scan.view)
-        narrow_by_partition(selection, outside.by_spec, never)
-        narrow_by_stats(selection, outside.condition, never)
+        narrow_by_partition(selection, outside.by_spec, return_false)
+        narrow_by_stats(selection, outside.condition, return_false)
         has_values &= ~np.isin(scan.entry_ids, selection.entry_ids())
     positions = np.flatnonzero(has_values)
     ordered = positions[np.argsort(bounds[positions], kind="stable")]

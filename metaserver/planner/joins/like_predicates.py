@@ -73,9 +73,9 @@ def like_columns(likes: Sequence[AnyLike]) -> list[DimensionColumn]:
 def rows_like(likes: Sequence[AnyLike], columns: Columns) -> Mask | None:
     """Return bool[rows]: the rows that may match all of `likes`, or None for all rows."""
     mask: Mask | None = None
-    for either in likes:
+    for alternatives in likes:
         matching = np.logical_or.reduce(
-            [columns[one.column].where(partial(_match_keys, one.predicate)) for one in either]
+            [columns[one.column].where(partial(_match_keys, one.predicate)) for one in alternatives]
         )
         mask = both_of(mask, matching)
     return mask

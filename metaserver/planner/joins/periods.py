@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from seamark.formats.iceberg.expressions.expression import Bound, Expression, Op, all_of, any_of
-from seamark.formats.iceberg.types.transforms import accepts, monotone, start_of_month, values_type
+from seamark.formats.iceberg.types.transforms import accepts, make_monotone_function, start_of_month, values_type
 from seamark.formats.index.keys.key_set import KeySet
 from seamark.metaserver.planner.pruning.file_pruning import pack_key
 
@@ -60,10 +60,10 @@ def make_period_condition(column_id: int, name: str, kind: str, transform: str, 
             return predicate(Op.EQ, low)
         return all_of(predicate(Op.GT_EQ, low), predicate(Op.LT_EQ, high))
 
-    return any_of(*(span_condition(low, high) for low, high in ranges(sorted(ordinals))))
+    return any_of(*(span_condition(low, high) for low, high in merge_ordinals(sorted(ordinals))))
 
 
-def ranges(ordinals: Sequence[int]) -> list[tuple[int, int]]:
+def merge_ordinals(ordinals: Sequence[int]) -> list[tuple[int, int]]:
     """Return at most `RANGES_MAX` ranges, both ends included, that contain all of the ascending ordinals.
 
     The widest gaps between the ordinals are not in the ranges.
@@ -93,6 +93,6 @@ def _number_period(value: int, kind: str, transform: str) -> int | None:
         raise ValueError("it has times beyond the years 1 to 9999")
     if transform == "hour":
         return None if micros % _HOUR_MICROS else micros // _HOUR_MICROS
-    number: int = monotone(transform, "date")(day)
+    number: int = make_monotone_function(transform, "date")(day)
     begin = {"day": day, "month": start_of_month(number), "year": start_of_month(12 * number)}[transform]
     return number if begin == day and not time_of_day else None

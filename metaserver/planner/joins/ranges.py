@@ -299,9 +299,9 @@ def _measure_ranks(values: Distinct, starts: Longs, ends: Longs) -> Codes:
     assert values.heap is not None
     begins, stops = values.starts[:-1], values.starts[1:]
     first, last = values.heap[begins[0] : stops[0]], values.heap[begins[-1] : stops[-1]]
-    both = min(len(first), len(last))
-    differs = np.flatnonzero(first[:both] != last[:both])
-    prefix = int(differs[0]) if len(differs) else both
+    count = min(len(first), len(last))
+    differs = np.flatnonzero(first[:count] != last[:count])
+    prefix = int(differs[0]) if len(differs) else count
     numbers = np.zeros(len(values), dtype=np.uint64)
     for place in range(prefix, prefix + 8):
         has_byte = begins + place < stops

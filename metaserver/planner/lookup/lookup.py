@@ -30,7 +30,7 @@ from seamark.metaserver.planner.view.view import (
     BoundColumn,
     TableView,
     compute_bound_columns,
-    objects,
+    make_object_array,
 )
 
 _NO_PICKS: Longs = np.empty(0, dtype=np.int64)
@@ -400,7 +400,7 @@ class _Layouts:
     def _read(
         self, view: TableView, key: tuple[str, int], packed_of: Callable[[Block], Packed | None]
     ) -> tuple[BoundColumn, ...]:
-        sides = compute_bound_columns(view, objects([packed_of(block) for block in view.blocks]), None)
+        sides = compute_bound_columns(view, make_object_array([packed_of(block) for block in view.blocks]), None)
         if len(self._sides) >= _SIDES_MAX:
             self._sides.clear()
         self._sides[key] = sides

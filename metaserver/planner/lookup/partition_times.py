@@ -46,7 +46,7 @@ def find_oldest_end_ms(view: TableView, rows: Longs, metadata: TableMetadata) ->
     return oldest
 
 
-def by_block(view: TableView, entry_ids: Longs) -> list[tuple[int, Longs]]:
+def group_by_block(view: TableView, entry_ids: Longs) -> list[tuple[int, Longs]]:
     """Return (block number, rows in the block) for each block that has any of the ascending entry ids."""
     return [(number, of_block & ENTRY_MASK) for number, of_block in _group_ids_by_block(view, entry_ids)]
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from seamark.formats.iceberg.types.values import Value, value_key
 from seamark.formats.index.packing import NONE, Form, Longs, PackedColumn
-from seamark.metaserver.index.blocks.strings import strings
+from seamark.metaserver.index.blocks.strings import read_strings
 from seamark.metaserver.planner.lookup.lookup import FoundFiles, Segment
 
 
@@ -104,7 +104,7 @@ def _read_ordinals(column: PackedColumn, rows: Longs) -> Longs:
     """Return int64[rows], numbers that are equal if and only if the column's values are equal."""
     if column.packed.form == Form.STRINGS:
         ids: dict[bytes | None, int] = {}
-        return np.array([ids.setdefault(text, len(ids)) for text in strings(column, rows)], dtype=np.int64)
+        return np.array([ids.setdefault(text, len(ids)) for text in read_strings(column, rows)], dtype=np.int64)
     if column.packed.form == Form.INTEGERS:
         numbers = column.longs()[rows]
     else:

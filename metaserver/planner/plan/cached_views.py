@@ -265,8 +265,8 @@ class CachedViews:
         assert sum(block.size_bytes for block in alive.values()) <= self._blocks.live_bytes
         for holder, holder_views in self._held.items():
             holder_views.check_invariants()
-            mine = [key for key, cached in self._views.items() if cached.holder == holder]
-            assert list(holder_views.views) == mine
+            holder_keys = [key for key, cached in self._views.items() if cached.holder == holder]
+            assert list(holder_views.views) == holder_keys
             assert (holder in self._wide) == (
                 bool(holder) and holder_views.size_bytes > self.budget_bytes // _HOLDER_BUDGET_DIVISOR
             )

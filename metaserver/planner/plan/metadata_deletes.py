@@ -42,7 +42,7 @@ def as_java_prunes(expression: Expression) -> Expression:
     return replace_predicates(expression, lambda predicate: predicate if _is_simple(predicate) else TRUE)
 
 
-def file_against_metadata_delete(
+def find_file_against_metadata_delete(
     scan: ScanPlan, expression: Expression, by_spec: Mapping[int, Expression], expired: Expired
 ) -> int | None:
     """Return the entry id of a file that prevents the client from deleting by metadata.

@@ -260,13 +260,13 @@ def _write_new_manifests(
     by_spec: defaultdict[int, list[ManifestEntry]] = defaultdict(list)
     for entry in entries:
         by_spec[entry.file.spec_id].append(msgspec.structs.replace(entry, status=EXISTING))
-    for spec_id, mine in sorted(by_spec.items()):
-        written = write_manifest(mine, metadata=metadata, spec_id=spec_id, content=DATA_MANIFEST)
+    for spec_id, spec_files in sorted(by_spec.items()):
+        written = write_manifest(spec_files, metadata=metadata, spec_id=spec_id, content=DATA_MANIFEST)
         described = written.to_manifest_file(
             "", snapshot_id=snapshot.snapshot_id, sequence_number=snapshot.sequence_number
         )
         # Each entry has its own first row id, but version 3 also requires the field of the manifest.
-        ids = [entry.file.first_row_id for entry in mine if entry.file.first_row_id is not None]
+        ids = [entry.file.first_row_id for entry in spec_files if entry.file.first_row_id is not None]
         yield msgspec.structs.replace(described, first_row_id=min(ids, default=None)), written.data
 
 

@@ -38,7 +38,7 @@ from seamark.metaserver.planner.view.view import (
     Selection,
     TableView,
     narrow_to_any,
-    never,
+    return_false,
 )
 
 LE, LT, GE, GT = 0, 1, 2, 3
@@ -332,7 +332,7 @@ def _narrow_by_leaf(selection: Selection, bound: Bound) -> None:
     if bound.transform != IDENTITY:
         ranges = source_ranges(bound)
         if not (isinstance(ranges, Bound) and ranges.transform != IDENTITY):
-            narrow(selection, ranges, _narrow_by_leaf, never)
+            narrow(selection, ranges, _narrow_by_leaf, return_false)
         return
     column = selection.view.stats(bound.column_id, bound.kind)
     op = bound.op

@@ -144,7 +144,7 @@ class ColumnStatistics:
         read = [
             _to_usable_entry(view.blocks[number].entry(column_id), kind) for number in view.blocks_to_compute(of_base)
         ]
-        self.entries: Objects = view.with_base(objects(read), None if of_base is None else of_base.entries)
+        self.entries: Objects = view.with_base(make_object_array(read), None if of_base is None else of_base.entries)
         """object[blocks]: the `ColumnEntry` of each block, or None."""
         flags = np.zeros((len(read), 4), dtype=np.uint8)
         for number, entry in enumerate(read):
@@ -154,8 +154,8 @@ class ColumnStatistics:
         self.nulls_only, self.nans_only, self.no_nulls, self.no_nans = (
             np.ascontiguousarray(flag) if flag.any() else None for flag in self._flags.T
         )
-        lower = objects([None if entry is None else entry.lower for entry in read])
-        upper = objects([None if entry is None else entry.upper for entry in read])
+        lower = make_object_array([None if entry is None else entry.lower for entry in read])
+        upper = make_object_array([None if entry is None else entry.upper for entry in read])
         if of_base is None:
             self._bounds = lower, upper
         else:
@@ -198,7 +198,7 @@ class PartitionValues:
         packed = [None if entry is None else entry[1] for entry in usable]
         nulls = [1 if values is None else 0 if values.presence == NONE else 2 for values in packed]
         self.known: npt.NDArray[np.bool_] = view.with_base(has_field, None if of_base is None else of_base.known)
-        self.packed: Objects = view.with_base(objects(packed), None if of_base is None else of_base.packed)
+        self.packed: Objects = view.with_base(make_object_array(packed), None if of_base is None else of_base.packed)
         self.nulls: Flags = view.with_base(np.array(nulls, dtype=np.uint8), None if of_base is None else of_base.nulls)
         self.sides: tuple[BoundColumn, ...] = compute_bound_columns(
             view, self.packed, None if of_base is None else of_base.sides
@@ -308,7 +308,7 @@ class TableView:
         """Return the view's block of each manifest, or None for a manifest whose object is not in the view."""
         positions, of_view = _find_shared(_list_identities(manifests), _list_identities(self.manifests))
         blocks = np.full(len(manifests), None, dtype=np.object_)
-        blocks[positions] = objects(self.blocks)[of_view]
+        blocks[positions] = make_object_array(self.blocks)[of_view]
         entry_blocks: list[Block | None] = blocks.tolist()
         return entry_blocks
 
@@ -472,7 +472,7 @@ def _select(values: Objects, is_selected: npt.NDArray[np.bool_]) -> Objects:
     return selected
 
 
-def objects(values: Sequence[object]) -> Objects:
+def make_object_array(values: Sequence[object]) -> Objects:
     """Return object[values]."""
     array = np.empty(len(values), dtype=np.object_)
     array[:] = values
@@ -661,12 +661,12 @@ class Selection:
             assert set(np.unique(part).tolist()) <= {0, 1}
 
 
-def never() -> bool:
+def return_false() -> bool:
     return False
 
 
 def narrow_to_any(
-    selection: Selection, branches: Iterable[Callable[[Selection], None]], expired: Expired = never
+    selection: Selection, branches: Iterable[Callable[[Selection], None]], expired: Expired = return_false
 ) -> None:
     """Narrow to the union of the files that the branches keep."""
     union: Selection | None = None

@@ -105,8 +105,8 @@ def _make_missing_error(kind: EntryKind, path: NamespacePath, name: str) -> Exce
 
 
 def _make_exists_error(requested: EntryKind, existing: EntryKind, path: NamespacePath, name: str) -> Exception:
-    same = " with same name" if existing is not requested else ""
-    return AlreadyExists(f"{_TITLES[existing]}{same} already exists: {show(path, name)}")
+    suffix = " with same name" if existing is not requested else ""
+    return AlreadyExists(f"{_TITLES[existing]}{suffix} already exists: {show(path, name)}")
 
 
 def _put_entry(

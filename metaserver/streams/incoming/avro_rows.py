@@ -26,7 +26,7 @@ INFLATED_BYTES_MAX = 16 << 20
 _SCHEMA_CHARACTERS_MAX = 256 << 10
 _DEPTH_MAX = 16
 _TYPES_MAX = 5_000
-"""The maximum number of types in a schema, in which a named type counts as often as it is used."""
+"""The maximum number of types in a schema, in which a named type counts with each use."""
 _SCHEMAS_MAX = 100
 """The maximum number of schemas that are kept in memory."""
 

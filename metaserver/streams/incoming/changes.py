@@ -7,7 +7,8 @@ A plain row may state its kind in the field `_op`: `insert`, `update` or `delete
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -30,6 +31,7 @@ _UNAVAILABLE_VALUES = (
 )
 """The forms of this placeholder: text, bytes in base64 or in hexadecimal digits, and arrays of text."""
 _SCALE_MAX = 1_000
+_PRECISION_MAX = 38
 _DAY_US = 86_400_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DEBEZIUM_KINDS = {"c": RowKind.INSERT, "r": RowKind.INSERT, "u": RowKind.UPDATE, "d": RowKind.DELETE}
@@ -88,15 +90,10 @@ def read_debezium(message: Any, key: Sequence[str]) -> list[RowWithKind]:
     Raises:
         BadRequest: The message is not an envelope, or its change cannot be applied.
     """
-    if message is None:
+    envelope, schema = _open_message(message)
+    if envelope is None:
         return []
-    converters: Mapping[str, Callable[[Any], Any]] = {}
-    envelope = message
-    if isinstance(message, dict) and "payload" in message and message.keys() <= {"schema", "payload"}:
-        envelope = message["payload"]
-        converters = _read_converters(message.get("schema"))
-        if envelope is None:
-            return []
+    converters = _read_converters(schema)
     if not isinstance(envelope, dict) or not envelope.keys() & _ENVELOPE_FIELDS or "op" not in envelope:
         raise BadRequest(f"is {show_json(message)}, and not an envelope of Debezium with op, before and after")
     op = envelope["op"]
@@ -119,6 +116,95 @@ def read_debezium(message: Any, key: Sequence[str]) -> list[RowWithKind]:
         if any(old[name] is not None and old[name] != after.get(name) for name in key):
             changes.insert(0, RowWithKind(RowKind.DELETE, old))
     return changes
+
+
+def _open_message(message: Any) -> tuple[Any, Any]:
+    """Return the envelope of a message, and the schema that the message states; None without one of them."""
+    if isinstance(message, dict) and "payload" in message and message.keys() <= {"schema", "payload"}:
+        return message["payload"], message.get("schema")
+    return message, None
+
+
+class DebeziumValue(NamedTuple):
+    """A value of a changed row.
+
+    Attributes:
+        column: The name of the column.
+        value: The value in the message; None for a null, and for a value that the database did not send.
+        kind: The Iceberg type that the schema of the message states, `struct` for a type that has no equivalent; None
+            without a schema.
+    """
+
+    column: str
+    value: Any
+    kind: str | None
+
+
+def list_debezium_values(message: Any, names: AbstractSet[str]) -> list[DebeziumValue]:
+    """Return the values of the row that a message inserts or updates, of the columns that are not in `names`.
+
+    A message that is no valid envelope has none: `read_debezium` reports it.
+    """
+    envelope, schema = _open_message(message)
+    is_change = isinstance(envelope, dict) and envelope.get("op") in ("c", "r", "u")
+    row = envelope.get("after") if is_change else None
+    if not isinstance(row, dict) or row.keys() <= names:
+        return []
+    kinds = {name: _find_type(column) for name, column in _list_columns(schema, ("after",))}
+    return [
+        DebeziumValue(name, None if row[name] in _UNAVAILABLE_VALUES else row[name], kinds.get(name))
+        for name in row
+        if name not in names
+    ]
+
+
+def _list_columns(schema: Any, images: Sequence[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the columns that the schema of a message states for some of its images, with their names."""
+    for image in _list_objects(schema.get("fields")) if isinstance(schema, dict) else ():
+        if image.get("field") in images:
+            for column in _list_objects(image.get("fields")):
+                if isinstance(column.get("field"), str):
+                    yield column["field"], column
+
+
+def _find_type(column: Mapping[str, Any]) -> str:
+    """Return the Iceberg type of a column in the schema of a message; `struct` if there is none."""
+    meaning, kind = column.get("name"), column.get("type")
+    if meaning == "org.apache.kafka.connect.data.Decimal":
+        parameters = column.get("parameters")
+        precision = str(parameters.get("connect.decimal.precision", "")) if isinstance(parameters, dict) else ""
+        if not (precision.isascii() and precision.isdecimal() and len(precision) <= 2):
+            return "struct"
+        digits, scale = int(precision), _read_scale(parameters)
+        return f"decimal({digits}, {scale})" if 0 <= scale <= digits <= _PRECISION_MAX and digits else "struct"
+    if isinstance(meaning, str) and meaning in _MEANING_TYPES:
+        return _MEANING_TYPES[meaning]
+    return _PLAIN_TYPES.get(kind, "struct") if isinstance(kind, str) else "struct"
+
+
+_PLAIN_TYPES: Mapping[str, str] = {
+    **dict.fromkeys(("int8", "int16", "int32"), "int"),
+    **dict.fromkeys(("float", "float32"), "float"),
+    **dict.fromkeys(("double", "float64"), "double"),
+    "int64": "long",
+    "boolean": "boolean",
+    "string": "string",
+    "bytes": "binary",
+}
+"""The Iceberg types of types of Kafka Connect."""
+_MEANING_TYPES: Mapping[str, str] = {
+    "io.debezium.time.Date": "date",
+    "org.apache.kafka.connect.data.Date": "date",
+    "io.debezium.time.Timestamp": "timestamp",
+    "org.apache.kafka.connect.data.Timestamp": "timestamp",
+    "io.debezium.time.MicroTimestamp": "timestamp",
+    "io.debezium.time.NanoTimestamp": "timestamp_ns",
+    "io.debezium.time.ZonedTimestamp": "timestamptz",
+    "io.debezium.time.Time": "time",
+    "org.apache.kafka.connect.data.Time": "time",
+    "io.debezium.time.MicroTime": "time",
+}
+"""The Iceberg types of semantic types. Other semantic types, such as enums, have the type of their values."""
 
 
 def _read_image(
@@ -146,15 +232,9 @@ def _read_image(
 def _read_converters(schema: Any) -> dict[str, Callable[[Any], Any]]:
     """Return the functions from Debezium's values to JSON rows, by column, from the schema of a message."""
     converters: dict[str, Callable[[Any], Any]] = {}
-    if not isinstance(schema, dict):
-        return converters
-    for image in _list_objects(schema.get("fields")):
-        if image.get("field") not in ("before", "after"):
-            continue
-        for column in _list_objects(image.get("fields")):
-            name, kind = column.get("field"), column.get("name")
-            if isinstance(name, str) and (converter := _find_converter(kind, column)) is not None:
-                converters[name] = converter
+    for name, column in _list_columns(schema, ("before", "after")):
+        if (converter := _find_converter(column.get("name"), column)) is not None:
+            converters[name] = converter
     return converters
 
 

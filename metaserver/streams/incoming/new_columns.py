@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.protocol.wire import check_name
 from seamark.formats.runtime.errors import BadRequest
-from seamark.metaserver.streams.incoming.changes import KIND_FIELD
+from seamark.metaserver.streams.incoming.changes import KIND_FIELD, list_debezium_values
 
 NEW_COLUMNS = "seamark.stream.new-columns"
 """The property that states what happens to rows with a column that the table does not have."""
@@ -53,9 +53,52 @@ def read_rule(metadata: TableMetadata) -> NewColumns:
         raise BadRequest(f"{NEW_COLUMNS} is {text[:_SHOWN_CHARACTERS]!r}; it has to be one of {rules}") from None
 
 
-def list_names(metadata: TableMetadata) -> set[str]:
-    """Return the names that rows may have: the columns of the table, and the field of the kind."""
-    return {*(field.name for field in metadata.current_schema.fields), KIND_FIELD}
+class MissingColumns(NamedTuple):
+    """Columns that the rows of a request have and their table lacks.
+
+    Attributes:
+        types: The types of the columns, by name.
+        empty: The columns without values. They have no type yet, and are left out of the rows.
+    """
+
+    types: Mapping[str, str]
+    empty: AbstractSet[str]
+
+
+NO_COLUMNS = MissingColumns({}, frozenset())
+
+
+def find_missing_columns(
+    rows: Sequence[Any], metadata: TableMetadata, subject: str, *, is_envelope: bool = False
+) -> MissingColumns:
+    """Return the columns that a table gets before rows are appended; none if rows do not add columns to the table.
+
+    Args:
+        rows: Decoded JSON rows, or the record batches of Arrow rows.
+        metadata: The metadata of the table.
+        subject: The name of the table, for messages.
+        is_envelope: Whether JSON rows are envelopes of Debezium.
+
+    Raises:
+        BadRequest: The table refuses rows with such columns, or a column has no type that can be added.
+    """
+    rule = read_rule(metadata)
+    if rule is NewColumns.DEFAULT or not rows:
+        return NO_COLUMNS
+    names = {*(field.name for field in metadata.current_schema.fields), KIND_FIELD}
+    if isinstance(rows[0], pa.RecordBatch):
+        columns = find_arrow_columns(rows[0].schema, names)
+    elif is_envelope:
+        columns = find_debezium_columns(rows, names)
+    else:
+        columns = find_json_columns(rows, names)
+    if rule is NewColumns.REFUSE and columns:
+        raise BadRequest(
+            f"The rows have the column {_show(next(iter(columns)))}, which {subject} does not have, and its property "
+            f"{NEW_COLUMNS} refuses such rows"
+        )
+    types = {name: kind for name, kind in columns.items() if kind is not None}
+    return MissingColumns(types, columns.keys() - types.keys())
 
 
 def find_json_columns(rows: Sequence[Any], names: AbstractSet[str]) -> dict[str, str | None]:
@@ -66,27 +109,62 @@ def find_json_columns(rows: Sequence[Any], names: AbstractSet[str]) -> dict[str,
     Raises:
         BadRequest: The values of a column have no common primitive type.
     """
-    kinds: dict[str, set[type]] = {}
+    kinds: dict[str, set[str]] = {}
     for row in rows:
         if isinstance(row, dict) and not row.keys() <= names:
             for name in row.keys() - names:
-                value = row[name]
-                if type(value) is int and not -_LONG <= value < _LONG:
-                    raise BadRequest(f"The new column {_show(name)} has the value {value}, which no long integer has")
-                kinds.setdefault(name, set()).add(type(value))
-    return {name: _choose_type(name, types - {type(None)}) for name, types in sorted(kinds.items())}
+                kinds.setdefault(name, set()).update(_list_json_types(name, row[name]))
+    return {name: _choose_type(name, types) for name, types in sorted(kinds.items())}
 
 
-def _choose_type(name: str, types: set[type]) -> str | None:
+def find_debezium_columns(messages: Sequence[Any], names: AbstractSet[str]) -> dict[str, str | None]:
+    """Return the columns that changed rows have and that are not in `names`, with their types.
+
+    A column has the type that the schemas of the messages state. Messages without a schema are treated as JSON rows.
+    The type is None if all values are null. Messages that are no valid envelopes have no columns here.
+
+    Raises:
+        BadRequest: A column has no common primitive type in all messages.
+    """
+    kinds: dict[str, set[str]] = {}
+    for message in messages:
+        for value in list_debezium_values(message, names):
+            types = kinds.setdefault(value.column, set())
+            if value.value is not None:
+                types |= _list_json_types(value.column, value.value) if value.kind is None else {value.kind}
+    return {name: _choose_type(name, types) for name, types in sorted(kinds.items())}
+
+
+def _list_json_types(name: str, value: Any) -> set[str]:
+    """Return the type of a JSON value as a set; empty for null.
+
+    Raises:
+        BadRequest: The value is an integer that no long integer has.
+    """
+    if value is None:
+        return set()
+    if type(value) is int and not -_LONG <= value < _LONG:
+        raise BadRequest(f"The new column {_show(name)} has the value {value}, which no long integer has")
+    return {_JSON_TYPES.get(type(value), "struct")}
+
+
+_JSON_TYPES: Mapping[type, str] = {bool: "boolean", int: "long", float: "double", str: "string"}
+_WIDER_TYPES: Mapping[frozenset[str], str] = {
+    frozenset(("int", "long")): "long",
+    frozenset(("float", "double")): "double",
+    frozenset(("long", "double")): "double",
+}
+"""The type of a column whose values have two types."""
+
+
+def _choose_type(name: str, types: set[str]) -> str | None:
     if not types:
         return None
-    if types == {int, float}:
-        return "double"
-    kind = {bool: "boolean", int: "long", float: "double", str: "string"}.get(next(iter(types)))
-    if len(types) > 1 or kind is None:
+    kind = _WIDER_TYPES.get(frozenset(types), next(iter(types)) if len(types) == 1 else "struct")
+    if kind == "struct":
         raise BadRequest(
-            f"The values of the new column {_show(name)} have several types, or are objects or arrays; add the column "
-            "to the table with its type first"
+            f"The values of the new column {_show(name)} have several types, or are objects or arrays, or decimals "
+            "without a precision; add the column to the table with its type first"
         )
     return kind
 

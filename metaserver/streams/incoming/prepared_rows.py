@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -91,6 +92,7 @@ class RowPreparation:
         is_envelope: Whether JSON rows are envelopes of Debezium.
         rejects_rows: Whether rows that do not fit are rejected one by one. Otherwise, such a row causes the request to
             be refused.
+        left_out: The columns that are left out of the rows, because the table lacks them and they have no values.
     """
 
     metadata: TableMetadata
@@ -98,6 +100,7 @@ class RowPreparation:
     shards: int
     is_envelope: bool = False
     rejects_rows: bool = False
+    left_out: AbstractSet[str] = frozenset()
 
     def prepare_json(self, decoded: Sequence[Any], lines: Sequence[bytes] | None = None) -> PreparedRows:
         """Prepare JSON rows.
@@ -145,7 +148,7 @@ class RowPreparation:
         is_plain = not self.is_envelope and set(map(type, decoded)) <= {dict}
         if is_plain and not (has_kind and any(KIND_FIELD in row for row in decoded)):
             kinds = bytes([RowKind.UPDATE]) * len(decoded) if key else b""
-            return _ReadRows(decoded, kinds, range(len(decoded))), {}
+            return _ReadRows([self._leave_out(row) for row in decoded], kinds, range(len(decoded))), {}
         changes: list[RowWithKind] = []
         sources: list[int] = []
         rejected: dict[int, str] = {}
@@ -164,7 +167,12 @@ class RowPreparation:
             changes += row_changes
             sources += [number] * len(row_changes)
         kinds = encode_kinds([change.kind for change in changes], key)
-        return _ReadRows([change.values for change in changes], kinds, sources), rejected
+        return _ReadRows([self._leave_out(change.values) for change in changes], kinds, sources), rejected
+
+    def _leave_out(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        if self.left_out.isdisjoint(values):
+            return values
+        return {name: value for name, value in values.items() if name not in self.left_out}
 
     def prepare_arrow(self, batches: Sequence[pa.RecordBatch]) -> PreparedRows:
         """Prepare Arrow rows.
@@ -184,6 +192,8 @@ class RowPreparation:
                 stated: Sequence[RowKind | None] | None
                 rows, stated = take_kinds(batch) if has_kind else (batch, None)
                 kinds = encode_kinds(stated or [None] * batch.num_rows, key, first)
+                if self.left_out:
+                    rows = rows.drop_columns(sorted(self.left_out))
                 conformed, reasons = self._conform(_ArrowRows(self, rows, kinds, key).conform, rows.num_rows)
                 parts += conformed
                 letters += [

@@ -1,6 +1,6 @@
 """The intakes of a server: finds the input topics in Kafka, and reads those of the tables that this process owns.
 
-A table has an input topic if the topic with its name exists. Each intake is a task of its own, so that a topic that
+A table has an input topic if the topic with its name exists. Each intake has a separate task, so that a topic that
 waits holds up no other.
 """
 

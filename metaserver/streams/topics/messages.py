@@ -163,7 +163,7 @@ def _read_message(value: bytes, row_format: RowFormat | None, metadata: TableMet
 
     Raises:
         BadRequest: The message is invalid.
-        TooLarge: The message has too many rows, or too large ones.
+        TooLarge: The message has too many rows, or its rows are too large.
     """
     if len(value) > MESSAGE_BYTES_MAX:
         raise TooLarge(f"The message has {len(value):,} bytes; the limit is {MESSAGE_BYTES_MAX:,} bytes")

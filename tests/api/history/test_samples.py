@@ -21,7 +21,7 @@ def width_of(*parts: Expression) -> RangeWidth:
     return width
 
 
-def test_side_of_a_range_follows_from_its_limits() -> None:
+def test_range_is_low_high_or_both_by_its_limits() -> None:
     low, high = compare(Op.LT, 500.0), compare(Op.GT_EQ, 250.0)
     assert width_of(low) == RangeWidth(1, LOW, 0.5)
     assert width_of(high).side == HIGH
@@ -30,7 +30,7 @@ def test_side_of_a_range_follows_from_its_limits() -> None:
     assert widths_of(low, {}) == widths_of(compare(Op.EQ, 5.0), {1: (0.0, 9.0)}) == ()
 
 
-def test_comparison_with_nan_above_all_has_the_width_and_the_shape_of_the_comparison() -> None:
+def test_nan_alternative_changes_neither_width_nor_shape_of_a_comparison() -> None:
     low, nan = compare(Op.GT, 250.0), Bound(Op.IS_NAN, 1, "c", "double", "identity", "double", ())
     with_nan = any_of(low, nan)
     assert width_of(with_nan) == width_of(low)

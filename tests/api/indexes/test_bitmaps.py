@@ -396,10 +396,10 @@ async def test_rows_of_a_large_file_are_checked_against_deletes_in_parts(
     removed = {file.path: set(rng.sample(range(rows), rows // 3)) for file, rows in zip(files, sizes, strict=True)}
     lost = [(path, at) for path, positions in removed.items() for at in positions]
     await table.commit(deletes=[table.position_deletes(lost)])
-    for body, least in (({}, 0), ({"where": "id >= 10"}, 10)):
+    for body, minimum in (({}, 0), ({"where": "id >= 10"}, 10)):
         actual = {page["file-path"]: page for page in await pages(api, {**body, "deletes": True, "limit": 2})}
         for number, (file, rows) in enumerate(zip(files, sizes, strict=True)):
-            first = least if number < 3 else 0  # The other files have no index: any of their rows may match.
+            first = minimum if number < 3 else 0  # The other files have no index: any of their rows may match.
             expected = set(range(first, rows)) - removed[file.path]
             assert decode_rows(actual[file.path]["rows"]) == expected
             assert actual[file.path]["count"] == len(expected)

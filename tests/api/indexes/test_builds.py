@@ -148,9 +148,9 @@ async def test_build_finishes_when_no_file_is_missing(api_with_table: Api) -> No
     assert answer.json["progress"]["eta-ms"] > 0
     (instant,) = await instants(api_with_table)
     assert (instant["state"], instant["summary"]["rows-done"]) == ("inflight", 60)
-    new = file_of("file:///t/new.parquet", 9, 9)
-    await append(api_with_table, "t", [new], snapshot_id=2, parent=1)
-    await register(api_with_table, build, write(build, "b", index_bytes(build, [*FILES[3:], new])))
+    new_file = file_of("file:///t/new.parquet", 9, 9)
+    await append(api_with_table, "t", [new_file], snapshot_id=2, parent=1)
+    await register(api_with_table, build, write(build, "b", index_bytes(build, [*FILES[3:], new_file])))
     assert await list_missing_files(api_with_table, build) == []
     answer = await api_with_table("POST", at(build, "/finish"))
     assert (answer.status, answer.json["state"]) == (200, "completed")
@@ -221,9 +221,9 @@ async def test_concurrent_registrations_all_succeed(api_with_table: Api) -> None
 
 async def test_only_one_of_two_merges_of_the_same_files_is_registered(api_with_table: Api) -> None:
     build = await begin(api_with_table)
-    old = [write(build, name, index_bytes(build, FILES[:3])) for name in "ab"]
-    await register(api_with_table, build, *old)
-    replaced = [one["location"] for one in old]
+    old_files = [write(build, name, index_bytes(build, FILES[:3])) for name in "ab"]
+    await register(api_with_table, build, *old_files)
+    replaced = [one["location"] for one in old_files]
     merged = [write(build, name, index_bytes(build, FILES[:3], level=1)) for name in "xy"]
     answers = await asyncio.gather(*(register(api_with_table, build, one, replaces=replaced) for one in merged))
     assert sorted(answer.status for answer in answers) == [200, 409]
@@ -236,8 +236,8 @@ async def test_builds_and_commits_do_not_block_each_other(api_with_table: Api) -
 
     async def commits() -> None:
         for number in range(2, 8):
-            new = file_of(f"file:///t/new{number}.parquet", 9, 9)
-            await append(api_with_table, "t", [new], snapshot_id=number, parent=number - 1)
+            new_file = file_of(f"file:///t/new{number}.parquet", 9, 9)
+            await append(api_with_table, "t", [new_file], snapshot_id=number, parent=number - 1)
 
     results = await asyncio.gather(commits(), *(register(api_with_table, build, file) for file in files))
     assert [answer.status for answer in results[1:] if answer is not None] == [200] * 6

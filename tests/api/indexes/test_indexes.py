@@ -35,8 +35,8 @@ async def api_with_table(api: Api) -> Api:
 
 
 async def properties(api: Api) -> dict[str, str]:
-    actual_properties = (await api("GET", "/v1/namespaces/db/tables/t")).json["metadata"]["properties"]
-    return {key: value for key, value in actual_properties.items() if key.startswith("seamark.")}
+    table_properties = (await api("GET", "/v1/namespaces/db/tables/t")).json["metadata"]["properties"]
+    return {key: value for key, value in table_properties.items() if key.startswith("seamark.")}
 
 
 async def commit(api: Api, body: dict[str, Any]) -> int:
@@ -290,8 +290,8 @@ async def test_concurrent_definitions_and_commits_all_succeed(api_with_table: Ap
 
     results = await asyncio.gather(*(work(number) for number in range(8) for work in (define_one, commit_one)))
     assert results == [200] * 16
-    actual_properties = (await api_with_table("GET", "/v1/namespaces/db/tables/t")).json["metadata"]["properties"]
-    assert {f"p{number}" for number in range(8)} <= set(actual_properties)
+    table_properties = (await api_with_table("GET", "/v1/namespaces/db/tables/t")).json["metadata"]["properties"]
+    assert {f"p{number}" for number in range(8)} <= set(table_properties)
     assert set(await properties(api_with_table)) == {f"seamark.index.i{number}" for number in range(8)}
 
 
@@ -311,7 +311,7 @@ async def test_purging_a_table_deletes_its_index_files(api_with_table: Api) -> N
     build = await begin(api_with_table)
     registration = write(build, "one", index_bytes(build, FILES))
     await register(api_with_table, build, registration)
-    left = write(build, "never-registered", b"x")
+    unregistered_file = write(build, "never-registered", b"x")
     store = api_with_table.server.components.store
     assert (await api_with_table("DELETE", "/v1/namespaces/db/tables/t")).status == 204
     assert len(await store.index_files(build["table-uuid"])) == 1
@@ -322,4 +322,6 @@ async def test_purging_a_table_deletes_its_index_files(api_with_table: Api) -> N
     (dropped,) = (await api_with_table("GET", "/api/v1/dropped")).json["dropped"]
     assert (await api_with_table("DELETE", f"/api/v1/dropped/{dropped['id']}")).status == 204
     assert await store.index_files(build["table-uuid"]) == []
-    assert not any(Path(file["location"].removeprefix("file://")).exists() for file in (registration, left))
+    assert not any(
+        Path(file["location"].removeprefix("file://")).exists() for file in (registration, unregistered_file)
+    )

@@ -100,9 +100,9 @@ def some_deletes(table: StoredTable, live: Sequence[Any], rng: random.Random) ->
         if not chosen_files:
             continue
         if table.version > 2:
-            fresh = {file.path: spots[file.path] for file in chosen_files if file.path not in vector_paths}
-            vector_paths |= set(fresh)
-            equality_deletes += table.vectors(fresh, part)
+            new_deletes = {file.path: spots[file.path] for file in chosen_files if file.path not in vector_paths}
+            vector_paths |= set(new_deletes)
+            equality_deletes += table.vectors(new_deletes, part)
         else:
             equality_deletes.append(
                 table.position_deletes([(file.path, at) for file in chosen_files for at in spots[file.path]], part)
@@ -140,7 +140,7 @@ async def test_lookups_equal_scans_in_every_snapshot(
         assert (await api("DELETE", "/v1/namespaces/db/tables/t")).status == 204
 
 
-async def two_files(api: Api, **options: Any) -> tuple[StoredTable, list[Any]]:
+async def create_two_files(api: Api, **options: Any) -> tuple[StoredTable, list[Any]]:
     table = await StoredTable.create(api, **options)
     files = [table.data_file([(100 * n + at, f"n{at}", 0.5 * at, 1) for at in range(10)]) for n in range(2)]
     await table.commit(files)
@@ -167,7 +167,7 @@ async def test_arrow_batch_answer_equals_the_answers_of_its_keys(api: Api) -> No
 
 
 async def test_lookup_reports_live_files_that_the_index_does_not_cover(api: Api) -> None:
-    table, files = await two_files(api)
+    table, files = await create_two_files(api)
     await table.index("keys", "record", ["id"], files[:1])
     answer = await ask(api, [5, 105], index="keys")
     assert decode_found_rows(answer) == [(0, files[0].path, 5)]
@@ -180,7 +180,7 @@ async def test_lookup_reports_live_files_that_the_index_does_not_cover(api: Api)
 
 
 async def test_damaged_index_file_leaves_its_files_uncovered(api: Api) -> None:
-    table, files = await two_files(api)
+    table, files = await create_two_files(api)
     await table.index("keys", "record", ["id"], files)
     (path,) = (table.folder / "_seamark" / "index").glob("**/*.puffin")
     data = bytearray(path.read_bytes())
@@ -192,14 +192,14 @@ async def test_damaged_index_file_leaves_its_files_uncovered(api: Api) -> None:
 
 
 async def test_row_covered_by_two_index_files_is_returned_once(api: Api) -> None:
-    table, files = await two_files(api)
+    table, files = await create_two_files(api)
     await table.index("keys", "record", ["id"], files)
     await table.index("keys", "record", ["id"], files[:1])
     assert decode_found_rows(await ask(api, [5, 105], index="keys")) == [(0, files[0].path, 5), (1, files[1].path, 5)]
 
 
 async def test_rows_have_their_partition_on_request(api: Api) -> None:
-    table, files = await two_files(api, partitioned=True)
+    table, files = await create_two_files(api, partitioned=True)
     await table.index("keys", "record", ["id"], files)
     row = (await ask(api, [5], index="keys", partitions=True))["rows"][0]
     assert (row["spec-id"], row["partition"]) == (0, {"part": 1})
@@ -238,7 +238,7 @@ async def test_zeros_are_two_keys_and_a_delete_that_equates_them_leaves_the_row_
 @pytest.mark.parametrize("damage", ["gone", "short", "flipped", "of another format"])
 @pytest.mark.parametrize("kind", ["positions", "vector", "equality"])
 async def test_row_with_unreadable_deletes_is_undecided(api: Api, kind: str, damage: str) -> None:
-    table, files = await two_files(api, version=3 if kind == "vector" else 2)
+    table, files = await create_two_files(api, version=3 if kind == "vector" else 2)
     await table.index("keys", "record", ["id"], files)
     if kind == "vector":
         vectors = table.vectors({files[0].path: {5}})
@@ -265,7 +265,7 @@ async def test_row_with_unreadable_deletes_is_undecided(api: Api, kind: str, dam
 
 
 async def test_rows_of_an_unreadable_data_file_are_undecided(api: Api) -> None:
-    table, files = await two_files(api)
+    table, files = await create_two_files(api)
     await table.index("keys", "record", ["id"], files)
     await table.commit(deletes=[table.equality_deletes([2], [("n5",)])])
     assert decode_found_rows(await ask(api, [5, 6, 105], index="keys")) == [(1, files[0].path, 6)]
@@ -276,7 +276,7 @@ async def test_rows_of_an_unreadable_data_file_are_undecided(api: Api) -> None:
 
 
 async def test_invalid_keys_are_named_in_the_error(api: Api) -> None:
-    table, files = await two_files(api)
+    table, files = await create_two_files(api)
     await table.index("keys", "record", ["id", "name"], files)
     await table.index("marks", "bitmap", ["id"], files)
     cases: list[tuple[dict[str, Any], int, str]] = [
@@ -309,7 +309,7 @@ async def test_invalid_keys_are_named_in_the_error(api: Api) -> None:
 
 
 async def test_body_that_is_not_an_arrow_stream_of_keys_is_rejected(api: Api) -> None:
-    table, files = await two_files(api)
+    table, files = await create_two_files(api)
     await table.index("keys", "record", ["id", "name"], files)
     dictionary_of_views = pa.DictionaryArray.from_arrays(pa.array([0], pa.int8()), pa.array(["a"], pa.string_view()))
     cases: list[tuple[bytes, int, str]] = [
@@ -364,7 +364,7 @@ async def test_shared_key_values_count_against_limits_once_for_each_key(
     monkeypatch.setattr(RequestSlot, "keep", record_size)
     async with running(tmp_path, body_limit_bytes=1 << 20, auth="none") as server:
         api = Api(server)
-        table, files = await two_files(api)
+        table, files = await create_two_files(api)
         await table.index("keys", "record", ["name"], files)
         headers = {"Content-Type": ARROW_STREAM}
         for batches, refused in ((1, False), (3, True)):
@@ -392,7 +392,7 @@ def test_values_shared_on_two_levels_count_for_each_row() -> None:
 
 
 async def test_few_long_keys_are_hashed_off_the_event_loop(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    table, files = await two_files(api)
+    table, files = await create_two_files(api)
     await table.index("keys", "record", ["name"], files)
     threads: set[int] = set()
     original = hashing.hash_halves
@@ -410,7 +410,7 @@ async def test_few_long_keys_are_hashed_off_the_event_loop(api: Api, monkeypatch
 
 
 async def test_impossible_values_are_missing_and_not_an_error(api: Api) -> None:
-    table, files = await two_files(api)
+    table, files = await create_two_files(api)
     await table.index("keys", "record", ["id"], files)
     answer = await ask(api, [5.5, 5.0, 10**30, -(10**30), "5", None], index="keys")
     assert [row["key"] for row in answer["rows"]] == [1, 4]
@@ -420,7 +420,7 @@ async def test_impossible_values_are_missing_and_not_an_error(api: Api) -> None:
 
 
 async def test_paused_index_is_not_used_for_lookups(api: Api) -> None:
-    table, files = await two_files(api)
+    table, files = await create_two_files(api)
     await table.index("keys", "record", ["id"], files)
     assert (await api("PUT", "/api/v1/tables/db/t/indexes/keys", {"state": "paused"})).status == 200
     assert "paused" in (await api("POST", LOOKUP, {"keys": [1], "index": "keys"})).error[2]

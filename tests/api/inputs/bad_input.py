@@ -16,7 +16,7 @@ N = "/v1/namespaces"
 D = f"{N}/db"
 T = f"{D}/tables"
 V = f"{D}/views"
-BAD = "BadRequestException"
+BAD_REQUEST = "BadRequestException"
 BEYOND_LONG = 2**63
 
 
@@ -29,7 +29,7 @@ class BadInput:
     body: Any = None
     """JSON, or raw bytes"""
     status: int = 400
-    type: str = BAD
+    type: str = BAD_REQUEST
     headers: tuple[tuple[str, str], ...] = ()
 
 

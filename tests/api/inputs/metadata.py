@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.api.client import SCHEMA, VIEW_VERSION
-from tests.api.inputs.bad_input import BAD, BEYOND_LONG, BadInput, D, T, V, make_table, table_commit
+from tests.api.inputs.bad_input import BAD_REQUEST, BEYOND_LONG, BadInput, D, T, V, make_table, table_commit
 
 
 def _field(type_: Any, **more: Any) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def _snapshot(**more: Any) -> dict[str, Any]:
 
 
 def schemas() -> Iterator[BadInput]:
-    def make(description: str, body: Any, status: int = 400, type_: str = BAD) -> BadInput:
+    def make(description: str, body: Any, status: int = 400, type_: str = BAD_REQUEST) -> BadInput:
         return BadInput("New tables", description, "POST", T, body, status, type_)
 
     yield make("no schema", {"name": "new"})
@@ -85,7 +85,7 @@ def schemas() -> Iterator[BadInput]:
 
 
 def commits() -> Iterator[BadInput]:
-    def send(description: str, body: Any, status: int = 400, type_: str = BAD) -> BadInput:
+    def send(description: str, body: Any, status: int = 400, type_: str = BAD_REQUEST) -> BadInput:
         return BadInput("Commits", description, "POST", f"{T}/t", body, status, type_)
 
     conflict: dict[str, Any] = {"status": 409, "type_": "CommitFailedException"}
@@ -158,7 +158,7 @@ def commits() -> Iterator[BadInput]:
 
 def list_other_inputs() -> Iterator[BadInput]:
     def send(
-        description: str, path: str, body: Any, status: int = 400, type_: str = BAD, group: str = "Views"
+        description: str, path: str, body: Any, status: int = 400, type_: str = BAD_REQUEST, group: str = "Views"
     ) -> BadInput:
         return BadInput(group, description, "POST", path, body, status, type_)
 

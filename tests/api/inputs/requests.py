@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.api.client import SCHEMA, VIEW_VERSION
-from tests.api.inputs.bad_input import BAD, BODY_LIMIT_BYTES, BadInput, D, N, T, V, make_table, table_commit
+from tests.api.inputs.bad_input import BAD_REQUEST, BODY_LIMIT_BYTES, BadInput, D, N, T, V, make_table, table_commit
 
 
 def bodies() -> Iterator[BadInput]:
-    def post(description: str, body: Any, path: str = N, status: int = 400, type_: str = BAD) -> BadInput:
+    def post(description: str, body: Any, path: str = N, status: int = 400, type_: str = BAD_REQUEST) -> BadInput:
         return BadInput("Bodies", description, "POST", path, body, status, type_)
 
     yield post("no body", None)
@@ -41,10 +41,10 @@ def bodies() -> Iterator[BadInput]:
 
 
 def names() -> Iterator[BadInput]:
-    def get(description: str, path: str, status: int = 400, type_: str = BAD) -> BadInput:
+    def get(description: str, path: str, status: int = 400, type_: str = BAD_REQUEST) -> BadInput:
         return BadInput("Names and paths", description, "GET", path, None, status, type_)
 
-    def post(description: str, path: str, body: Any, status: int = 400, type_: str = BAD) -> BadInput:
+    def post(description: str, path: str, body: Any, status: int = 400, type_: str = BAD_REQUEST) -> BadInput:
         return BadInput("Names and paths", description, "POST", path, body, status, type_)
 
     yield get("a NUL in a path", f"{N}/a%00b")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tests.api.inputs.bad_input import BAD, BadInput
+from tests.api.inputs.bad_input import BAD_REQUEST, BadInput
 
 
 def changes() -> Iterator[BadInput]:
     path = "/api/v1/tables/db/t/commit"
 
-    def send(description: str, body: Any, status: int = 400, type_: str = BAD) -> BadInput:
+    def send(description: str, body: Any, status: int = 400, type_: str = BAD_REQUEST) -> BadInput:
         return BadInput("Changes", description, "POST", path, body, status, type_)
 
     def add(**more: Any) -> dict[str, Any]:
@@ -97,7 +97,9 @@ def changes() -> Iterator[BadInput]:
 def indexes() -> Iterator[BadInput]:
     index = "/api/v1/tables/db/t/indexes/i"
 
-    def put_index(description: str, body: Any, path: str = index, status: int = 400, type_: str = BAD) -> BadInput:
+    def put_index(
+        description: str, body: Any, path: str = index, status: int = 400, type_: str = BAD_REQUEST
+    ) -> BadInput:
         return BadInput("Indexes", description, "PUT", path, body, status, type_)
 
     def bloom(*columns: Any, **more: Any) -> dict[str, Any]:
@@ -129,7 +131,7 @@ def indexes() -> Iterator[BadInput]:
 
 
 def rows() -> Iterator[BadInput]:
-    def ask(description: str, route: str, body: Any, status: int = 400, type_: str = BAD) -> BadInput:
+    def ask(description: str, route: str, body: Any, status: int = 400, type_: str = BAD_REQUEST) -> BadInput:
         return BadInput("Rows", description, "POST", f"/api/v1/tables/db/t/{route}", body, status, type_)
 
     yield ask("a lookup in an index that there is not", "lookup", {"index": "i", "keys": [1]}, 404, "NotFoundException")
@@ -152,7 +154,7 @@ def rows() -> Iterator[BadInput]:
 
 
 def joins() -> Iterator[BadInput]:
-    def ask(body: str, joins: Any, status: int = 400, type_: str = BAD) -> BadInput:
+    def ask(body: str, joins: Any, status: int = 400, type_: str = BAD_REQUEST) -> BadInput:
         path = "/api/v1/tables/db/t/plan-tables"
         return BadInput("Joins", body, "POST", path, {"joins": joins}, status, type_)
 

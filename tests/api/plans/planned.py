@@ -50,14 +50,16 @@ async def append(
     sequence = loaded["last-sequence-number"] + 1
     folder = Path(loaded["location"].removeprefix("file://")) / "metadata"
     lists = [one["manifest-list"] for one in loaded["snapshots"] if one["snapshot-id"] == parent]
-    listed: list[tuple[Manifest, int | None]] = [(one, None) for one in _KEPT.get(lists[0], [])] if lists else []
+    listed: list[tuple[Manifest, int | None]] = (
+        [(one, None) for one in _MANIFESTS_BY_LIST.get(lists[0], [])] if lists else []
+    )
     size = -(-len(files) // manifests)
     for number in range(manifests):
         part = files[number * size : (number + 1) * size]
         listed.append((_manifest(folder, f"{snapshot_id}-{number}", part, snapshot_id, sequence, loaded, kinds), None))
     path = folder / f"snap-{snapshot_id}.avro"
     path.write_bytes(list_bytes(listed, version=2, style=STYLE, header={"format-version": "2"}))
-    _KEPT[f"file://{path}"] = [manifest for manifest, _ in listed]
+    _MANIFESTS_BY_LIST[f"file://{path}"] = [manifest for manifest, _ in listed]
     snapshot = {
         "snapshot-id": snapshot_id,
         "sequence-number": sequence,
@@ -92,7 +94,7 @@ async def pages(api: Api, answer: Answer, **options: Any) -> list[int]:
     return file_numbers
 
 
-_KEPT: dict[str, list[Manifest]] = {}
+_MANIFESTS_BY_LIST: dict[str, list[Manifest]] = {}
 """The manifests of each manifest list that this module has written.
 
 A commit lists the manifests of its parent again.

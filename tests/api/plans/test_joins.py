@@ -21,7 +21,7 @@ from tests.api.plans.test_plan_tables import UserApi
 from tests.planner.lakes.stars import Col, StarTable
 from tests.server.rig import running
 
-OWN = "/api/v1/tables/db"
+OWN_ROUTES = "/api/v1/tables/db"
 SUPPLIER = [
     Col(1, "s_key", "int"),
     Col(2, "s_region", "string"),
@@ -51,14 +51,14 @@ class Star:
         return await self._api(method, path, body)
 
     async def plan(self, *joins: dict[str, Any], **body: Any) -> dict[str, Any]:
-        answer = await self("POST", f"{OWN}/fact/plan-tables", {**body, "joins": list(joins)})
+        answer = await self("POST", f"{OWN_ROUTES}/fact/plan-tables", {**body, "joins": list(joins)})
         assert answer.status == 200, answer.raw
         answer_body: dict[str, Any] = answer.json
         return answer_body
 
     async def find_kept_files(self, *joins: dict[str, Any], **body: Any) -> list[int]:
         """Return the numbers of the remaining files, and check that `explain` and a plan table agree."""
-        answer = await self("POST", f"{OWN}/fact/explain", {**body, "joins": list(joins), "files": True})
+        answer = await self("POST", f"{OWN_ROUTES}/fact/explain", {**body, "joins": list(joins), "files": True})
         assert answer.status == 200, answer.raw
         assert (await self.plan(*joins, **{{"where": "predicate"}.get(name, name): body[name] for name in body}))[
             "files"
@@ -112,7 +112,7 @@ async def test_outcome_of_each_join_is_reported_parents_first(star: Star) -> Non
         {"table": ["db", "supplier"], "snapshot-id": 1, "keys": 0, "used": True},
     ]
     assert plan["files"] == 0
-    assert "joins" not in (await star("POST", f"{OWN}/fact/plan-tables", {})).json
+    assert "joins" not in (await star("POST", f"{OWN_ROUTES}/fact/plan-tables", {})).json
 
 
 async def test_join_columns_ignore_case_and_all_conditions_apply(star: Star) -> None:
@@ -202,7 +202,7 @@ async def test_invalid_joins_are_rejected_with_the_reason(star: Star) -> None:
     ]
     for joins, expected in cases:
         for route in ("plan-tables", "explain"):
-            code, kind, message = (await star("POST", f"{OWN}/fact/{route}", {"joins": joins})).error
+            code, kind, message = (await star("POST", f"{OWN_ROUTES}/fact/{route}", {"joins": joins})).error
             assert (code, kind) == (400, "BadRequestException"), expected
             assert expected in message, expected
     assert (await star.plan(nest_joins(4)))["joins"][3]["used"]
@@ -211,7 +211,7 @@ async def test_invalid_joins_are_rejected_with_the_reason(star: Star) -> None:
 async def test_missing_joined_table_is_not_found(star: Star) -> None:
     for table in (["db", "nosuch"], ["nosuch", "supplier"]):
         join = {"table": table, "on": {"f_supplier": "s_key"}}
-        answer = await star("POST", f"{OWN}/fact/plan-tables", {"joins": [supplier(), join]})
+        answer = await star("POST", f"{OWN_ROUTES}/fact/plan-tables", {"joins": [supplier(), join]})
         assert answer.status == 404
         assert "does not exist" in answer.error[2]
 
@@ -233,9 +233,9 @@ async def test_request_without_the_right_to_read_a_joined_table_is_rejected(tmp_
         missing = {"table": ["secret", "nosuch"], "on": {"f_supplier": "id"}}
         for joins, status in (([supplier()], 200), ([theirs], 403), ([deeper], 403), ([missing], 403)):
             for route in ("plan-tables", "explain"):
-                answer = await rita("POST", f"{OWN}/fact/{route}", {"joins": joins})
+                answer = await rita("POST", f"{OWN_ROUTES}/fact/{route}", {"joins": joins})
                 assert answer.status == status, answer.raw
-                assert (await root("POST", f"{OWN}/fact/{route}", {"joins": joins})).status in (200, 404)
+                assert (await root("POST", f"{OWN_ROUTES}/fact/{route}", {"joins": joins})).status in (200, 404)
 
 
 async def test_client_sends_joins_and_reports_their_outcome(star: Star) -> None:
@@ -258,11 +258,11 @@ async def test_remote_index_prunes_by_keys_only_once_it_is_local(tmp_path: Path)
         star = await create_star(Api(server))
         await star.fact.index("i", "bitmap", ["f_supplier"], star.fact.data)
         storage = delay_whole_files(server)
-        answer = (await star("POST", f"{OWN}/fact/explain", {"joins": [supplier(MISSING_SUPPLIERS)]})).json
+        answer = (await star("POST", f"{OWN_ROUTES}/fact/explain", {"joins": [supplier(MISSING_SUPPLIERS)]})).json
         assert (answer["files"], answer["complete"]) == (20, False)
         storage.let_go()
         for _ in range(1000):
-            answer = (await star("POST", f"{OWN}/fact/explain", {"joins": [supplier(MISSING_SUPPLIERS)]})).json
+            answer = (await star("POST", f"{OWN_ROUTES}/fact/explain", {"joins": [supplier(MISSING_SUPPLIERS)]})).json
             if answer["complete"]:
                 break
             await asyncio.sleep(0.05)
@@ -298,7 +298,7 @@ async def test_tables_that_share_files_use_defaults_of_their_own_columns(api: Ap
     files = {}
     for name in ("one", "other"):
         joins = [{"table": ["db", name], "on": {"f_key": "x"}}]
-        files[name] = (await api("POST", f"{OWN}/fact/plan-tables", {"joins": joins})).json["files"]
+        files[name] = (await api("POST", f"{OWN_ROUTES}/fact/plan-tables", {"joins": joins})).json["files"]
     assert files == {"one": 0, "other": 1}
 
 
@@ -318,7 +318,7 @@ async def test_joined_table_that_decodes_to_more_than_the_limit_is_skipped(tmp_p
         wide = await StarTable.create(api, "wide", [Col(1, "w_key", "long"), Col(2, "w_text", "string")])
         await wide.commit([wide.file([{"w_key": key, "w_text": f"{key} " * 1000} for key in range(1000)])])
         join = {"table": ["db", "wide"], "on": {"f_supplier": "w_key"}, "predicate": "w_text = '5 5'"}
-        answer = await api("POST", f"{OWN}/fact/plan-tables", {"joins": [join]})
+        answer = await api("POST", f"{OWN_ROUTES}/fact/plan-tables", {"joins": [join]})
         assert answer.status == 200, answer.raw
         (reported,) = answer.json["joins"]
         assert not reported["used"]

@@ -164,8 +164,8 @@ async def test_filter_too_long_for_tokens_is_answered_in_one_page(
 
 
 JAVA = {"X-Client-Version": "Apache Iceberg 1.12.0"}
-SHORT = {"X-Seamark-Residuals": "short"}
-LISTED = {"type": "in", "term": "id", "values": [n * 7919 % 10_007 for n in range(2_000)]}
+SHORT_RESIDUALS = {"X-Seamark-Residuals": "short"}
+LONG_IN_FILTER = {"type": "in", "term": "id", "values": [n * 7919 % 10_007 for n in range(2_000)]}
 
 
 async def fetch_tasks(api: Api, answer: Answer, headers: dict[str, str], residual_bytes: int) -> list[Any]:
@@ -188,7 +188,7 @@ async def fetch_tasks(api: Api, answer: Answer, headers: dict[str, str], residua
 
 @pytest.fixture
 async def api_with_small_pages(tmp_path: Path) -> AsyncIterator[Api]:
-    """Return an API whose answers have space for about three residuals of `LISTED`."""
+    """Return an API whose answers have space for about three residuals of `LONG_IN_FILTER`."""
     async with running(tmp_path, plan_residual_bytes=50_000) as server:
         api = Api(server)
         await api.table()
@@ -200,22 +200,27 @@ async def api_with_small_pages(tmp_path: Path) -> AsyncIterator[Api]:
 async def test_client_that_filters_only_by_residuals_gets_them_whole_on_smaller_pages(
     api_with_small_pages: Api, headers: dict[str, str]
 ) -> None:
-    whole = await api_with_small_pages("POST", f"{T}/plan", {"filter": LISTED}, headers=headers)
+    whole = await api_with_small_pages("POST", f"{T}/plan", {"filter": LONG_IN_FILTER}, headers=headers)
     assert len(whole.json["plan-tasks"]) > 5
     tasks = await fetch_tasks(api_with_small_pages, whole, headers, 60_000)
     assert [Path(task["data-file"]["file-path"]).stem for task in tasks] == [f"{n:06d}" for n in range(30)]
-    assert all(task["residual-filter"] == {**LISTED, "values": ANY} for task in tasks)
-    assert all(sorted(task["residual-filter"]["values"]) == sorted(LISTED["values"]) for task in tasks)
+    assert all(task["residual-filter"] == {**LONG_IN_FILTER, "values": ANY} for task in tasks)
+    assert all(sorted(task["residual-filter"]["values"]) == sorted(LONG_IN_FILTER["values"]) for task in tasks)
 
 
 async def test_client_that_filters_rows_again_gets_short_residuals_in_one_answer(api_with_small_pages: Api) -> None:
-    for headers, residual in (({**JAVA, **SHORT}, "and"), (PYICEBERG, "and"), (SHORT, None), ({}, None)):
-        answer = await api_with_small_pages("POST", f"{T}/plan", {"filter": LISTED}, headers=headers)
+    for headers, residual in (
+        ({**JAVA, **SHORT_RESIDUALS}, "and"),
+        (PYICEBERG, "and"),
+        (SHORT_RESIDUALS, None),
+        ({}, None),
+    ):
+        answer = await api_with_small_pages("POST", f"{T}/plan", {"filter": LONG_IN_FILTER}, headers=headers)
         assert numbers(answer) == list(range(30))
         reported = [task.get("residual-filter") for task in answer.json["file-scan-tasks"]]
         assert {one and one["type"] for one in reported} == {residual}
     # The answer is not the cached answer of another client.
-    second_answer = await api_with_small_pages("POST", f"{T}/plan", {"filter": LISTED}, headers=JAVA)
+    second_answer = await api_with_small_pages("POST", f"{T}/plan", {"filter": LONG_IN_FILTER}, headers=JAVA)
     assert "plan-tasks" in second_answer.json
 
 
@@ -224,7 +229,7 @@ async def test_plan_tasks_of_a_client_that_filters_again_are_split_for_one_that_
         api = Api(server)
         await api.table()
         await append(api, "t", tens(30), snapshot_id=1)
-        short = await api("POST", f"{T}/plan", {"filter": LISTED}, headers={**JAVA, **SHORT})
+        short = await api("POST", f"{T}/plan", {"filter": LONG_IN_FILTER}, headers={**JAVA, **SHORT_RESIDUALS})
         assert len(short.json["plan-tasks"]) == 2
         tasks = await fetch_tasks(api, short, JAVA, 60_000)
         assert len(tasks) == len({task["data-file"]["file-path"] for task in tasks}) == 30
@@ -235,7 +240,7 @@ async def test_plan_task_too_large_for_one_answer_is_split_again(
     api_with_small_pages: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("seamark.metaserver.planner.scan.tokens.TOKENS_BYTES_MAX", 20_000)
-    whole = await api_with_small_pages("POST", f"{T}/plan", {"filter": LISTED}, headers=JAVA)
+    whole = await api_with_small_pages("POST", f"{T}/plan", {"filter": LONG_IN_FILTER}, headers=JAVA)
     assert 2 <= len(whole.json["plan-tasks"]) < 5
     tasks = await fetch_tasks(api_with_small_pages, whole, JAVA, 60_000)
     assert len(tasks) == len({task["data-file"]["file-path"] for task in tasks}) == 30
@@ -245,11 +250,11 @@ async def test_filter_too_long_for_plan_tasks_and_exact_residuals_is_rejected_wi
     api_with_small_pages: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("seamark.metaserver.planner.scan.tokens.TOKENS_BYTES_MAX", 2_000)
-    refused = await api_with_small_pages("POST", f"{T}/plan", {"filter": LISTED}, headers=JAVA)
+    refused = await api_with_small_pages("POST", f"{T}/plan", {"filter": LONG_IN_FILTER}, headers=JAVA)
     assert refused.error[:2] == (400, "BadRequestException")
     assert all(one in refused.error[2] for one in ("X-Seamark-Residuals: short", "scan-planning-mode=client"))
     assert numbers(
-        await api_with_small_pages("POST", f"{T}/plan", {"filter": LISTED}, headers={**JAVA, **SHORT})
+        await api_with_small_pages("POST", f"{T}/plan", {"filter": LONG_IN_FILTER}, headers={**JAVA, **SHORT_RESIDUALS})
     ) == list(range(30))
 
 

@@ -8,17 +8,17 @@ from typing import Any
 
 from tests.api.client import Answer
 from tests.api.plans.planned import append, tens
-from tests.api.plans.test_plan_tables import LEASE_S, OWN, STANDARD, PlanApi, open_plan_api, plans
+from tests.api.plans.test_plan_tables import LEASE_S, OWN_TABLES, STANDARD_TABLES, PlanApi, open_plan_api, plans
 from tests.planner.lakes.entries import read_data_files, read_manifest_list
 
 PLANS = {"X-Seamark-Plans": "trino-1"}
-OTHERS = {"X-Seamark-Plans": "trino-2"}
+OTHER_HOLDER = {"X-Seamark-Plans": "trino-2"}
 
 
 async def make_plan(
     plan_api: PlanApi, predicate: str = "id = 5", headers: dict[str, str] = PLANS, **body: Any
 ) -> dict[str, Any]:
-    answer = await plan_api("POST", f"{OWN}/t/plan-tables", {"predicate": predicate, **body}, headers=headers)
+    answer = await plan_api("POST", f"{OWN_TABLES}/t/plan-tables", {"predicate": predicate, **body}, headers=headers)
     assert answer.status == 200, answer.raw
     answer_body: dict[str, Any] = answer.json
     return answer_body
@@ -28,14 +28,14 @@ async def load_snapshots(
     plan_api: PlanApi, headers: dict[str, str] = PLANS, query: str = ""
 ) -> dict[int, dict[str, Any]]:
     """Return the snapshots in the answer of loadTable."""
-    answer = await plan_api("GET", f"{STANDARD}/t{query}", headers=headers)
+    answer = await plan_api("GET", f"{STANDARD_TABLES}/t{query}", headers=headers)
     assert answer.status == 200, answer.raw
     return {snapshot["snapshot-id"]: snapshot for snapshot in answer.json["metadata"]["snapshots"]}
 
 
 async def request_lease(plan_api: PlanApi, ids: list[Any], lease_s: Any, headers: dict[str, str] = PLANS) -> Answer:
     body = {"snapshot-ids": ids, "lease-s": lease_s}
-    return await plan_api("POST", f"{OWN}/t/plan-snapshots", body, headers=headers)
+    return await plan_api("POST", f"{OWN_TABLES}/t/plan-snapshots", body, headers=headers)
 
 
 async def test_plan_is_a_snapshot_only_for_requests_with_its_header(plan_api: PlanApi) -> None:
@@ -52,7 +52,7 @@ async def test_plan_is_a_snapshot_only_for_requests_with_its_header(plan_api: Pl
     assert (snapshot["parent-snapshot-id"], snapshot["schema-id"]) == (1, 0)
     assert snapshot["sequence-number"] == real["sequence-number"]
     assert snapshot["timestamp-ms"] == real["timestamp-ms"] - 1  # The newest snapshot is the table's own.
-    for headers in ({}, OTHERS):
+    for headers in ({}, OTHER_HOLDER):
         for query in ("", "?snapshots=refs"):
             assert set(await load_snapshots(plan_api, headers, query)) == {1}
     assert set(await load_snapshots(plan_api, query="?snapshots=refs")) == {1, plan_id}
@@ -61,7 +61,7 @@ async def test_plan_is_a_snapshot_only_for_requests_with_its_header(plan_api: Pl
 async def test_etag_depends_on_the_plans_in_the_answer(plan_api: PlanApi) -> None:
     async def tag(name: str | None = None, query: str = "", **more: str) -> tuple[int, str]:
         headers = {**PLANS, **more, **({} if name is None else {"If-None-Match": name})}
-        answer = await plan_api("GET", f"{STANDARD}/t{query}", headers=headers)
+        answer = await plan_api("GET", f"{STANDARD_TABLES}/t{query}", headers=headers)
         assert "X-Seamark-Plans" in answer.headers["Vary"]
         return answer.status, answer.headers["ETag"]
 
@@ -71,7 +71,7 @@ async def test_etag_depends_on_the_plans_in_the_answer(plan_api: PlanApi) -> Non
         status, within = await tag(without, query)
         assert (status, within != without) == (200, True)
         assert await tag(within, query) == (304, within)
-        answer = await plan_api("GET", f"{STANDARD}/t", headers={**PLANS, "Accept-Encoding": "gzip"})
+        answer = await plan_api("GET", f"{STANDARD_TABLES}/t", headers={**PLANS, "Accept-Encoding": "gzip"})
         raw = answer.raw if answer.raw[:1] == b"{" else gzip.decompress(answer.raw)
         assert str(plan_id).encode() in raw
         await request_lease(plan_api, [plan_id], 0)
@@ -80,12 +80,12 @@ async def test_etag_depends_on_the_plans_in_the_answer(plan_api: PlanApi) -> Non
 
 async def test_catalog_with_the_header_resolves_no_plan_names(plan_api: PlanApi) -> None:
     name = (await plan_api.plan(predicate="id = 5"))["name"]
-    assert (await plan_api("GET", f"{STANDARD}/{name}")).status == 200
+    assert (await plan_api("GET", f"{STANDARD_TABLES}/{name}")).status == 200
     requests = [
-        ("GET", f"{STANDARD}/{name}"),
-        ("HEAD", f"{STANDARD}/{name}"),
-        ("GET", f"{STANDARD}/{name}/credentials"),
-        ("POST", f"{STANDARD}/{name}/plan"),
+        ("GET", f"{STANDARD_TABLES}/{name}"),
+        ("HEAD", f"{STANDARD_TABLES}/{name}"),
+        ("GET", f"{STANDARD_TABLES}/{name}/credentials"),
+        ("POST", f"{STANDARD_TABLES}/{name}/plan"),
         ("GET", f"/api/v1/tables/db/{name}/files"),
         ("POST", f"/api/v1/tables/db/{name}/explain"),
     ]
@@ -105,9 +105,9 @@ async def test_plan_made_as_a_snapshot_has_no_usable_name(plan_api: PlanApi, tmp
     for digest in digests:
         name = f"t~plan~{digest}"
         assert await store.plan_table(("db",), name) is not None
-        for headers in ({}, PLANS, OTHERS):
-            assert (await plan_api("GET", f"{STANDARD}/{name}", headers=headers)).status == 404
-            assert (await plan_api("POST", f"{OWN}/{name}/lease", {}, headers=headers)).status == 404
+        for headers in ({}, PLANS, OTHER_HOLDER):
+            assert (await plan_api("GET", f"{STANDARD_TABLES}/{name}", headers=headers)).status == 404
+            assert (await plan_api("POST", f"{OWN_TABLES}/{name}/lease", {}, headers=headers)).status == 404
 
 
 async def test_plans_are_shown_until_they_are_withdrawn_or_their_lease_ends(plan_api: PlanApi) -> None:
@@ -120,7 +120,7 @@ async def test_plans_are_shown_until_they_are_withdrawn_or_their_lease_ends(plan
     assert (await request_lease(plan_api, [second], LEASE_S)).json == {"found": 1}
     plan_api.clock.ahead_ms += LEASE_S * 200
     assert set(await load_snapshots(plan_api)) == {1, second}
-    assert (await request_lease(plan_api, [second], 0, OTHERS)).json == {"found": 0}
+    assert (await request_lease(plan_api, [second], 0, OTHER_HOLDER)).json == {"found": 0}
     plan_api.clock.ahead_ms += LEASE_S * 1000
     assert set(await load_snapshots(plan_api)) == {1}
 
@@ -148,7 +148,7 @@ async def test_plan_is_read_with_the_schema_of_its_request(plan_api: PlanApi) ->
         {"action": "add-schema", "schema": renamed, "last-column-id": 3},
         {"action": "set-current-schema", "schema-id": -1},
     ]
-    assert (await plan_api("POST", f"{STANDARD}/t", {"requirements": [], "updates": updates})).status == 200
+    assert (await plan_api("POST", f"{STANDARD_TABLES}/t", {"requirements": [], "updates": updates})).status == 200
     after = (await make_plan(plan_api, "old = 5"))["plan-snapshot-id"]
     snapshots = await load_snapshots(plan_api)
     assert (snapshots[before]["schema-id"], snapshots[after]["schema-id"]) == (0, 1)
@@ -161,7 +161,7 @@ async def test_commit_that_removes_a_plans_snapshot_drops_only_the_plan(plan_api
     updates = [{"action": "remove-snapshots", "snapshot-ids": [1, plan_id]}]
     uuid = (await plan_api.load("t"))["metadata"]["table-uuid"]
     body = {"requirements": [{"type": "assert-table-uuid", "uuid": uuid}], "updates": updates}
-    answer = await plan_api("POST", f"{STANDARD}/t", body, headers=PLANS)
+    answer = await plan_api("POST", f"{STANDARD_TABLES}/t", body, headers=PLANS)
     assert answer.status == 200, answer.raw
     assert [snapshot["snapshot-id"] for snapshot in answer.json["metadata"]["snapshots"]] == [2]
     assert set(await load_snapshots(plan_api)) == {2}
@@ -175,15 +175,15 @@ async def test_commit_that_removes_a_plans_snapshot_drops_only_the_plan(plan_api
 
 
 async def test_plan_removed_by_a_commit_is_made_anew_when_requested_again(plan_api: PlanApi, tmp_path: Path) -> None:
-    old = (await make_plan(plan_api))["plan-snapshot-id"]
+    first_id = (await make_plan(plan_api))["plan-snapshot-id"]
     files = set(plans(tmp_path))
-    body = {"requirements": [], "updates": [{"action": "remove-snapshots", "snapshot-ids": [old]}]}
-    assert (await plan_api("POST", f"{STANDARD}/t", body, headers=PLANS)).status == 200
-    new = (await make_plan(plan_api))["plan-snapshot-id"]
-    assert new != old
+    body = {"requirements": [], "updates": [{"action": "remove-snapshots", "snapshot-ids": [first_id]}]}
+    assert (await plan_api("POST", f"{STANDARD_TABLES}/t", body, headers=PLANS)).status == 200
+    second_id = (await make_plan(plan_api))["plan-snapshot-id"]
+    assert second_id != first_id
     assert (await plan_api.server.components.housekeeping.round())["plan_tables_cleaned"] == 1
     assert files.isdisjoint(plans(tmp_path))
-    assert set(await load_snapshots(plan_api)) == {1, new}
+    assert set(await load_snapshots(plan_api)) == {1, second_id}
 
 
 async def test_commit_cannot_make_a_plans_snapshot_part_of_the_table(plan_api: PlanApi) -> None:
@@ -197,10 +197,10 @@ async def test_commit_cannot_make_a_plans_snapshot_part_of_the_table(plan_api: P
         [{"action": "set-snapshot-ref", "ref-name": "kept", "type": "tag", "snapshot-id": plan_id}],
     ]
     for updates in refused:
-        answer = await plan_api("POST", f"{STANDARD}/t", {"requirements": [], "updates": updates}, headers=PLANS)
+        answer = await plan_api("POST", f"{STANDARD_TABLES}/t", {"requirements": [], "updates": updates}, headers=PLANS)
         assert answer.error[:2] == (400, "BadRequestException")
     expected = {"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": plan_id}
-    answer = await plan_api("POST", f"{STANDARD}/t", {"requirements": [expected], "updates": []}, headers=PLANS)
+    answer = await plan_api("POST", f"{STANDARD_TABLES}/t", {"requirements": [expected], "updates": []}, headers=PLANS)
     assert answer.error[:2] == (409, "CommitFailedException")
     await append(plan_api, "t", tens(31)[30:], snapshot_id=2, parent=1)
     assert {one["snapshot-id"] for one in (await plan_api.load("t"))["metadata"]["snapshots"]} == {1, 2}
@@ -217,7 +217,7 @@ async def test_number_of_shown_plans_is_limited(tmp_path: Path) -> None:
 
 async def test_invalid_plans_header_or_lease_is_rejected(plan_api: PlanApi) -> None:
     for value in ("", "a b", "x" * 101, "\xe9"):
-        for method, path in (("GET", f"{STANDARD}/t"), ("POST", f"{OWN}/t/plan-tables")):
+        for method, path in (("GET", f"{STANDARD_TABLES}/t"), ("POST", f"{OWN_TABLES}/t/plan-tables")):
             body = {} if method == "POST" else None
             answer = await plan_api(method, path, body, headers={"X-Seamark-Plans": value})
             assert answer.error[:2] == (400, "BadRequestException"), (value, path)
@@ -226,16 +226,16 @@ async def test_invalid_plans_header_or_lease_is_rejected(plan_api: PlanApi) -> N
     for ids, lease_s in (([], 5), ([plan_id], -1), (["x"], 5), ([1 << 63], 5), ([1] * 1001, 5), ([plan_id], None)):
         assert (await request_lease(plan_api, ids, lease_s)).error[:2] == (400, "BadRequestException")
     assert "X-Seamark-Plans" in (await request_lease(plan_api, [plan_id], 5, {})).error[2]
-    assert (await plan_api("POST", f"{OWN}/no/plan-snapshots", {}, headers=PLANS)).status in (400, 404)
+    assert (await plan_api("POST", f"{OWN_TABLES}/no/plan-snapshots", {}, headers=PLANS)).status in (400, 404)
     assert set(await load_snapshots(plan_api)) == {1, plan_id}
 
 
 async def test_plan_cannot_be_registered_as_a_table(plan_api: PlanApi) -> None:
     """The server deletes the plan's files after the end of its lease."""
     plan = await make_plan(plan_api, headers={})
-    loaded = await plan_api("GET", f"{STANDARD}/{plan['name']}")
+    loaded = await plan_api("GET", f"{STANDARD_TABLES}/{plan['name']}")
     location = loaded.json["metadata-location"]
-    register = STANDARD.replace("/tables", "/register")
+    register = STANDARD_TABLES.replace("/tables", "/register")
     for body in ({"name": "u"}, {"name": "t", "overwrite": True}):
         answer = await plan_api("POST", register, {**body, "metadata-location": location})
         assert answer.status == 400, answer.raw

@@ -19,7 +19,7 @@ from tests.api.plans.planned import EQ_5, append, tens
 from tests.planner.lakes.entries import read_data_files, read_manifest_list
 from tests.server.rig import OffsetClock, RunningServer, running
 
-OWN, STANDARD = "/api/v1/tables/db", "/v1/namespaces/db/tables"
+OWN_TABLES, STANDARD_TABLES = "/api/v1/tables/db", "/v1/namespaces/db/tables"
 LEASE_S, GRACE_S = 100, 50
 
 
@@ -43,13 +43,13 @@ class PlanApi(Api):
     clock: OffsetClock
 
     async def plan(self, table: str = "t", **body: Any) -> dict[str, Any]:
-        answer = await self("POST", f"{OWN}/{table}/plan-tables", body)
+        answer = await self("POST", f"{OWN_TABLES}/{table}/plan-tables", body)
         assert answer.status == 200, answer.raw
         answer_body: dict[str, Any] = answer.json
         return answer_body
 
     async def load(self, name: str) -> dict[str, Any]:
-        answer = await self("GET", f"{STANDARD}/{name}")
+        answer = await self("GET", f"{STANDARD_TABLES}/{name}")
         assert answer.status == 200, answer.raw
         body: dict[str, Any] = answer.json
         return body
@@ -104,7 +104,7 @@ async def test_plan_answer_has_the_name_of_a_table_with_its_files(plan_api: Plan
     assert loaded["metadata"]["current-snapshot-id"] == 1
     assert loaded["config"]["scan-planning-mode"] == "client"
     assert table["config"]["scan-planning-mode"] == "server"
-    assert (await plan_api("HEAD", f"{STANDARD}/{name}")).status == 204
+    assert (await plan_api("HEAD", f"{STANDARD_TABLES}/{name}")).status == 204
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ async def test_no_plan_table_is_made_for_a_reader_with_an_older_schema(plan_api:
     ]
     schema = {"type": "struct", "schema-id": 1, "fields": fields}
     updates = [{"action": "add-schema", "schema": schema}, {"action": "set-current-schema", "schema-id": -1}]
-    assert (await plan_api("POST", f"{STANDARD}/t", {"requirements": [], "updates": updates})).status == 200
+    assert (await plan_api("POST", f"{STANDARD_TABLES}/t", {"requirements": [], "updates": updates})).status == 200
     plan = await plan_api.plan(predicate="data = 5", **past)
     assert (plan["name"], plan["snapshot-id"]) == (None, 1)
     assert await plan_api.files_of_plan((await plan_api.plan(predicate="data = 5"))["name"]) == [0]
@@ -167,7 +167,7 @@ async def test_error_names_the_invalid_part_of_a_plan_table_request(plan_api: Pl
         ({"where": "id = 5"}, "where"),
     ]
     for body, expected in cases:
-        answer = await plan_api("POST", f"{OWN}/t/plan-tables", body)
+        answer = await plan_api("POST", f"{OWN_TABLES}/t/plan-tables", body)
         code, kind, message = answer.error
         assert (code, kind) == (400, "BadRequestException"), expected
         assert expected in message, expected
@@ -193,7 +193,7 @@ async def test_no_plan_table_is_made_when_it_would_rewrite_more_entries_than_the
         await api.table()
         await append(api, "t", tens(30), snapshot_id=1, manifests=3)
         for predicate, named in (("id < 40", True), ("id < 50", False), ("id < 100", True), ("id < 150", False)):
-            body = (await api("POST", f"{OWN}/t/plan-tables", {"predicate": predicate})).json
+            body = (await api("POST", f"{OWN_TABLES}/t/plan-tables", {"predicate": predicate})).json
             assert (body["name"] is not None) == named, predicate
 
 
@@ -212,11 +212,13 @@ async def test_reader_that_a_plan_table_would_mislead_gets_the_reason_instead(
             await api.table(name, **{"partition-spec": spec})
             await append(api, name, tens(30), snapshot_id=1, manifests=3)
             body = {"predicate": "id < 50", "hide-partitions": True}
-            new_body = (await api("POST", f"{OWN}/{name}/plan-tables", body)).json
+            new_body = (await api("POST", f"{OWN_TABLES}/{name}/plan-tables", body)).json
             assert new_body["name"] is None
             assert new_body.get("misread", "").endswith(("limit is 4", "plan_tables_bytes)") if name == "t" else "")
             assert ("misread" in new_body) == (name == "t")
-            (declined,) = [(await api("POST", f"{OWN}/{name}/plan-tables", {**body, "hide-partitions": False})).json]
+            (declined,) = [
+                (await api("POST", f"{OWN_TABLES}/{name}/plan-tables", {**body, "hide-partitions": False})).json
+            ]
             assert "misread" not in declined
 
 
@@ -225,7 +227,9 @@ async def test_number_of_plan_tables_is_limited_by_the_setting(tmp_path: Path) -
         api = Api(server)
         await api.table()
         await append(api, "t", tens(30), snapshot_id=1, manifests=3)
-        plan = [(await api("POST", f"{OWN}/t/plan-tables", {"predicate": f"id = {n}"})).json for n in (5, 15, 25, 5)]
+        plan = [
+            (await api("POST", f"{OWN_TABLES}/t/plan-tables", {"predicate": f"id = {n}"})).json for n in (5, 15, 25, 5)
+        ]
         assert [one["name"] is not None for one in plan] == [True, True, False, True]
         assert plan[2]["files"] == 1
         assert plan[3] == plan[0]
@@ -257,7 +261,7 @@ async def test_only_one_of_concurrent_identical_plans_is_made(plan_api: PlanApi,
     assert len(plans(tmp_path)) == 3
 
 
-async def test_files_of_only_one_server_stay_when_two_make_one_plan(plan_api: PlanApi, tmp_path: Path) -> None:
+async def test_concurrent_requests_for_one_plan_leave_one_set_of_files(plan_api: PlanApi, tmp_path: Path) -> None:
     """Single flight joins neither requests with different leases nor requests to two processes."""
     results = await asyncio.gather(*(plan_api.plan(predicate="id = 5", **{"lease-s": 100 + each}) for each in range(8)))
     (name,) = {result["name"] for result in results}
@@ -269,14 +273,14 @@ async def test_files_of_only_one_server_stay_when_two_make_one_plan(plan_api: Pl
 async def test_plan_table_name_is_valid_until_its_lease_ends(plan_api: PlanApi) -> None:
     plan = await plan_api.plan(predicate="id = 5")
     plan_api.clock.ahead_ms += (LEASE_S - 2) * 1000
-    assert (await plan_api("HEAD", f"{STANDARD}/{plan['name']}")).status == 204
-    tag = (await plan_api("GET", f"{STANDARD}/{plan['name']}")).headers["ETag"]
+    assert (await plan_api("HEAD", f"{STANDARD_TABLES}/{plan['name']}")).status == 204
+    tag = (await plan_api("GET", f"{STANDARD_TABLES}/{plan['name']}")).headers["ETag"]
     plan_api.clock.ahead_ms += 2000
     for method, path in (("GET", ""), ("GET", "/credentials"), ("POST", "/plan"), ("POST", "/metrics")):
-        answer = await plan_api(method, f"{STANDARD}/{plan['name']}{path}", {} if method == "POST" else None)
+        answer = await plan_api(method, f"{STANDARD_TABLES}/{plan['name']}{path}", {} if method == "POST" else None)
         assert answer.error[:2] == (404, "NoSuchTableException"), path
-    assert (await plan_api("HEAD", f"{STANDARD}/{plan['name']}")).status == 404
-    answer = await plan_api("GET", f"{STANDARD}/{plan['name']}", headers={"If-None-Match": tag})
+    assert (await plan_api("HEAD", f"{STANDARD_TABLES}/{plan['name']}")).status == 404
+    answer = await plan_api("GET", f"{STANDARD_TABLES}/{plan['name']}", headers={"If-None-Match": tag})
     assert answer.status == 404
 
 
@@ -296,7 +300,7 @@ async def test_requested_plan_is_renewed_after_half_of_its_lease(plan_api: PlanA
     assert second_plan["name"] == plan["name"]
     assert second_plan["expires-at-ms"] >= plan["expires-at-ms"] + LEASE_S * 500
     plan_api.clock.ahead_ms += LEASE_S * 1100
-    assert (await plan_api("HEAD", f"{STANDARD}/{plan['name']}")).status == 404
+    assert (await plan_api("HEAD", f"{STANDARD_TABLES}/{plan['name']}")).status == 404
     # The plan's files still exist, so another lease reuses them.
     back = await plan_api.plan(predicate="id = 5")
     assert back["name"] == plan["name"]
@@ -311,20 +315,23 @@ async def test_name_can_be_renewed_whatever_happens_to_its_table(plan_api: PlanA
     assert (await plan_api.plan(predicate="id = 5", **{"snapshot-id": 1}))["name"] != name
     for _ in range(4):
         plan_api.clock.ahead_ms += LEASE_S * 900
-        answer = await plan_api("POST", f"{OWN}/{name}/lease", {"lease-s": LEASE_S})
+        answer = await plan_api("POST", f"{OWN_TABLES}/{name}/lease", {"lease-s": LEASE_S})
         assert answer.json == {"expires-at-ms": pytest.approx(plan_api.clock.now_ms() + LEASE_S * 1000, abs=5000)}
         assert await plan_api.files_of_plan(name) == [0]
     # An expired name is valid again while its files exist.
     plan_api.clock.ahead_ms += LEASE_S * 1100
-    assert (await plan_api("HEAD", f"{STANDARD}/{name}")).status == 404
-    assert (await plan_api("POST", f"{OWN}/{name}/lease", {})).status == 200
+    assert (await plan_api("HEAD", f"{STANDARD_TABLES}/{name}")).status == 404
+    assert (await plan_api("POST", f"{OWN_TABLES}/{name}/lease", {})).status == 200
     assert await plan_api.files_of_plan(name) == [0]
     plan_api.clock.ahead_ms += (LEASE_S + GRACE_S + 1) * 1000
     await plan_api.server.components.housekeeping.round()
-    for removed_ids in (name, NAME, "t", "nosuch"):
-        assert (await plan_api("POST", f"{OWN}/{removed_ids}/lease", {})).error[:2] == (404, "NoSuchTableException")
+    for table_name in (name, NAME, "t", "nosuch"):
+        assert (await plan_api("POST", f"{OWN_TABLES}/{table_name}/lease", {})).error[:2] == (
+            404,
+            "NoSuchTableException",
+        )
     for bad in ({"lease-s": 0}, {"lease": 5}, []):
-        assert (await plan_api("POST", f"{OWN}/{name}/lease", bad)).error[:2] == (400, "BadRequestException")
+        assert (await plan_api("POST", f"{OWN_TABLES}/{name}/lease", bad)).error[:2] == (400, "BadRequestException")
 
 
 async def test_files_are_deleted_after_the_lease_and_the_plan_can_be_made_again(
@@ -348,7 +355,7 @@ async def test_files_are_deleted_after_the_lease_and_the_plan_can_be_made_again(
 
 async def test_plan_whose_files_are_about_to_be_deleted_is_made_anew(plan_api: PlanApi, tmp_path: Path) -> None:
     plan = await plan_api.plan(predicate="id = 5")
-    old = set(plans(tmp_path))
+    plan_files_before = set(plans(tmp_path))
     plan_api.clock.ahead_ms += (LEASE_S + GRACE_S + 1) * 1000
     objects, delete = plan_api.server.components.objects, plan_api.server.components.objects.delete
 
@@ -360,24 +367,24 @@ async def test_plan_whose_files_are_about_to_be_deleted_is_made_anew(plan_api: P
 
     objects.delete = meanwhile  # type: ignore[method-assign]
     assert (await plan_api.server.components.housekeeping.round())["plan_tables_cleaned"] == 1
-    assert old.isdisjoint(plans(tmp_path))
+    assert plan_files_before.isdisjoint(plans(tmp_path))
     assert await plan_api.files_of_plan(plan["name"]) == [0]
 
 
 async def test_plan_table_name_belongs_to_the_table_it_was_made_for(plan_api: PlanApi) -> None:
     plan = await plan_api.plan(predicate="id = 5")
-    path = f"{STANDARD}/{plan['name']}"
-    assert (await plan_api("DELETE", f"{STANDARD}/t")).status == 204
+    path = f"{STANDARD_TABLES}/{plan['name']}"
+    assert (await plan_api("DELETE", f"{STANDARD_TABLES}/t")).status == 204
     assert (await plan_api("GET", path)).error[:2] == (404, "NoSuchTableException")
     await plan_api.table()
     assert (await plan_api("GET", path)).error[:2] == (404, "NoSuchTableException")
     await append(plan_api, "t", tens(3), snapshot_id=1)
-    fresh = await plan_api.plan(predicate="id = 5")
-    assert fresh["name"] != plan["name"]
-    assert await plan_api.files_of_plan(fresh["name"]) == [0]
+    new_plan = await plan_api.plan(predicate="id = 5")
+    assert new_plan["name"] != plan["name"]
+    assert await plan_api.files_of_plan(new_plan["name"]) == [0]
     body = {"source": {"namespace": ["db"], "name": "t"}, "destination": {"namespace": ["db"], "name": "moved"}}
     assert (await plan_api("POST", "/v1/tables/rename", body)).status == 204
-    assert (await plan_api("GET", f"{STANDARD}/{fresh['name']}")).error[:2] == (404, "NoSuchTableException")
+    assert (await plan_api("GET", f"{STANDARD_TABLES}/{new_plan['name']}")).error[:2] == (404, "NoSuchTableException")
     assert (await plan_api.plan("moved", predicate="id = 5"))["name"].startswith("moved~plan~")
 
 
@@ -386,9 +393,9 @@ async def test_plan_table_survives_commits_and_the_expiry_of_its_snapshot(plan_a
     await append(plan_api, "t", tens(31)[30:], snapshot_id=2, parent=1)
     assert await plan_api.files_of_plan(plan["name"]) == [0]
     removal = {"requirements": [], "updates": [{"action": "remove-snapshots", "snapshot-ids": [1]}]}
-    assert (await plan_api("POST", f"{STANDARD}/t", removal)).status == 200
+    assert (await plan_api("POST", f"{STANDARD_TABLES}/t", removal)).status == 200
     assert await plan_api.files_of_plan(plan["name"]) == [0]
-    answer = await plan_api("POST", f"{OWN}/t/plan-tables", {"predicate": "id = 5", "snapshot-id": 1})
+    answer = await plan_api("POST", f"{OWN_TABLES}/t/plan-tables", {"predicate": "id = 5", "snapshot-id": 1})
     assert "Cannot find snapshot 1" in answer.error[2]
 
 
@@ -397,7 +404,7 @@ async def test_plan_table_of_a_mixed_case_table_has_a_lower_case_name(plan_api: 
     await append(plan_api, "Gr%C3%B6%C3%9Fe%20T", tens(3), snapshot_id=1)
     plan = await plan_api.plan("Gr%C3%B6%C3%9Fe%20T", predicate="id = 15")
     assert plan["name"].startswith("größe t~plan~")
-    loaded = await plan_api("GET", f"{STANDARD}/gr%C3%B6%C3%9Fe%20t~plan~{plan['name'].rpartition('~')[2]}")
+    loaded = await plan_api("GET", f"{STANDARD_TABLES}/gr%C3%B6%C3%9Fe%20t~plan~{plan['name'].rpartition('~')[2]}")
     assert numbers(loaded.json) == [1]
     await plan_api.table("x" * 250)
     await append(plan_api, "x" * 250, tens(3), snapshot_id=1)
@@ -407,7 +414,7 @@ async def test_plan_table_of_a_mixed_case_table_has_a_lower_case_name(plan_api: 
 async def test_client_with_server_side_planning_can_plan_a_plan_table(plan_api: PlanApi) -> None:
     plan = await plan_api.plan(predicate="id < 100")
     answer = await plan_api(
-        "POST", f"{STANDARD}/{plan['name']}/plan", {"filter": {"type": "gt", "term": "id", "value": 75}}
+        "POST", f"{STANDARD_TABLES}/{plan['name']}/plan", {"filter": {"type": "gt", "term": "id", "value": 75}}
     )
     file_paths = [task["data-file"]["file-path"][-14:] for task in answer.json["file-scan-tasks"]]
     assert file_paths == ["000007.parquet", "000008.parquet", "000009.parquet"]
@@ -416,13 +423,13 @@ async def test_client_with_server_side_planning_can_plan_a_plan_table(plan_api: 
 async def test_reports_on_a_plan_table_are_stored_for_its_table(plan_api: PlanApi) -> None:
     plan = await plan_api.plan(predicate="id = 5")
     report = {"report-type": "scan-report", "table-name": "t", "snapshot-id": 1, "filter": True, "metrics": {}}
-    assert (await plan_api("POST", f"{STANDARD}/{plan['name']}/metrics", report)).status == 204
-    assert len((await plan_api("GET", f"{OWN}/t/metrics")).json["reports"]) == 1
+    assert (await plan_api("POST", f"{STANDARD_TABLES}/{plan['name']}/metrics", report)).status == 204
+    assert len((await plan_api("GET", f"{OWN_TABLES}/t/metrics")).json["reports"]) == 1
 
 
 async def test_plan_tables_are_never_listed(plan_api: PlanApi) -> None:
     plan = await plan_api.plan(predicate="id = 5")
-    assert [identifier["name"] for identifier in (await plan_api("GET", STANDARD)).json["identifiers"]] == ["t"]
+    assert [identifier["name"] for identifier in (await plan_api("GET", STANDARD_TABLES)).json["identifiers"]] == ["t"]
     assert (await plan_api("GET", "/v1/namespaces/db/views")).json["identifiers"] == []
     assert plan["name"] not in (await plan_api("GET", "/api/v1/timeline")).raw.decode()
 
@@ -446,35 +453,35 @@ async def test_requests_that_change_or_create_a_table_with_a_plan_name_are_rejec
         }
 
     requests: list[tuple[str, str, Any]] = [
-        ("POST", f"{STANDARD}/{name}", set_properties(a="b")),
-        ("POST", f"{STANDARD}/{NAME}", staged),
-        ("DELETE", f"{STANDARD}/{name}", None),
-        ("DELETE", f"{STANDARD}/{name}?purgeRequested=true", None),
-        ("POST", f"{STANDARD}/{name}/unregister", None),
+        ("POST", f"{STANDARD_TABLES}/{name}", set_properties(a="b")),
+        ("POST", f"{STANDARD_TABLES}/{NAME}", staged),
+        ("DELETE", f"{STANDARD_TABLES}/{name}", None),
+        ("DELETE", f"{STANDARD_TABLES}/{name}?purgeRequested=true", None),
+        ("POST", f"{STANDARD_TABLES}/{name}/unregister", None),
         ("POST", "/v1/tables/rename", rename(name, "other")),
         ("POST", "/v1/tables/rename", rename("t", NAME)),
         ("POST", "/v1/views/rename", rename("v", NAME)),
         ("POST", "/v1/transactions/commit", {"table-changes": [change]}),
-        ("POST", STANDARD, create),
-        ("POST", STANDARD, {**create, "name": "x~PLAN~y"}),
-        ("POST", STANDARD, {**create, "stage-create": True}),
+        ("POST", STANDARD_TABLES, create),
+        ("POST", STANDARD_TABLES, {**create, "name": "x~PLAN~y"}),
+        ("POST", STANDARD_TABLES, {**create, "stage-create": True}),
         ("POST", "/v1/namespaces/db/register", register),
         ("POST", "/v1/namespaces/db/register", {**register, "overwrite": True}),
         ("POST", "/v1/namespaces/db/views", view),
-        ("POST", f"{OWN}/{name}/commit", {"add": []}),
-        ("PUT", f"{OWN}/{name}/indexes/i", {"kind": "bloom", "columns": ["id"]}),
-        ("POST", f"{OWN}/{name}/indexes/i/builds", {}),
+        ("POST", f"{OWN_TABLES}/{name}/commit", {"add": []}),
+        ("PUT", f"{OWN_TABLES}/{name}/indexes/i", {"kind": "bloom", "columns": ["id"]}),
+        ("POST", f"{OWN_TABLES}/{name}/indexes/i/builds", {}),
     ]
     for method, path, body in requests:
         code, kind, message = (await plan_api(method, path, body)).error
         assert (code, kind) == (400, "BadRequestException"), (method, path)
         assert "plan table" in message, (method, path)
     assert await plan_api.files_of_plan(name) == [0]
-    assert [identifier["name"] for identifier in (await plan_api("GET", STANDARD)).json["identifiers"]] == ["t"]
+    assert [identifier["name"] for identifier in (await plan_api("GET", STANDARD_TABLES)).json["identifiers"]] == ["t"]
 
 
 async def test_dropped_table_cannot_be_restored_under_a_plan_name(plan_api: PlanApi) -> None:
-    assert (await plan_api("DELETE", f"{STANDARD}/t")).status == 204
+    assert (await plan_api("DELETE", f"{STANDARD_TABLES}/t")).status == 204
     (dropped,) = (await plan_api("GET", "/api/v1/dropped")).json["dropped"]
     answer = await plan_api("POST", f"/api/v1/dropped/{dropped['id']}/undrop", {"name": NAME})
     assert answer.error[:2] == (400, "BadRequestException")
@@ -482,7 +489,7 @@ async def test_dropped_table_cannot_be_restored_under_a_plan_name(plan_api: Plan
 
 async def test_plan_of_a_plan_table_is_rejected(plan_api: PlanApi) -> None:
     plan = await plan_api.plan(predicate="id < 100")
-    answer = await plan_api("POST", f"{OWN}/{plan['name']}/plan-tables", {"predicate": "id = 5"})
+    answer = await plan_api("POST", f"{OWN_TABLES}/{plan['name']}/plan-tables", {"predicate": "id = 5"})
     assert answer.error[:2] == (404, "NoSuchTableException")
 
 
@@ -496,31 +503,31 @@ async def test_plan_table_requires_the_same_rights_as_its_table(tmp_path: Path) 
         root, rita, deep = (UserApi(server, secrets[name]) for name in grants)
         await root.table()
         await append(root, "t", tens(30), snapshot_id=1, manifests=3)
-        answer = await rita("POST", f"{OWN}/t/plan-tables", {"predicate": "id = 5"})
+        answer = await rita("POST", f"{OWN_TABLES}/t/plan-tables", {"predicate": "id = 5"})
         assert answer.status == 200, "a reader's right"
         name = answer.json["name"]
-        assert (await rita("GET", f"{STANDARD}/{name}")).status == 200
-        assert (await rita("POST", f"{OWN}/{name}/lease", {})).status == 200
+        assert (await rita("GET", f"{STANDARD_TABLES}/{name}")).status == 200
+        assert (await rita("POST", f"{OWN_TABLES}/{name}/lease", {})).status == 200
         for method, path, body in (
-            ("POST", f"{OWN}/t/plan-tables", {"predicate": "id = 5"}),
-            ("GET", f"{STANDARD}/{name}", None),
-            ("GET", f"{STANDARD}/{name}/credentials", None),
-            ("POST", f"{STANDARD}/{name}/plan", {}),
-            ("POST", f"{OWN}/{name}/lease", {}),
+            ("POST", f"{OWN_TABLES}/t/plan-tables", {"predicate": "id = 5"}),
+            ("GET", f"{STANDARD_TABLES}/{name}", None),
+            ("GET", f"{STANDARD_TABLES}/{name}/credentials", None),
+            ("POST", f"{STANDARD_TABLES}/{name}/plan", {}),
+            ("POST", f"{OWN_TABLES}/{name}/lease", {}),
         ):
             refused = (await deep(method, path, body)).error
             assert refused[:2] == (403, "ForbiddenException")
-        by_plan = (await deep("GET", f"{STANDARD}/{name}")).error
-        assert by_plan == (await deep("GET", f"{STANDARD}/t")).error
-        assert (await deep("HEAD", f"{STANDARD}/{name}")).status == 403
+        by_plan = (await deep("GET", f"{STANDARD_TABLES}/{name}")).error
+        assert by_plan == (await deep("GET", f"{STANDARD_TABLES}/t")).error
+        assert (await deep("HEAD", f"{STANDARD_TABLES}/{name}")).status == 403
         # A user without rights does not learn whether the plan exists.
-        assert by_plan == (await deep("GET", f"{STANDARD}/{NAME}")).error
+        assert by_plan == (await deep("GET", f"{STANDARD_TABLES}/{NAME}")).error
 
 
 async def test_purge_deletes_unknown_files_of_plan_tables(plan_api: PlanApi, tmp_path: Path) -> None:
     await plan_api.plan(predicate="id = 5")
     (plans(tmp_path)[0].parent / "left-by-a-crash.avro").write_bytes(b"Obj")
-    assert (await plan_api("DELETE", f"{STANDARD}/t?purgeRequested=true")).status == 204
+    assert (await plan_api("DELETE", f"{STANDARD_TABLES}/t?purgeRequested=true")).status == 204
     plan_api.clock.ahead_ms += 30 * 86_400_000
     await plan_api.server.components.housekeeping.round()
     assert plans(tmp_path) == []

@@ -13,13 +13,13 @@ from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from tests.api.client import VIEW_VERSION, Api, set_properties
 from tests.api.plans.planned import append, tens
-from tests.api.plans.test_plan_tables import GRACE_S, LEASE_S, STANDARD, PlanApi, UserApi, open_plan_api, plans
+from tests.api.plans.test_plan_tables import GRACE_S, LEASE_S, STANDARD_TABLES, PlanApi, UserApi, open_plan_api, plans
 from tests.server.rig import running
 
-VIEWS, OWN = "/v1/namespaces/db/views", "/api/v1/views/db"
+VIEWS, OWN_VIEWS = "/v1/namespaces/db/views", "/api/v1/views/db"
 TEXT = "SELECT id, data FROM t WHERE id > 3 -- 't'"
-OWNED = {"trino.run-as-owner": "anna", "comment": "hers"}
-AT = TEXT.index(" t ") + 1
+OWNER_PROPERTIES = {"trino.run-as-owner": "anna", "comment": "hers"}
+TABLE_POSITION = TEXT.index(" t ") + 1
 
 
 def version(text: str = TEXT, **more: Any) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def version(text: str = TEXT, **more: Any) -> dict[str, Any]:
     return {**VIEW_VERSION, "representations": [spark, trino], "default-catalog": "lake", **more}
 
 
-async def view_request(api: Api, name: str = "v", at: int = AT, **more: Any) -> dict[str, Any]:
+async def view_request(api: Api, name: str = "v", at: int = TABLE_POSITION, **more: Any) -> dict[str, Any]:
     """Plan `t`, and return the body of a request for a plan view of the current view and this plan."""
     loaded = (await api("GET", f"{VIEWS}/{name}")).json
     plan = (await api("POST", "/api/v1/tables/db/t/plan-tables", {"predicate": "id = 5"})).json["name"]
@@ -38,7 +38,7 @@ async def view_request(api: Api, name: str = "v", at: int = AT, **more: Any) -> 
 
 
 async def make_plan_view(api: Api, **more: Any) -> str:
-    answer = await api("POST", f"{OWN}/v/plan-views", await view_request(api, **more))
+    answer = await api("POST", f"{OWN_VIEWS}/v/plan-views", await view_request(api, **more))
     assert answer.status == 200, answer.raw
     return str(answer.json["name"])
 
@@ -50,9 +50,9 @@ def text_of(loaded: dict[str, Any]) -> str:
 
 
 async def test_plan_view_is_the_view_with_another_text(plan_api: PlanApi) -> None:
-    await plan_api.view(**{"view-version": version()}, properties=OWNED)
+    await plan_api.view(**{"view-version": version()}, properties=OWNER_PROPERTIES)
     body = await view_request(plan_api)
-    answer = await plan_api("POST", f"{OWN}/v/plan-views", body)
+    answer = await plan_api("POST", f"{OWN_VIEWS}/v/plan-views", body)
     assert answer.status == 200, answer.raw
     name = answer.json["name"]
     assert name.startswith("v~plan~")
@@ -69,11 +69,11 @@ async def test_plan_view_is_the_view_with_another_text(plan_api: PlanApi) -> Non
     del version_of["representations"], stored_version["representations"]
     assert version_of == stored_version
     assert (await plan_api("HEAD", f"{VIEWS}/{name}")).status == 204
-    assert (await plan_api("GET", f"{STANDARD}/{name}")).status == 404, "it is no table"
+    assert (await plan_api("GET", f"{STANDARD_TABLES}/{name}")).status == 404, "it is no table"
 
 
 @pytest.mark.parametrize(
-    ("reference", "default", "new"),
+    ("reference", "default", "replacement"),
     [
         ("t", ["db"], '"{plan}"'),
         ('"T"', ["db"], '"{plan}"'),
@@ -82,28 +82,28 @@ async def test_plan_view_is_the_view_with_another_text(plan_api: PlanApi) -> Non
     ],
 )
 async def test_table_reference_may_have_any_form(
-    plan_api: PlanApi, reference: str, default: list[str], new: str
+    plan_api: PlanApi, reference: str, default: list[str], replacement: str
 ) -> None:
     text = f"SELECT x.id, x.data FROM {reference} x"
     await plan_api.view(**{"view-version": version(text, **{"default-namespace": default})})
     body = await view_request(plan_api)
     start = text.index(f" {reference} ") + 1
     body["tables"][0] |= {"start": start, "end": start + len(reference), "alias": False}
-    answer = await plan_api("POST", f"{OWN}/v/plan-views", body)
+    answer = await plan_api("POST", f"{OWN_VIEWS}/v/plan-views", body)
     assert answer.status == 200, answer.raw
     plan = body["tables"][0]["plan"][1]
     loaded = (await plan_api("GET", f"{VIEWS}/{answer.json['name']}")).json
-    assert f"FROM {new.format(plan=plan)} x" in text_of(loaded)
+    assert f"FROM {replacement.format(plan=plan)} x" in text_of(loaded)
 
 
 @pytest.mark.parametrize(
     ("text", "start", "end"),
     [
-        (TEXT, AT, AT + 2),
-        (TEXT, AT - 1, AT + 1),
+        (TEXT, TABLE_POSITION, TABLE_POSITION + 2),
+        (TEXT, TABLE_POSITION - 1, TABLE_POSITION + 1),
         (TEXT, 0, 6),
         (TEXT, -1, 1),
-        (TEXT, AT, len(TEXT) + 5),
+        (TEXT, TABLE_POSITION, len(TEXT) + 5),
         ("SELECT * FROM u, t", 14, 15),
         ("SELECT * FROM other.t", 14, 21),
         ("SELECT 't' FROM t", 7, 10),
@@ -119,7 +119,7 @@ async def test_only_the_name_of_the_planned_table_is_replaced(
     await plan_api.view(**{"view-version": version(text)})
     body = await view_request(plan_api)
     body["tables"][0] |= {"start": start, "end": end}
-    answer = await plan_api("POST", f"{OWN}/v/plan-views", body)
+    answer = await plan_api("POST", f"{OWN_VIEWS}/v/plan-views", body)
     assert answer.error[:2] == (400, "BadRequestException")
     assert "are not the name of db.t" in answer.error[2]
 
@@ -133,27 +133,27 @@ async def test_invalid_requests_for_plan_views_are_rejected(plan_api: PlanApi) -
         ({"tables": []}, 400),
         ({"lease-s": 0}, 400),
         ({"metadata-location": "file:///old"}, 404),
-        ({"tables": [{"start": AT, "end": AT + 1, "plan": ["db", "t"]}]}, 404),
-        ({"tables": [{"start": AT, "end": AT + 1, "plan": ["t"]}]}, 400),
-        ({"tables": [{"start": AT, "end": AT + 1, "plan": ["db", f"t~plan~{'0' * 32}"]}]}, 404),
+        ({"tables": [{"start": TABLE_POSITION, "end": TABLE_POSITION + 1, "plan": ["db", "t"]}]}, 404),
+        ({"tables": [{"start": TABLE_POSITION, "end": TABLE_POSITION + 1, "plan": ["t"]}]}, 400),
+        ({"tables": [{"start": TABLE_POSITION, "end": TABLE_POSITION + 1, "plan": ["db", f"t~plan~{'0' * 32}"]}]}, 404),
     ]
     for changes, status in cases:
-        answer = await plan_api("POST", f"{OWN}/v/plan-views", {**await view_request(plan_api), **changes})
+        answer = await plan_api("POST", f"{OWN_VIEWS}/v/plan-views", {**await view_request(plan_api), **changes})
         assert answer.status == status, (changes, answer.raw)
 
 
 async def test_overlapping_places_and_views_without_trino_text_are_rejected(plan_api: PlanApi) -> None:
     await plan_api.view(**{"view-version": version()})
     body = await view_request(plan_api)
-    answer = await plan_api("POST", f"{OWN}/v/plan-views", {**body, "tables": body["tables"] * 2})
+    answer = await plan_api("POST", f"{OWN_VIEWS}/v/plan-views", {**body, "tables": body["tables"] * 2})
     assert answer.error[:2] == (400, "BadRequestException")
     await plan_api.view("w")
-    assert (await plan_api("POST", f"{OWN}/w/plan-views", await view_request(plan_api, "w"))).status == 400
-    assert (await plan_api("POST", f"{OWN}/none/plan-views", body)).status == 404
+    assert (await plan_api("POST", f"{OWN_VIEWS}/w/plan-views", await view_request(plan_api, "w"))).status == 400
+    assert (await plan_api("POST", f"{OWN_VIEWS}/none/plan-views", body)).status == 404
 
 
 async def test_plan_view_name_belongs_to_the_view_as_it_was_read(plan_api: PlanApi) -> None:
-    await plan_api.view(**{"view-version": version()}, properties=OWNED)
+    await plan_api.view(**{"view-version": version()}, properties=OWNER_PROPERTIES)
     name = await make_plan_view(plan_api)
     assert (await plan_api("POST", f"{VIEWS}/v", set_properties(**{"trino.run-as-owner": "bert"}))).status == 200
     assert (await plan_api("GET", f"{VIEWS}/{name}")).status == 404, "it would run by another one's rights"
@@ -163,30 +163,30 @@ async def test_plan_view_name_belongs_to_the_view_as_it_was_read(plan_api: PlanA
     assert (await plan_api("DELETE", f"{VIEWS}/v")).status == 204
     for view_name in (name, other):
         assert (await plan_api("GET", f"{VIEWS}/{view_name}")).status == 404
-    await plan_api.view(**{"view-version": version()}, properties=OWNED)
+    await plan_api.view(**{"view-version": version()}, properties=OWNER_PROPERTIES)
     assert (await plan_api("GET", f"{VIEWS}/{other}")).status == 404, "of the same name, and another view"
 
 
-OUTER = "SELECT id FROM db.\"V\" WHERE data <> 'x' "
+OUTER_VIEW_TEXT = "SELECT id FROM db.\"V\" WHERE data <> 'x' "
 
 
 async def make_view_request(api: Api, name: str) -> dict[str, Any]:
     """Return the body of a request for a plan view of `w` that reads the plan view `name` of `v`."""
-    await api.view("w", **{"view-version": version(OUTER)})
+    await api.view("w", **{"view-version": version(OUTER_VIEW_TEXT)})
     location = (await api("GET", f"{VIEWS}/w")).json["metadata-location"]
-    at = OUTER.index("db.")
+    at = OUTER_VIEW_TEXT.index("db.")
     table = {"start": at, "end": at + len('db."V"'), "plan": ["db", name], "alias": True}
     return {"metadata-location": location, "predicate": "id > 4", "tables": [table]}
 
 
 async def test_plan_view_of_an_outer_view_may_use_the_plan_view_of_its_inner_view(plan_api: PlanApi) -> None:
-    await plan_api.view(**{"view-version": version()}, properties=OWNED)
+    await plan_api.view(**{"view-version": version()}, properties=OWNER_PROPERTIES)
     inner = await make_plan_view(plan_api)
     body = await make_view_request(plan_api, inner)
-    answer = await plan_api("POST", f"{OWN}/w/plan-views", body)
+    answer = await plan_api("POST", f"{OWN_VIEWS}/w/plan-views", body)
     assert answer.status == 200, answer.raw
     loaded = (await plan_api("GET", f"{VIEWS}/{answer.json['name']}")).json
-    text = OUTER.replace('db."V"', f'db."{inner}" AS "V"')
+    text = OUTER_VIEW_TEXT.replace('db."V"', f'db."{inner}" AS "V"')
     assert text_of(loaded) == f'SELECT * FROM (\n{text}\n) AS "w" WHERE id > 4'
     assert loaded["metadata"]["properties"] == {}, "the inner view's owner is its own"
 
@@ -197,31 +197,35 @@ async def test_inner_name_must_be_a_plan_of_the_same_view(plan_api: PlanApi) -> 
     body = await make_view_request(plan_api, inner)
     (table,) = body["tables"]
     plan = (await plan_api("POST", "/api/v1/tables/db/t/plan-tables", {"predicate": "id = 5"})).json["name"]
-    outer = (await plan_api("POST", f"{OWN}/w/plan-views", body)).json["name"]
+    outer = (await plan_api("POST", f"{OWN_VIEWS}/w/plan-views", body)).json["name"]
     for other in (plan, outer):
-        answer = await plan_api("POST", f"{OWN}/w/plan-views", {**body, "tables": [{**table, "plan": ["db", other]}]})
+        answer = await plan_api(
+            "POST", f"{OWN_VIEWS}/w/plan-views", {**body, "tables": [{**table, "plan": ["db", other]}]}
+        )
         assert answer.error[:2] == (400, "BadRequestException")
         assert "are not the name of db." in answer.error[2]
     for other in ("v", "t", f"v~plan~{'0' * 32}"):
-        answer = await plan_api("POST", f"{OWN}/w/plan-views", {**body, "tables": [{**table, "plan": ["db", other]}]})
+        answer = await plan_api(
+            "POST", f"{OWN_VIEWS}/w/plan-views", {**body, "tables": [{**table, "plan": ["db", other]}]}
+        )
         assert answer.status == 404, "the view itself is no plan of it"
     assert (await plan_api("DELETE", f"{VIEWS}/v")).status == 204
-    assert (await plan_api("POST", f"{OWN}/w/plan-views", body)).status == 404
+    assert (await plan_api("POST", f"{OWN_VIEWS}/w/plan-views", body)).status == 404
 
 
 async def test_plan_view_over_a_changed_inner_view_names_a_missing_view(plan_api: PlanApi) -> None:
     """Trino fails on the name, and the proxy then runs the statement without plans."""
-    await plan_api.view(**{"view-version": version()}, properties=OWNED)
+    await plan_api.view(**{"view-version": version()}, properties=OWNER_PROPERTIES)
     inner = await make_plan_view(plan_api)
     body = await make_view_request(plan_api, inner)
-    outer = (await plan_api("POST", f"{OWN}/w/plan-views", body)).json["name"]
+    outer = (await plan_api("POST", f"{OWN_VIEWS}/w/plan-views", body)).json["name"]
     assert (await plan_api("POST", f"{VIEWS}/v", set_properties(comment="another"))).status == 200
     assert (await plan_api("GET", f"{VIEWS}/{inner}")).status == 404
     assert (await plan_api("GET", f"{VIEWS}/{outer}")).status == 200
-    assert (await plan_api("POST", f"{OWN}/w/plan-views", body)).status == 404
+    assert (await plan_api("POST", f"{OWN_VIEWS}/w/plan-views", body)).status == 404
     second_inner = await make_plan_view(plan_api)
     body["tables"][0]["plan"] = ["db", second_inner]
-    assert (await plan_api("POST", f"{OWN}/w/plan-views", body)).json["name"] not in (None, outer)
+    assert (await plan_api("POST", f"{OWN_VIEWS}/w/plan-views", body)).json["name"] not in (None, outer)
     plan_api.clock.ahead_ms += LEASE_S * 900
     for name in (second_inner, outer):
         assert (await plan_api("POST", f"/api/v1/tables/db/{name}/lease", {})).status == 200
@@ -262,7 +266,7 @@ async def test_plan_view_is_never_listed_and_cannot_be_changed(plan_api: PlanApi
     }
     assert (await plan_api("POST", "/v1/views/rename", renaming)).status in (400, 404)
     body = await view_request(plan_api)
-    assert (await plan_api("POST", f"{OWN}/{name}/plan-views", body)).status == 404
+    assert (await plan_api("POST", f"{OWN_VIEWS}/{name}/plan-views", body)).status == 404
     assert (await plan_api("POST", f"/api/v1/tables/db/{name}/plan-tables", {})).status == 404
     assert (await plan_api("GET", f"{VIEWS}/{name}")).status == 200
 
@@ -270,7 +274,7 @@ async def test_plan_view_is_never_listed_and_cannot_be_changed(plan_api: PlanApi
 async def test_number_of_plan_views_is_limited_by_the_setting(tmp_path: Path) -> None:
     async with open_plan_api(tmp_path, plan_tables_limit=1) as plan_api:
         await plan_api.view(**{"view-version": version()})
-        answer = await plan_api("POST", f"{OWN}/v/plan-views", await view_request(plan_api))
+        answer = await plan_api("POST", f"{OWN_VIEWS}/v/plan-views", await view_request(plan_api))
         assert answer.json == {"name": None, "expires-at-ms": None}
 
 
@@ -294,9 +298,9 @@ async def test_making_a_plan_view_requires_rights_to_change_the_view_and_read_it
         await append(root, "t", tens(30), snapshot_id=1, manifests=3)
         await root.view(**{"view-version": version()})
         body = await view_request(root)
-        assert (await principal["reader"]("POST", f"{OWN}/v/plan-views", body)).status == 403
-        assert (await principal["nobody"]("POST", f"{OWN}/v/plan-views", body)).status == 403
-        answer = await principal["writer"]("POST", f"{OWN}/v/plan-views", body)
+        assert (await principal["reader"]("POST", f"{OWN_VIEWS}/v/plan-views", body)).status == 403
+        assert (await principal["nobody"]("POST", f"{OWN_VIEWS}/v/plan-views", body)).status == 403
+        answer = await principal["writer"]("POST", f"{OWN_VIEWS}/v/plan-views", body)
         assert answer.status == 200, answer.raw
         name = answer.json["name"]
         assert (await principal["reader"]("GET", f"{VIEWS}/{name}")).status == 200, "as the view"
@@ -336,10 +340,10 @@ async def test_no_user_can_write_a_text_that_runs_with_another_users_rights(tmp_
             properties = {} if owner is None else {"trino.run-as-owner": owner}
             await root.view(**{"view-version": version(), "properties": properties})
             body = await view_request(root)
-            assert (await root("POST", f"{OWN}/v/plan-views", body)).status == 200
-            assert (await wendy("POST", f"{OWN}/v/plan-views", body)).status == (200 if may_write else 403)
+            assert (await root("POST", f"{OWN_VIEWS}/v/plan-views", body)).status == 200
+            assert (await wendy("POST", f"{OWN_VIEWS}/v/plan-views", body)).status == (200 if may_write else 403)
             # A view without an owner runs with the rights of its reader.
-            answer = await root("POST", f"{OWN}/v/plan-views", {**body, "predicate": subquery})
+            answer = await root("POST", f"{OWN_VIEWS}/v/plan-views", {**body, "predicate": subquery})
             assert answer.status == (200 if owner is None else 400), answer.raw
             for predicate, status in (
                 ("lower(data) = 'a' AND (NOT (id IN (1, 2)))", 200),
@@ -355,6 +359,6 @@ async def test_no_user_can_write_a_text_that_runs_with_another_users_rights(tmp_
                 ("evil.f(id) = NULL", 400),
                 ("(SELECT id FROM theirs.secret) = NULL", 400),
             ):
-                answer = await root("POST", f"{OWN}/v/plan-views", {**body, "predicate": predicate})
+                answer = await root("POST", f"{OWN_VIEWS}/v/plan-views", {**body, "predicate": predicate})
                 assert answer.status == (200 if owner is None else status), (predicate, answer.raw)
             assert (await root("DELETE", f"{VIEWS}/v")).status == 204

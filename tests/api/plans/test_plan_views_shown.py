@@ -9,9 +9,18 @@ from typing import Any
 import pytest
 
 from tests.api.client import set_properties
-from tests.api.plans.test_plan_snapshots import OTHERS, PLANS, make_plan, request_lease
+from tests.api.plans.test_plan_snapshots import OTHER_HOLDER, PLANS, make_plan, request_lease
 from tests.api.plans.test_plan_tables import LEASE_S, PlanApi, open_plan_api
-from tests.api.plans.test_plan_views import AT, OUTER, OWN, OWNED, TEXT, VIEWS, text_of, version
+from tests.api.plans.test_plan_views import (
+    OUTER_VIEW_TEXT,
+    OWN_VIEWS,
+    OWNER_PROPERTIES,
+    TABLE_POSITION,
+    TEXT,
+    VIEWS,
+    text_of,
+    version,
+)
 
 GUARD = "IF(current_user = 'o''hara', TRUE, CAST('this plan belongs to another user' AS BOOLEAN))"
 
@@ -19,19 +28,19 @@ GUARD = "IF(current_user = 'o''hara', TRUE, CAST('this plan belongs to another u
 @pytest.fixture
 async def plan_api(tmp_path: Path) -> AsyncIterator[PlanApi]:
     async with open_plan_api(tmp_path) as plan_api:
-        await plan_api.view(**{"view-version": version()}, properties=OWNED)
+        await plan_api.view(**{"view-version": version()}, properties=OWNER_PROPERTIES)
         yield plan_api
 
 
 async def view_request(plan_api: PlanApi, **more: Any) -> dict[str, Any]:
     plan = (await make_plan(plan_api))["plan-snapshot-id"]
     location = (await plan_api("GET", f"{VIEWS}/v")).json["metadata-location"]
-    table = {"start": AT, "end": AT + 1, "table": ["db", "t"], "plan-snapshot-id": plan}
+    table = {"start": TABLE_POSITION, "end": TABLE_POSITION + 1, "table": ["db", "t"], "plan-snapshot-id": plan}
     return {"metadata-location": location, "predicate": '"id" = 5', "tables": [table], "reader": "o'hara", **more}
 
 
 async def make_plan_view(plan_api: PlanApi, **more: Any) -> dict[str, Any]:
-    answer = await plan_api("POST", f"{OWN}/v/plan-views", await view_request(plan_api, **more), headers=PLANS)
+    answer = await plan_api("POST", f"{OWN_VIEWS}/v/plan-views", await view_request(plan_api, **more), headers=PLANS)
     assert answer.status == 200, answer.raw
     body: dict[str, Any] = answer.json
     return body
@@ -39,18 +48,18 @@ async def make_plan_view(plan_api: PlanApi, **more: Any) -> dict[str, Any]:
 
 async def test_plan_views_tables_are_versions_and_its_rows_are_visible_to_one_user(plan_api: PlanApi) -> None:
     body = await view_request(plan_api)
-    answer = await plan_api("POST", f"{OWN}/v/plan-views", body, headers=PLANS)
+    answer = await plan_api("POST", f"{OWN_VIEWS}/v/plan-views", body, headers=PLANS)
     loaded = (await plan_api("GET", f"{VIEWS}/{answer.json['name']}", headers=PLANS)).json
     plan = body["tables"][0]["plan-snapshot-id"]
     text = TEXT.replace(" t ", f" t FOR VERSION AS OF {plan} ", 1)
     assert text_of(loaded) == f'SELECT * FROM (\n{text}\n) AS "v" WHERE {GUARD} AND ("id" = 5\n)'
-    assert loaded["metadata"]["properties"] == OWNED
+    assert loaded["metadata"]["properties"] == OWNER_PROPERTIES
 
 
 async def test_plan_view_name_resolves_only_with_its_header_until_it_is_withdrawn(plan_api: PlanApi) -> None:
     plan = await make_plan_view(plan_api)
     path = f"{VIEWS}/{plan['name']}"
-    for headers, status in ((PLANS, 200), (OTHERS, 404), ({}, 404)):
+    for headers, status in ((PLANS, 200), (OTHER_HOLDER, 404), ({}, 404)):
         assert (await plan_api("GET", path, headers=headers)).status == status
         assert (await plan_api("HEAD", path, headers=headers)).status == (204 if status == 200 else 404)
         lease = await plan_api("POST", f"/api/v1/tables/db/{plan['name']}/lease", {}, headers=headers)
@@ -79,20 +88,20 @@ async def test_plan_view_requires_the_current_view_and_plans_that_are_shown(plan
     plan, body = await make_plan_view(plan_api), await view_request(plan_api)
     assert (await plan_api("POST", f"{VIEWS}/v", set_properties(comment="another"))).status == 200
     assert (await plan_api("GET", f"{VIEWS}/{plan['name']}", headers=PLANS)).status == 404
-    assert (await plan_api("POST", f"{OWN}/v/plan-views", body, headers=PLANS)).status == 404
+    assert (await plan_api("POST", f"{OWN_VIEWS}/v/plan-views", body, headers=PLANS)).status == 404
     body = await view_request(plan_api)
     await request_lease(plan_api, [body["tables"][0]["plan-snapshot-id"]], 0)
-    assert (await plan_api("POST", f"{OWN}/v/plan-views", body, headers=PLANS)).status == 404
+    assert (await plan_api("POST", f"{OWN_VIEWS}/v/plan-views", body, headers=PLANS)).status == 404
 
 
 async def test_plan_view_checks_all_columns_of_an_inner_view(plan_api: PlanApi) -> None:
-    await plan_api.view("w", **{"view-version": version(OUTER)})
+    await plan_api.view("w", **{"view-version": version(OUTER_VIEW_TEXT)})
     inner = (await make_plan_view(plan_api))["name"]
     location = (await plan_api("GET", f"{VIEWS}/w")).json["metadata-location"]
-    at = OUTER.index("db.")
+    at = OUTER_VIEW_TEXT.index("db.")
     table = {"start": at, "end": at + len('db."V"'), "plan": ["db", inner], "alias": True}
     body = {"metadata-location": location, "predicate": "id > 4", "tables": [table], "reader": "o'hara"}
-    answer = await plan_api("POST", f"{OWN}/w/plan-views", body, headers=PLANS)
+    answer = await plan_api("POST", f"{OWN_VIEWS}/w/plan-views", body, headers=PLANS)
     assert answer.status == 200, answer.raw
     text = text_of((await plan_api("GET", f"{VIEWS}/{answer.json['name']}", headers=PLANS)).json)
     assert text.startswith('WITH "~0" AS (SELECT "id", "data" FROM db."V" WHERE FALSE) SELECT * FROM (\n')
@@ -113,10 +122,10 @@ async def test_contradictory_parts_of_a_request_are_rejected(plan_api: PlanApi) 
         ({**body, "tables": [{**table, "table": ["t"]}]}, PLANS, 400),
         ({**body, "tables": [{**table, "plan-snapshot-id": 1}]}, PLANS, 404),
         ({**body, "tables": [{**table, "table": ["db", "v"]}]}, PLANS, 404),
-        ({**body, "tables": [{"start": AT, "end": AT + 1, "plan": ["db", name]}]}, PLANS, 404),
-        ({**body, "tables": [{**table, "start": AT + 1, "end": AT + 2}]}, PLANS, 400),
-        (body, OTHERS, 404),
+        ({**body, "tables": [{"start": TABLE_POSITION, "end": TABLE_POSITION + 1, "plan": ["db", name]}]}, PLANS, 404),
+        ({**body, "tables": [{**table, "start": TABLE_POSITION + 1, "end": TABLE_POSITION + 2}]}, PLANS, 400),
+        (body, OTHER_HOLDER, 404),
     ]
     for input_value, headers, status in wrong:
-        answer = await plan_api("POST", f"{OWN}/v/plan-views", input_value, headers=headers)
+        answer = await plan_api("POST", f"{OWN_VIEWS}/v/plan-views", input_value, headers=headers)
         assert answer.error[0] == status, (input_value, headers, answer.raw)

@@ -196,7 +196,7 @@ async def test_swapped_column_names_prune_no_file_that_matches_under_either_mean
     assert numbers(await api("POST", f"{T}/plan", scan)) == [0], "an older snapshot is asked for by its own names alone"
 
 
-REUSED: list[tuple[str, dict[str, Any], dict[str, Any], Any]] = [
+NAME_REUSE_CASES: list[tuple[str, dict[str, Any], dict[str, Any], Any]] = [
     # (the case, the dropped column, the column that gets its name, a filter that is valid for only one of the two
     # types)
     ("text", {"type": "long"}, {"type": "string"}, {"type": "eq", "term": "f", "value": "x"}),
@@ -235,7 +235,9 @@ REUSED: list[tuple[str, dict[str, Any], dict[str, Any], Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("then", "now", "where"), [case[1:] for case in REUSED], ids=[case[0] for case in REUSED])
+@pytest.mark.parametrize(
+    ("then", "now", "where"), [case[1:] for case in NAME_REUSE_CASES], ids=[case[0] for case in NAME_REUSE_CASES]
+)
 async def test_name_reused_with_another_type_is_planned_under_either_schema(
     api: Api, then: dict[str, Any], now: dict[str, Any], where: dict[str, Any]
 ) -> None:

@@ -25,12 +25,12 @@ from tests.server.rig import running
 
 PLAN_TABLES = "/api/v1/tables/db/t/plan-tables"
 FILES = 30
-WANTED = range(0, FILES, 3)
+MATCHING_FILES = range(0, FILES, 3)
 """The files with a matching row. All rows have even ids."""
 FILTER = {
     "type": "in",
     "term": "id",
-    "values": [10 * number + (4 if number in WANTED else 5) for number in range(FILES)],
+    "values": [10 * number + (4 if number in MATCHING_FILES else 5) for number in range(FILES)],
 }
 
 
@@ -79,9 +79,11 @@ async def test_index_added_between_a_plan_and_its_pages_loses_no_matching_file(p
             await index(paging_api, range(FILES))
         results += await page(paging_api, token)
     assert len(set(results)) == len(results) < FILES
-    assert set(WANTED) <= set(results)
+    assert set(MATCHING_FILES) <= set(results)
     second_answer = await paging_api("POST", f"{T}/plan", {"filter": FILTER})
-    assert [one for token in second_answer.json["plan-tasks"] for one in await page(paging_api, token)] == list(WANTED)
+    assert [one for token in second_answer.json["plan-tasks"] for one in await page(paging_api, token)] == list(
+        MATCHING_FILES
+    )
 
 
 async def test_index_removed_between_a_plan_and_its_pages_repeats_no_file(paging_api: Api) -> None:
@@ -95,13 +97,13 @@ async def test_index_removed_between_a_plan_and_its_pages_repeats_no_file(paging
     await registry.quarantine(uuid, paths[0].as_uri(), "said so")
     for token in tokens[1:]:
         page_answer += await page(paging_api, token)
-    assert len(set(page_answer)) == len(page_answer) > len(WANTED)
-    assert set(WANTED) <= set(page_answer)
+    assert len(set(page_answer)) == len(page_answer) > len(MATCHING_FILES)
+    assert set(MATCHING_FILES) <= set(page_answer)
     assert (await load_index(paging_api))["quarantined"] == 1
     second_pages = await asyncio.gather(*(page(paging_api, token) for token in tokens))
     assert sorted(one for part in second_pages for one in part) == [
         *range(20),
-        *(number for number in WANTED if number >= 20),
+        *(number for number in MATCHING_FILES if number >= 20),
     ]
 
 

@@ -24,12 +24,12 @@ from tests.planner.lakes.metrics import ColumnMetrics
 from tests.server.rig import running
 
 FILES = 12
-SHORT = {**JAVA, "X-Seamark-Residuals": "short"}
-ALL = {"select": ["id", "data"]}
-SOME = {"select": ["id"]}
+SHORT_RESIDUALS = {**JAVA, "X-Seamark-Residuals": "short"}
+ALL_COLUMNS = {"select": ["id", "data"]}
+ONE_COLUMN = {"select": ["id"]}
 COPIES = {"select": ["id", "data", "_file", "_pos"]}
 MERGES = {"select": ["id", "_file", "_pos", "_spec_id", "_partition"]}
-ODD: dict[str, Any] = {"type": "eq", "term": "id", "value": 15}
+ODD_ID_FILTER: dict[str, Any] = {"type": "eq", "term": "id", "value": 15}
 
 
 @pytest.fixture
@@ -64,14 +64,21 @@ async def test_spark_gets_a_partly_matching_file_so_that_it_cannot_delete_by_met
 
     An empty plan would permit the delete.
     """
-    for filter in (ODD, {"type": "in", "term": "id", "values": [15, 37]}):
-        assert len(await plan_numbers(indexed_api, filter, JAVA, **ALL)) == 1
+    for filter in (ODD_ID_FILTER, {"type": "in", "term": "id", "values": [15, 37]}):
+        assert len(await plan_numbers(indexed_api, filter, JAVA, **ALL_COLUMNS)) == 1
         # Other clients request the same columns, and Java requests other columns.
-        for headers, more in ((PYICEBERG, ALL), ({}, ALL), (JAVA, SOME), (JAVA, COPIES), (JAVA, MERGES), (JAVA, {})):
+        for headers, more in (
+            (PYICEBERG, ALL_COLUMNS),
+            ({}, ALL_COLUMNS),
+            (JAVA, ONE_COLUMN),
+            (JAVA, COPIES),
+            (JAVA, MERGES),
+            (JAVA, {}),
+        ):
             assert await plan_numbers(indexed_api, filter, headers, **more) == []
     # Pages behave the same: all remaining files match with certainty, and one more file is among them.
     unsure = {"type": "in", "term": "id", "values": list(range(15, 120, 20))}
-    assert await plan_numbers(indexed_api, unsure, JAVA, **ALL) == [1]
+    assert await plan_numbers(indexed_api, unsure, JAVA, **ALL_COLUMNS) == [1]
 
 
 async def test_no_file_is_added_when_statistics_keep_none_or_a_file_remains(indexed_api: Api) -> None:
@@ -79,18 +86,18 @@ async def test_no_file_is_added_when_statistics_keep_none_or_a_file_remains(inde
         ({"type": "eq", "term": "id", "value": 5000}, []),
         ({"type": "eq", "term": "id", "value": 14}, [1]),
         ({"type": "in", "term": "id", "values": [14, 15, 37, 38, 51, 52, 53, 55, 70]}, [1, 3, 5, 7]),
-        ({"type": "and", "left": ODD, "right": {"type": "eq", "term": "data", "value": "zz"}}, []),
+        ({"type": "and", "left": ODD_ID_FILTER, "right": {"type": "eq", "term": "data", "value": "zz"}}, []),
     ):
-        assert await plan_numbers(indexed_api, filter, JAVA, **ALL) == expected
+        assert await plan_numbers(indexed_api, filter, JAVA, **ALL_COLUMNS) == expected
 
 
 async def test_lists_that_iceberg_does_not_compare_with_bounds_count_as_not_pruned(indexed_api: Api) -> None:
     """With more than 200 values, Iceberg's library keeps every file, and refuses to delete it."""
     many = {"type": "in", "term": "id", "values": list(range(5000, 5201))}
-    assert await plan_numbers(indexed_api, many, JAVA, **ALL) == [0]
-    assert await plan_numbers(indexed_api, many, JAVA, **SOME) == []
+    assert await plan_numbers(indexed_api, many, JAVA, **ALL_COLUMNS) == [0]
+    assert await plan_numbers(indexed_api, many, JAVA, **ONE_COLUMN) == []
     few = {"type": "in", "term": "id", "values": list(range(5000, 5200))}
-    assert await plan_numbers(indexed_api, few, JAVA, **ALL) == []
+    assert await plan_numbers(indexed_api, few, JAVA, **ALL_COLUMNS) == []
 
 
 async def test_residual_skips_no_row_group_if_the_client_may_rewrite_the_file(indexed_api: Api) -> None:
@@ -107,16 +114,16 @@ async def test_residual_skips_no_row_group_if_the_client_may_rewrite_the_file(in
         return task["residual-filter"]
 
     for headers, more, expected in (
-        (JAVA, ALL, whole),
+        (JAVA, ALL_COLUMNS, whole),
         (JAVA, COPIES, whole),
         (JAVA, {"select": ["_file"]}, whole),
         (JAVA, MERGES, whole),
-        (JAVA, SOME, plain),
+        (JAVA, ONE_COLUMN, plain),
         (JAVA, {}, plain),
-        (SHORT, ALL, True),
-        (SHORT, COPIES, True),
-        (SHORT, SOME, plain),
-        (PYICEBERG, ALL, plain),
+        (SHORT_RESIDUALS, ALL_COLUMNS, True),
+        (SHORT_RESIDUALS, COPIES, True),
+        (SHORT_RESIDUALS, ONE_COLUMN, plain),
+        (PYICEBERG, ALL_COLUMNS, plain),
         ({}, COPIES, plain),
     ):
         assert await residual(headers, **more) == expected, (headers, more)
@@ -131,7 +138,9 @@ async def test_orc_files_that_may_be_rewritten_have_no_residual(api_with_files: 
     await api_with_files.table("mixed")
     files = [file_of("file:///t/data/0.parquet", 0, 9), replace(file_of("file:///t/data/1.orc", 0, 9), format="ORC")]
     await append(api_with_files, "mixed", files, snapshot_id=7)
-    answer = await api_with_files("POST", f"{T[:-1]}mixed/plan", {"filter": {**ODD, "value": 4}, **ALL}, headers=JAVA)
+    answer = await api_with_files(
+        "POST", f"{T[:-1]}mixed/plan", {"filter": {**ODD_ID_FILTER, "value": 4}, **ALL_COLUMNS}, headers=JAVA
+    )
     kinds = {task["data-file"]["file-format"]: task["residual-filter"] for task in answer.json["file-scan-tasks"]}
     assert kinds["orc"] is True
     assert kinds["parquet"]["term"]["transform"] == "identity"
@@ -144,7 +153,12 @@ async def test_nested_columns_and_columns_of_another_schema_count_as_all_columns
     await append(api_with_files, "deep", tens(1), snapshot_id=7)
     residuals = []
     for select in (["id", "data", "st", "st.a"], ["id", "data", "st"], ["id", "data"]):
-        body = {"filter": {**ODD, "value": 4}, "select": select, "snapshot-id": 7, "use-snapshot-schema": True}
+        body = {
+            "filter": {**ODD_ID_FILTER, "value": 4},
+            "select": select,
+            "snapshot-id": 7,
+            "use-snapshot-schema": True,
+        }
         answer = await api_with_files("POST", f"{T[:-1]}deep/plan", body, headers=JAVA)
         residuals.append(answer.json["file-scan-tasks"][0]["residual-filter"]["term"])
     assert residuals[1:] == ["id", "id"]
@@ -157,7 +171,7 @@ async def test_nested_columns_and_columns_of_another_schema_count_as_all_columns
         ],
     }
     assert (await api_with_files("POST", f"{T[:-1]}deep", dropped)).status == 200
-    body = {"filter": {**ODD, "value": 4}, "select": ["id", "data"]}
+    body = {"filter": {**ODD_ID_FILTER, "value": 4}, "select": ["id", "data"]}
     for more in ({}, {"snapshot-id": 7, "use-snapshot-schema": True}):
         answer = await api_with_files("POST", f"{T[:-1]}deep/plan", {**body, **more}, headers=JAVA)
         assert answer.json["file-scan-tasks"][0]["residual-filter"]["term"] != "id", more
@@ -201,7 +215,7 @@ async def test_files_with_nan_are_kept_for_clients_where_nan_is_the_greatest_val
         ({"type": "is-nan", "term": "x"}, [1, 2, 3]),
         (below, []),
     ):
-        for headers in (JAVA, SHORT, {}, {"User-Agent": "DuckDB/1.5"}):
+        for headers in (JAVA, SHORT_RESIDUALS, {}, {"User-Agent": "DuckDB/1.5"}):
             assert numbers(await doubles_api("POST", path, {"filter": filter}, headers=headers)) == kept_count, filter
     assert numbers(await doubles_api("POST", path, {"filter": comparison("gt", 3.0)}, headers=PYICEBERG)) == []
     assert numbers(await doubles_api("POST", path, {"filter": comparison("gt", 0.5)}, headers=PYICEBERG)) == [0, 1, 3]
@@ -217,7 +231,7 @@ async def test_residual_tests_for_nan_only_in_files_that_may_have_it(doubles_api
     answer = await doubles_api("POST", f"{T[:-1]}doubles/plan", {"filter": plain}, headers=JAVA)
     assert [task["residual-filter"] for task in answer.json["file-scan-tasks"]] == [plain, tested, tested, tested]
     both = {"type": "or", "left": plain, "right": {"type": "eq", "term": "data", "value": "b"}}
-    answer = await doubles_api("POST", f"{T[:-1]}doubles/plan", {"filter": both, **SOME}, headers=JAVA)
+    answer = await doubles_api("POST", f"{T[:-1]}doubles/plan", {"filter": both, **ONE_COLUMN}, headers=JAVA)
     nan_counts = [str(task["residual-filter"]).count("is-nan") for task in answer.json["file-scan-tasks"]]
     assert nan_counts == [0, 1, 1, 1]
 

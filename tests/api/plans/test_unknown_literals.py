@@ -47,7 +47,7 @@ from tests.services.seamark import Seamark
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
 VALUES = [math.inf, -math.inf, math.nan, None, 0.0, -0.0, 1.5, -2.5]
-COMPARED = (EqualTo, NotEqualTo, LessThan, LessThanOrEqual, GreaterThan, GreaterThanOrEqual)
+COMPARISON_CLASSES = (EqualTo, NotEqualTo, LessThan, LessThanOrEqual, GreaterThan, GreaterThanOrEqual)
 
 
 def bind_filter(json: Any) -> Expression:
@@ -62,10 +62,10 @@ def test_predicate_with_an_unknown_literal_matches_every_row_negated_or_not(op: 
         actual = bind_filter(json)
         assert isinstance(actual, AnyOf)
         assert {child.op.value for child in actual.children if isinstance(child, Bound)} == {"is-null", "not-null"}
-    known_values = {"type": "eq", "term": "n", "value": 5}
-    joined = bind_filter({"type": "and", "left": predicate, "right": known_values})
+    known_predicate = {"type": "eq", "term": "n", "value": 5}
+    joined = bind_filter({"type": "and", "left": predicate, "right": known_predicate})
     assert isinstance(joined, AllOf)
-    assert bind_filter(known_values) in joined.children
+    assert bind_filter(known_predicate) in joined.children
 
 
 def test_null_literal_is_rejected_for_columns_without_infinities_and_exact_filters() -> None:
@@ -87,7 +87,7 @@ def condition(rng: random.Random, depth: int = 2) -> BooleanExpression:
         return rng.choice([And(first, other), Or(first, other), Not(first)])
     column = rng.choice(["d", "f"])
     literal = rng.choice([math.inf, -math.inf, math.inf, 1.5, 0.0])
-    kind = rng.choice([*COMPARED, In, NotIn, IsNull])
+    kind = rng.choice([*COMPARISON_CLASSES, In, NotIn, IsNull])
     if kind is IsNull:
         return IsNull(column)
     if kind in (In, NotIn):

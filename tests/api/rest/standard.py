@@ -11,7 +11,7 @@ import yaml  # type: ignore[import-untyped]
 
 SPEC = Path(__file__).parent / "spec" / "rest-catalog-open-api.yaml"
 _METHODS = ("get", "post", "delete", "head", "put", "patch")
-PLANNING = frozenset({"planTableScan", "fetchPlanningResult", "cancelPlanning", "fetchScanTasks"})
+PLANNING_OPERATIONS = frozenset({"planTableScan", "fetchPlanningResult", "cancelPlanning", "fetchScanTasks"})
 """Operations that only read. Three of them accept an Idempotency-Key, but the server records nothing under it."""
 
 

@@ -8,13 +8,13 @@ import pytest
 
 from seamark.metaserver.api.http.describe import description_of
 from tests.api.client import Api
-from tests.api.rest.standard import PLANNING, operations
+from tests.api.rest.standard import PLANNING_OPERATIONS, operations
 from tests.server.rig import running
 
 
 def test_specification_has_exactly_the_listed_operations() -> None:
     assert len(operations()) == 35
-    assert {operation.id for operation in operations()} >= PLANNING
+    assert {operation.id for operation in operations()} >= PLANNING_OPERATIONS
 
 
 async def test_config_lists_exactly_the_operations_that_are_served(api: Api) -> None:

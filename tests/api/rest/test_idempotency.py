@@ -16,7 +16,7 @@ from seamark.formats.runtime.errors import StorageError
 from seamark.metaserver.api.http.bodies import QUICK_BYTES
 from seamark.metaserver.store.port import InstantFilter
 from tests.api.client import SCHEMA, VIEW_VERSION, Answer, Api, append, new_key, set_properties
-from tests.api.rest.standard import PLANNING, operations
+from tests.api.rest.standard import PLANNING_OPERATIONS, operations
 from tests.server.rig import OffsetClock, running
 
 T = "/v1/namespaces/db/tables"
@@ -141,7 +141,7 @@ def _check_same(first: Answer, second: Answer) -> None:
 
 def test_every_changing_operation_with_a_key_has_a_case() -> None:
     keyed = {operation.id for operation in operations() if operation.keyed}
-    assert {case.operation for case in CASES} - {"createView"} == keyed - PLANNING
+    assert {case.operation for case in CASES} - {"createView"} == keyed - PLANNING_OPERATIONS
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.operation)

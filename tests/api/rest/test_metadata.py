@@ -95,7 +95,7 @@ async def test_listing_has_the_files_of_every_snapshot(lake_api: Api, tmp_path: 
                 assert list(item["partition"]) == [part.name for part in lake.specs[file.spec_id]], message
                 if isinstance(file, DataFile):
                     # Statistics may show that an equality delete matches no row.
-                    assert item["delete-files"] <= len(lake.applicable(snapshot, file)), message
+                    assert item["delete-files"] <= len(lake.find_applicable_deletes(snapshot, file)), message
                 else:
                     assert item["delete-files"] is None
 

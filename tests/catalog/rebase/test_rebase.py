@@ -103,9 +103,10 @@ REQUESTS = [
     _schema_change, _change_operation, _second_requirement, _other_parent, _no_list, _list_outside, _truncate_manifest,
     _change_counts,
 ]  # fmt: skip
-OLD = {"file_path": "a", "record_count": 1, "content": 0, "file_format": "PARQUET", "partition": {}}
+OLD_FILE_ROW = {"file_path": "a", "record_count": 1, "content": 0, "file_format": "PARQUET", "partition": {}}
 ENTRY = {
-    "snapshot_id": 1, "sequence_number": 1, "file_sequence_number": 1, "data_file": OLD | {"file_size_in_bytes": 100}
+    "snapshot_id": 1, "sequence_number": 1, "file_sequence_number": 1,
+    "data_file": OLD_FILE_ROW | {"file_size_in_bytes": 100},
 }  # fmt: skip
 KNOBS: dict[str, dict[str, Any]] = {
     "its entries have sequence numbers": {"entry": {"sequence_number": 2, "file_sequence_number": 2}},

@@ -223,7 +223,7 @@ async def test_undone_replacements_are_not_in_the_history(tmp_path: Path) -> Non
         history = History(table, random.Random(1), files={"a": 1, "b": 2, "c": 3})
         await history.replace()
         replaced = await table.load()
-        (new,) = set(read_snapshot(head(replaced))) - {"a", "b", "c"}
+        (new_path,) = set(read_snapshot(head(replaced))) - {"a", "b", "c"}
         await table.commit(pending)
         undone = await table.load()
         assert head(undone)["summary"][REPLACEMENTS_UNDONE] == str(replaced["current-snapshot-id"])
@@ -233,7 +233,7 @@ async def test_undone_replacements_are_not_in_the_history(tmp_path: Path) -> Non
         body = {
             "operation": "delete",
             "read-snapshot-id": replaced["current-snapshot-id"],
-            "add": [{**deletes, "referenced-data-file": new}],
+            "add": [{**deletes, "referenced-data-file": new_path}],
         }
         url = f"{table.server.url}/api/v1/tables/db/t/commit"
         async with table.server.http.post(url, json=body) as answer:

@@ -49,7 +49,7 @@ class ExactTable:
             self.ranks[column] = ((np.cumsum(counts) - counts // 2) * ((1 << BITS) - 1) // len(rows))[codes]
         for where in wheres:
             masks = {}
-            for column, conditions in by_column(where).items():
+            for column, conditions in split_by_column(where).items():
                 text = f"SELECT coalesce({conditions}, false) FROM (SELECT unnest($v) AS {column})"
                 masks[column] = np.array([row[0] for row in duckdb.execute(text, {"v": distinct[column]}).fetchall()])
             self.matching.append({column: np.concatenate([[0], np.cumsum(mask)]) for column, mask in masks.items()})
@@ -74,7 +74,7 @@ class ExactTable:
         return float(np.mean(counts))
 
 
-def by_column(where: str) -> dict[str, str]:
+def split_by_column(where: str) -> dict[str, str]:
     """Return the conditions of each column."""
     parts: dict[str, list[str]] = {}
     for part in where.split(" AND "):

@@ -52,7 +52,7 @@ SHARP = {
     "timestamp": ["TIMESTAMP '2020-03-29 02:45:00'", "TIMESTAMP '2020-03-29 03:20:00'"],
 }
 """Values that become equal, or change their order, after a conversion to doubles or to times of the session's zone."""
-FORMATTED = {
+SQL_FORMATS = {
     "%Y": ["2020", "2021", "0033"],
     "%Y-%m": ["2020-01", "2020-1", "2021-01", "2020-02"],
     "%Y%m%d": ["20200131", "20210101"],
@@ -86,7 +86,7 @@ MIXED_TIMES = [
     "CAST('2021-01-01 00:00:00 UTC' AS TIMESTAMP WITH TIME ZONE)",
     "current_timestamp",
 ]
-EXACT = ("long", "decimal(9, 2)", "decimal(20, 18)", "string", "date", "timestamp")
+EXACT_KINDS = ("long", "decimal(9, 2)", "decimal(20, 18)", "string", "date", "timestamp")
 DAYS_AGO = (datetime.now(UTC).date() - date(2020, 1, 31)).days
 """The number of days from a time in the tables' values to today.
 
@@ -273,7 +273,7 @@ class Comparisons:
             shapes += self.pattern_shapes(name)
         if kind == "boolean":
             shapes += [lambda: name, lambda: f"NOT {name}"]
-        if kind in EXACT:
+        if kind in EXACT_KINDS:
             shapes += self.conditional_shapes(name, kind)
         if kind in NUMBERS:
             shapes += self.arithmetic_shapes(name, kind)
@@ -452,8 +452,8 @@ class Comparisons:
             ),
             lambda: f"date_diff('day', {name}, {self.value(kind)}) {self.operator()} {self.rng.randint(-40, 40)}",
         ]
-        form = self.rng.choice(list(FORMATTED))
-        text = self.rng.choice(FORMATTED[form])
+        form = self.rng.choice(list(SQL_FORMATS))
+        text = self.rng.choice(SQL_FORMATS[form])
         shapes += [
             lambda: f"date_format({name}, '{form}') {self.operator()} '{text}'",
             lambda: f"date_format({name}, '{form}') {self.rng.choice(['', 'NOT '])}BETWEEN '{text}' AND '{text}9'",
@@ -465,7 +465,7 @@ class Comparisons:
                 lambda: f"CAST({name} AS varchar) {self.rng.choice(['', 'NOT '])}IN ('2020-01-31', '{text}')",
                 lambda: f"CAST({name} AS varchar) {self.rng.choice(['', 'NOT '])}LIKE '{text}%'",
                 lambda: f"substr(CAST({name} AS varchar), 1, {len(text)}) = '{text}'",
-                lambda: f"{name} {self.operator()} from_iso8601_date('{self.rng.choice(FORMATTED['%Y-%m-%d'])}')",
+                lambda: f"{name} {self.operator()} from_iso8601_date('{self.rng.choice(SQL_FORMATS['%Y-%m-%d'])}')",
             ]
         shapes += [
             lambda: f"CAST({name} AS date) {self.rng.choice(['=', '<', '>='])} {self.literal('date')}",

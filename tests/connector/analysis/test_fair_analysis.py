@@ -17,7 +17,7 @@ from seamark.connector.analysis.statement_cache import IN_LOOP_CHARACTERS_MAX, S
 from seamark.connector.trino import rewriter as rewriting
 from seamark.connector.trino.protocol.sessions import Session
 from seamark.connector.trino.rewriter import RewriteLimits
-from tests.connector.trino.played import Seamark, rewriter
+from tests.connector.trino.played import Seamark, open_rewriter
 from tests.waits import until
 
 SESSION = Session(catalog="lake", schema="db")
@@ -41,12 +41,12 @@ async def test_one_long_statement_is_analysed_at_a_time_beside_short_ones(monkey
         return real(text, *arguments)
 
     monkeypatch.setattr(reading, "_read", read)
-    async with rewriter(Seamark(), RewriteLimits(budget_s=WAIT_S)) as new_rewriter:
+    async with open_rewriter(Seamark(), RewriteLimits(budget_s=WAIT_S)) as rewriter:
         long = [
-            asyncio.create_task(new_rewriter.rewrite(statement(number, SHORT_CHARACTERS_MAX), SESSION))
+            asyncio.create_task(rewriter.rewrite(statement(number, SHORT_CHARACTERS_MAX), SESSION))
             for number in range(3)
         ]
-        rewrite = await new_rewriter.rewrite(statement(7), SESSION)
+        rewrite = await rewriter.rewrite(statement(7), SESSION)
         assert rewrite.statement is not None
         assert not any(one.done() for one in long)
         go.set()
@@ -64,16 +64,16 @@ async def test_client_with_many_statements_waits_only_for_its_own(monkeypatch: p
         return real(text, *arguments)
 
     monkeypatch.setattr(reading, "_read", read)
-    async with rewriter(Seamark(), RewriteLimits(budget_s=WAIT_S)) as new_rewriter:
+    async with open_rewriter(Seamark(), RewriteLimits(budget_s=WAIT_S)) as rewriter:
 
         async def rewrite_as(number: int, address: str, principal: str) -> Any:
             with on_behalf_of(address, principal):
-                return await new_rewriter.rewrite(statement(number), SESSION)
+                return await rewriter.rewrite(statement(number), SESSION)
 
         many = [asyncio.create_task(rewrite_as(number, "10.0.0.1", f"name {number}")) for number in range(5)]
         assert await asyncio.to_thread(started.wait, WAIT_S)
         other = asyncio.create_task(rewrite_as(9, "10.0.0.2", "ann"))
-        await until(lambda: "address 10.0.0.2" in new_rewriter._reader._short._own)
+        await until(lambda: "address 10.0.0.2" in rewriter._reader._short._own)
         go.set()
         for task in (*many, other):
             assert (await task).statement is not None
@@ -91,8 +91,8 @@ async def test_long_statement_is_not_tokenized_in_the_event_loop(monkeypatch: py
 
     monkeypatch.setattr(rewriting, "parse_execute", parse)
     prepared = Session(catalog="lake", schema="db", prepared={"p": "SELECT * FROM t WHERE id = ?"})
-    async with rewriter(Seamark(), RewriteLimits(budget_s=WAIT_S)) as new_rewriter:
+    async with open_rewriter(Seamark(), RewriteLimits(budget_s=WAIT_S)) as rewriter:
         for text in ("EXECUTE p USING 1", f"EXECUTE p USING{' ' * IN_LOOP_CHARACTERS_MAX} 1"):
-            assert (await new_rewriter.rewrite(text, prepared)).statement is not None
+            assert (await rewriter.rewrite(text, prepared)).statement is not None
     assert len(threads) == 2
     assert [thread == threading.get_ident() for thread in threads] == [True, False]

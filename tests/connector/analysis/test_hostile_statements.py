@@ -74,12 +74,12 @@ def test_equivalence_classes_contain_every_column_that_equalities_reach() -> Non
         equal = [(rng.choice(references), rng.choice(references)) for _ in range(rng.randint(0, 7))]
         expected = {}
         for start in {reference for pair in equal for reference in pair}:
-            reached, left = {start}, [start]
-            while left:
-                at = left.pop()
+            reached, pending = {start}, [start]
+            while pending:
+                at = pending.pop()
                 more = {other for pair in equal if at in pair for other in pair} - reached
                 reached |= more
-                left += more
+                pending += more
             expected[start] = reached
         assert equivalence_classes(equal) == expected, equal
 

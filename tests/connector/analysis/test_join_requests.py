@@ -21,7 +21,7 @@ from seamark.connector.plans.async_client import (
 from seamark.connector.plans.joins import SIZE_RATIO_MIN, SMALL_BYTES
 from seamark.connector.trino.protocol.sessions import Session
 from seamark.connector.trino.rewriter import RewriteLimits, RewriteResult
-from tests.connector.trino.played import PATIENT, Seamark, filter_of, rewriter
+from tests.connector.trino.played import PATIENT, Seamark, filter_of, open_rewriter
 
 LARGE, SMALL = 100 * SMALL_BYTES, SMALL_BYTES
 TABLES = {
@@ -31,7 +31,7 @@ TABLES = {
     "days": KnownTable("1", {"d_day": "date", "year": "int"}, 40, SMALL, 1),
 }
 STAR = "SELECT sum(price) FROM sales, items WHERE item = i_key AND color = 'red'"
-RED = "\"color\" = 'red'"
+RED_FILTER = "\"color\" = 'red'"
 
 
 def all_joins_used(request: TablePlanRequest) -> dict[str, Any]:
@@ -50,8 +50,8 @@ async def run_rewrite(
     tables: Mapping[str, KnownTable] = TABLES,
 ) -> tuple[RewriteResult, list[TablePlanRequest]]:
     server = Seamark(plan=plan, tables={**TABLES, **tables})
-    async with rewriter(server, limits) as new_rewriter:
-        return await new_rewriter.rewrite(statement, Session("lake", "db")), server.requests
+    async with open_rewriter(server, limits) as rewriter:
+        return await rewriter.rewrite(statement, Session("lake", "db")), server.requests
 
 
 def requests_for(table: str, requests: list[TablePlanRequest]) -> list[TablePlanRequest]:
@@ -61,10 +61,11 @@ def requests_for(table: str, requests: list[TablePlanRequest]) -> list[TablePlan
 async def test_large_table_is_planned_with_its_joins_and_small_table_is_pinned() -> None:
     rewrite, plan_request = await run_rewrite(STAR)
     assert [request.joins for request in requests_for("sales", plan_request)] == [
-        (JoinRequest(("db", "items"), (("item", "i_key"),), filter_of(RED), 20),)
+        (JoinRequest(("db", "items"), (("item", "i_key"),), filter_of(RED_FILTER), 20),)
     ]
     (items,) = requests_for("items", plan_request)
-    assert (items.filter, items.snapshot_id, items.max_kept_fraction, items.joins) == (filter_of(RED), 20, 1.0, ())
+    attributes = (items.filter, items.snapshot_id, items.max_kept_fraction, items.joins)
+    assert attributes == (filter_of(RED_FILTER), 20, 1.0, ())
     assert (rewrite.statement or "").count(" FOR VERSION AS OF 1") == 2
     message = "files=2/200; db.sales=1/100; db.items=1/100; joins=db.sales.item:77; ms="
     assert rewrite.summary.startswith(f"rewritten; scans=2; {message}")
@@ -261,11 +262,11 @@ async def test_slow_join_uses_only_its_share_of_the_time_budget() -> None:
             return await super().plan_table(request)
 
     server = SlowPlanner(plan=all_joins_used, tables=TABLES)
-    async with rewriter(server, RewriteLimits(budget_s=3.0)) as new_rewriter:
-        rewrite = await new_rewriter.rewrite(f"{STAR} AND price > 3", Session("lake", "db"))
+    async with open_rewriter(server, RewriteLimits(budget_s=3.0)) as rewriter:
+        rewrite = await rewriter.rewrite(f"{STAR} AND price > 3", Session("lake", "db"))
         assert "sales FOR VERSION" in (rewrite.statement or "")
-        assert new_rewriter.open_breakers == []
-        rewrite = await new_rewriter.rewrite(STAR, Session("lake", "db"))
+        assert rewriter.open_breakers == []
+        rewrite = await rewriter.rewrite(STAR, Session("lake", "db"))
         assert "sales FOR VERSION" not in (rewrite.statement or "")
 
 
@@ -298,7 +299,7 @@ async def test_disjunction_over_two_small_tables_becomes_alternatives() -> None:
         (join.table[-1], join.on, join.filter, join.any_of is None, join.exempt_condition) for join in expected.joins
     ]
     assert reported == [
-        ("items", (("item", "i_key"),), filter_of(RED), False, filter_of('"price" = 3')),
+        ("items", (("item", "i_key"),), filter_of(RED_FILTER), False, filter_of('"price" = 3')),
         ("days", (("day", "d_day"),), filter_of('"year" = 2020'), False, filter_of('"price" = 3')),
     ]
     assert len({join.any_of for join in expected.joins}) == 1

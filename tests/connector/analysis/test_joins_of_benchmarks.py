@@ -46,15 +46,15 @@ def plan_joins(
     sql: str, tables: dict[str, tuple[str, int]]
 ) -> tuple[dict[PlannedScan, tuple[Dimension, ...]], list[tuple[str, list[str]]]]:
     """Return the joins of each scan, and for each table the reasons why it has no other joins."""
-    known_values = {
+    columns_by_table = {
         (None, None, name): KnownTable("1", {part: _KINDS.get(part, "long") for part in columns.split()}, 1, size, 2)
         for name, (columns, size) in tables.items()
     }
-    scans = find_scans(sql, columns_of=lambda names: known_values[names].columns)
+    scans = find_scans(sql, columns_of=lambda names: columns_by_table[names].columns)
     places = {number: PlannedScan(scan, "c", (scan.table,)) for number, scan in enumerate(scans)}
-    chosen_dimensions = find_dimensions(places, known_values)
+    chosen_dimensions = find_dimensions(places, columns_by_table)
     reasons = [
-        (place.table[0], explain_unrequested_joins(n, places, known_values, chosen_dimensions))
+        (place.table[0], explain_unrequested_joins(n, places, columns_by_table, chosen_dimensions))
         for n, place in places.items()
     ]
     return chosen_dimensions, reasons

@@ -24,7 +24,7 @@ from seamark.connector.trino.protocol import circuit_breaker
 from seamark.connector.trino.protocol.circuit_breaker import FAILURES_MAX
 from seamark.connector.trino.protocol.sessions import Session, prepare, session_of
 from seamark.connector.trino.rewriter import RewriteLimits, RewriteResult
-from tests.connector.trino.played import COLUMNS, Seamark, filter_of, rewriter
+from tests.connector.trino.played import COLUMNS, Seamark, filter_of, open_rewriter
 
 SESSION = Session(catalog="lake", schema="db")
 
@@ -33,8 +33,8 @@ async def run_rewrite(
     statement: str, session: Session = SESSION, **seamark: Any
 ) -> tuple[RewriteResult, list[TablePlanRequest]]:
     server = Seamark(**seamark)
-    async with rewriter(server) as new_rewriter:
-        return await new_rewriter.rewrite(statement, session), server.requests
+    async with open_rewriter(server) as rewriter:
+        return await rewriter.rewrite(statement, session), server.requests
 
 
 def fail_with(error: Exception) -> Callable[[TablePlanRequest], Any]:
@@ -137,9 +137,9 @@ async def test_summary_names_the_reason_if_there_is_no_plan(
 
 async def test_each_statement_requests_a_new_plan() -> None:
     server = Seamark()
-    async with rewriter(server) as new_rewriter:
+    async with open_rewriter(server) as rewriter:
         for number in range(3):
-            rewrite = await new_rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
+            rewrite = await rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
             assert f"OF {100 + number} " in (rewrite.statement or "")
 
 
@@ -165,10 +165,10 @@ async def test_statement_is_parsed_once(statement: str, parses: int, monkeypatch
 
     monkeypatch.setattr(Parser, "parse", count_and_parse)
     server = Seamark()
-    async with rewriter(server) as new_rewriter:
+    async with open_rewriter(server) as rewriter:
         for version in ("1", "1", "2"):
             server.version = version
-            await new_rewriter.rewrite(statement, SESSION)
+            await rewriter.rewrite(statement, SESSION)
     assert count == parses
 
 
@@ -176,28 +176,28 @@ async def test_useless_plan_is_not_requested_again_for_some_seconds(monkeypatch:
     monkeypatch.setattr("seamark.connector.trino.rewriter._UNCHANGED_AFTER_USELESS_PLAN_S", 600.0)
     server = Seamark(plan=lambda expected: {"plan_snapshot_id": None})
     statement = "SELECT * FROM t WHERE id = 1"
-    async with rewriter(server) as new_rewriter:
-        first = await new_rewriter.rewrite(statement, SESSION)
-        second_rewrite = await new_rewriter.rewrite(statement, SESSION)
+    async with open_rewriter(server) as rewriter:
+        first = await rewriter.rewrite(statement, SESSION)
+        second_rewrite = await rewriter.rewrite(statement, SESSION)
         assert (first.statement, second_rewrite.statement, len(server.requests)) == (None, None, 1)
         assert second_rewrite.summary == "unchanged; plans kept too many of the files a few seconds ago"
         assert second_rewrite.depends_on_data
-        await new_rewriter.rewrite(statement, replace(SESSION, schema="elsewhere"))
-        await new_rewriter.rewrite(statement + " ", SESSION)
+        await rewriter.rewrite(statement, replace(SESSION, schema="elsewhere"))
+        await rewriter.rewrite(statement + " ", SESSION)
         assert len(server.requests) == 3
     monkeypatch.setattr("seamark.connector.trino.rewriter._UNCHANGED_AFTER_USELESS_PLAN_S", 0.0)
     server = Seamark(plan=lambda expected: {} if server.requests[1:] else {"plan_snapshot_id": None})
-    async with rewriter(server) as new_rewriter:
-        assert (await new_rewriter.rewrite(statement, SESSION)).statement is None
-        assert "OF 101 " in ((await new_rewriter.rewrite(statement, SESSION)).statement or "")
+    async with open_rewriter(server) as rewriter:
+        assert (await rewriter.rewrite(statement, SESSION)).statement is None
+        assert "OF 101 " in ((await rewriter.rewrite(statement, SESSION)).statement or "")
 
 
 @pytest.mark.parametrize("error", [NoSuchResource("", status=404, kind=""), ServerFailed("")])
 async def test_failed_plan_is_requested_again_for_the_next_statement(error: Exception) -> None:
     server = Seamark(plan=fail_with(error))
-    async with rewriter(server) as new_rewriter:
+    async with open_rewriter(server) as rewriter:
         for count in (1, 2):
-            assert (await new_rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)).statement is None
+            assert (await rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)).statement is None
             assert len(server.requests) == count
 
 
@@ -212,8 +212,8 @@ async def test_unqualified_column_belongs_to_the_table_that_has_it() -> None:
 
 async def test_columns_are_not_requested_if_the_statement_needs_none() -> None:
     server = Seamark()
-    async with rewriter(server) as new_rewriter:
-        await new_rewriter.rewrite("SELECT * FROM t WHERE x = 1", SESSION)
+    async with open_rewriter(server) as rewriter:
+        await rewriter.rewrite("SELECT * FROM t WHERE x = 1", SESSION)
         assert server.looked_at == []
 
 
@@ -222,12 +222,12 @@ async def test_statement_is_read_once_for_the_same_columns(monkeypatch: pytest.M
     real = reading._read
     monkeypatch.setattr(reading, "_read", lambda *given: (reads.append(given), real(*given))[1])
     server = Seamark(wait_s=0.01)
-    async with rewriter(server) as new_rewriter:
+    async with open_rewriter(server) as rewriter:
         statement = "SELECT * FROM t, u WHERE x = 1 AND id = uid"
-        await asyncio.gather(*(new_rewriter.rewrite(statement, SESSION) for _ in range(20)))
+        await asyncio.gather(*(rewriter.rewrite(statement, SESSION) for _ in range(20)))
         assert len(reads) == 2  # The first analysis has no columns, and the second has them.
         server.version = "2"
-        rewrite = await new_rewriter.rewrite(statement, SESSION)
+        rewrite = await rewriter.rewrite(statement, SESSION)
         assert len(reads) == 3
         assert rewrite.statement is not None
 
@@ -323,12 +323,12 @@ async def test_table_is_not_rewritten_beside_its_branch_without_a_plan() -> None
     def plan(request: TablePlanRequest) -> dict[str, Any]:
         return {"plan_snapshot_id": None} if request.past else {}
 
-    known_values = {"t": KnownTable("1", COLUMNS["t"], 7, 1 << 30, 100, refs={"audit": 7})}
+    known_tables = {"t": KnownTable("1", COLUMNS["t"], 7, 1 << 30, 100, refs={"audit": 7})}
     union = "SELECT id FROM t WHERE id = 1 UNION SELECT id FROM t FOR VERSION AS OF 'audit' WHERE id = 2"
-    rewrite, _ = await run_rewrite(union, plan=plan, tables=known_values)
+    rewrite, _ = await run_rewrite(union, plan=plan, tables=known_tables)
     assert rewrite.statement is None
-    kept_statement = "SELECT id FROM t WHERE id = 1 UNION SELECT id FROM t FOR VERSION AS OF 5 WHERE id = 2"
-    rewrite, _ = await run_rewrite(kept_statement, plan=plan)
+    union_with_snapshot = "SELECT id FROM t WHERE id = 1 UNION SELECT id FROM t FOR VERSION AS OF 5 WHERE id = 2"
+    rewrite, _ = await run_rewrite(union_with_snapshot, plan=plan)
     assert rewrite.statement is not None  # A snapshot id always names the same snapshot.
 
 
@@ -389,9 +389,9 @@ async def test_time_without_a_zone_prunes_only_if_the_zone_is_known(
     utc: bool, trust: bool, column: str, is_rewritten: bool
 ) -> None:
     server = Seamark()
-    async with rewriter(server, RewriteLimits(10.0, trust_time_zone=trust)) as new_rewriter:
+    async with open_rewriter(server, RewriteLimits(10.0, trust_time_zone=trust)) as rewriter:
         statement = f"SELECT * FROM t WHERE {column} >= TIMESTAMP '2026-01-01 00:00:00'"
-        rewrite = await new_rewriter.rewrite(statement, Session("lake", "db", utc=utc))
+        rewrite = await rewriter.rewrite(statement, Session("lake", "db", utc=utc))
         assert (rewrite.statement is not None) == is_rewritten
 
 
@@ -401,15 +401,15 @@ async def test_time_without_a_zone_prunes_only_if_the_zone_is_known(
 async def test_slow_seamark_costs_at_most_the_budget_until_the_breaker_opens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(circuit_breaker, "BACKOFF_S", 600.0)
     server, reported = Seamark(wait_s=600.0), []
-    async with rewriter(server, RewriteLimits(budget_s=0.2)) as new_rewriter:
+    async with open_rewriter(server, RewriteLimits(budget_s=0.2)) as rewriter:
         async with asyncio.timeout(60):
-            while not new_rewriter.open_breakers:
-                reported.append((await new_rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)).summary)
+            while not rewriter.open_breakers:
+                reported.append((await rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)).summary)
         # On a busy machine the analysis of the first statement may exceed the budget.
         slow = [one for one in reported if not one.startswith("unchanged; it was not parsed in time")]
         assert [one.partition(";")[2][:21] for one in slow] == [" Seamark was too slow"] * FAILURES_MAX
-        assert new_rewriter.open_breakers == ["seamark"]
-        rewrite = await new_rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
+        assert rewriter.open_breakers == ["seamark"]
+        rewrite = await rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
         assert rewrite.summary.startswith("unchanged; Seamark has failed recently; ms=")
         assert len(server.requests) == FAILURES_MAX
 
@@ -420,8 +420,8 @@ async def test_plans_that_arrive_in_time_are_used_without_the_late_plan() -> Non
             await asyncio.sleep(600 if request.table[-1] == "u" else 0)
             return await super().plan_table(request)
 
-    async with rewriter(ServerWithSlowPlans(), RewriteLimits(budget_s=3)) as new_rewriter:
-        rewrite = await new_rewriter.rewrite("SELECT * FROM t, u WHERE t.x = 1 AND u.y = 2", SESSION)
+    async with open_rewriter(ServerWithSlowPlans(), RewriteLimits(budget_s=3)) as rewriter:
+        rewrite = await rewriter.rewrite("SELECT * FROM t, u WHERE t.x = 1 AND u.y = 2", SESSION)
         assert rewrite.statement == "SELECT * FROM t FOR VERSION AS OF 100, u WHERE t.x = 1 AND u.y = 2"
 
 
@@ -438,16 +438,16 @@ async def test_statement_with_a_slow_analysis_stays_unchanged_and_is_rewritten_n
         return real(*arguments)
 
     monkeypatch.setattr(reading, "_read", slow)
-    async with rewriter(Seamark(), RewriteLimits(budget_s=0.3)) as new_rewriter:
-        rewrite = await new_rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
+    async with open_rewriter(Seamark(), RewriteLimits(budget_s=0.3)) as rewriter:
+        rewrite = await rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
         assert rewrite.summary.startswith("unchanged; it was not parsed in time")
-        assert new_rewriter.open_breakers == []
+        assert rewriter.open_breakers == []
         go.set()
         async with asyncio.timeout(60):  # On a busy machine the budget may be too short once or twice.
-            while (await new_rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)).statement is None:
+            while (await rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)).statement is None:
                 await asyncio.sleep(0.05)
         known_reads = reads
-        await new_rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
+        await rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
         assert reads == known_reads
 
 
@@ -464,19 +464,19 @@ async def test_bug_in_the_analysis_does_not_fail_the_statement(step: str, monkey
 async def test_failures_in_a_row_open_the_breaker_and_refusals_do_not() -> None:
     for error, is_open in ((Unreachable("gone"), True), (InvalidRequest("", status=400), False)):
         server = Seamark(plan=fail_with(error))
-        async with rewriter(server) as new_rewriter:
+        async with open_rewriter(server) as rewriter:
             for _ in range(FAILURES_MAX):
-                await new_rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
-            assert (new_rewriter.open_breakers == ["seamark"]) == is_open
+                await rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
+            assert (rewriter.open_breakers == ["seamark"]) == is_open
 
 
 async def test_statement_that_lists_snapshots_withdraws_idle_plans_first() -> None:
     server = Seamark()
-    async with rewriter(server) as new_rewriter:
-        new_rewriter.release(await new_rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION))
-        rewrite = await new_rewriter.rewrite("SELECT * FROM t WHERE id = 2", SESSION)
+    async with open_rewriter(server) as rewriter:
+        rewriter.release(await rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION))
+        rewrite = await rewriter.rewrite("SELECT * FROM t WHERE id = 2", SESSION)
         assert server.leased == []
-        await new_rewriter.rewrite('SELECT snapshot_id FROM "t$snapshots" ORDER BY committed_at', SESSION)
+        await rewriter.rewrite('SELECT snapshot_id FROM "t$snapshots" ORDER BY committed_at', SESSION)
         assert server.leased == [(("db", "t"), [100], 0)]
         assert rewrite.plans == [(("db", "t"), 101)]
 

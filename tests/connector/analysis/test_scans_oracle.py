@@ -176,7 +176,7 @@ def check_bound(statements: Statements, scan: Scan) -> None:
     assert bound[0] == bound[1], (scan.predicate, sent)
 
 
-def campaign(seed: int, lakes_count: int) -> Counter[str]:
+def run_campaign(seed: int, lakes_count: int) -> Counter[str]:
     counts: Counter[str] = Counter()
     for rng, statements, connection in lakes(seed, lakes_count):
         for _ in range(QUERIES_PER_LAKE):
@@ -216,16 +216,16 @@ def check_same(
 
     Return the number of rows that joins alone leave out.
     """
-    new, names, left_out = prune(rng, connection, text, scans)
+    replacements, names, left_out = prune(rng, connection, text, scans)
     requested_text = "\n".join(
         f"{scan.table} [{scan.start}, {scan.end}): {scan.predicate} {scan.joins}" for scan in scans
     )
-    shown_text = f"{seed}\n{text}\n-- became\n{new}\n-- by\n{requested_text}"
+    note = f"{seed}\n{text}\n-- became\n{replacements}\n-- by\n{requested_text}"
     try:
-        rows = rows_of(connection, new)
+        rows = rows_of(connection, replacements)
     except duckdb.Error as error:
-        raise AssertionError(f"{error}\n{shown_text}") from error
-    assert rows == expected, shown_text
+        raise AssertionError(f"{error}\n{note}") from error
+    assert rows == expected, note
     for name in names:
         connection.execute(f"DROP TABLE {quote(name)}")
     return left_out
@@ -296,7 +296,7 @@ def test_statement_within_execute_immediate_is_analysed_as_alone() -> None:
             assert splice(inside, [read_from_view(scan, f"it's {scan.table}") for scan in scans]) == expected
 
 
-def test_on_sees_the_sources_of_its_join_and_of_outer_queries() -> None:
+def test_on_condition_resolves_names_of_its_join_and_of_outer_queries() -> None:
     """`d` in the innermost subquery is the outer `d`, because the inner `d` is joined later."""
     columns = {"t": {"k": "long"}, "u": {"k": "long"}}
     inner = "SELECT 1 FROM u AS a JOIN u AS b ON EXISTS (SELECT 1 FROM u AS c WHERE c.k = d.k) JOIN t AS d ON d.k = 2"
@@ -312,7 +312,7 @@ def test_on_sees_the_sources_of_its_join_and_of_outer_queries() -> None:
             check_same(random.Random(seed), connection, text, scans, expected, f"seed {seed}")
 
 
-def test_lateral_sees_the_left_side_of_its_join() -> None:
+def test_lateral_subquery_resolves_names_of_the_left_side() -> None:
     """Engines differ in whether LATERAL sees the tables before a comma."""
     lateral = "LATERAL (SELECT c.k FROM u AS c WHERE c.k = a.k) AS q"
 
@@ -332,12 +332,12 @@ def immediate(text: str) -> str:
 
 @pytest.mark.parametrize("seed", quick([11, 12], 1))
 def test_random_queries_keep_their_rows_over_pruned_tables(seed: int) -> None:
-    check_worth(campaign(seed, 4))
+    check_worth(run_campaign(seed, 4))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 113))
 def test_thousands_of_random_queries_keep_their_rows(seed: int) -> None:
-    reported = campaign(seed, 40)
+    reported = run_campaign(seed, 40)
     check_worth(reported)
     assert all(reported[shape] > 0 for shape in ("likes", "range", "min", "max", "exact")), reported

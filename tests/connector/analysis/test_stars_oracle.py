@@ -176,7 +176,7 @@ class Stars:
         )
 
 
-def campaign(seed: int, stars: int, queries: int) -> tuple[Counter[str], Counter[str]]:
+def run_campaign(seed: int, stars: int, queries: int) -> tuple[Counter[str], Counter[str]]:
     counts, told_duckdb = Counter[str](), Counter[str]()
     for number in range(stars):
         name = f"seed {seed}/{number}"
@@ -214,10 +214,10 @@ def check_worth(counts: Counter[str], told_duckdb: Counter[str]) -> None:
 
 
 def test_random_queries_on_stars_keep_their_rows() -> None:
-    check_worth(*campaign(first_seed(), examples(2, 1), 25))
+    check_worth(*run_campaign(first_seed(), examples(2, 1), 25))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_thousands_of_queries_on_stars_keep_their_rows() -> None:
-    check_worth(*campaign(first_seed() + 1, 60, 100))
+    check_worth(*run_campaign(first_seed() + 1, 60, 100))

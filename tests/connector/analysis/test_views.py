@@ -17,7 +17,7 @@ from seamark.connector.plans.async_client import KnownTable, Name, TablePlanRequ
 from seamark.connector.trino.protocol.sessions import Session
 from seamark.connector.trino.rewriter import RewriteResult
 from tests.connector.trino.played import COLUMNS as COLUMNS_OF
-from tests.connector.trino.played import READER, Seamark, filter_of, rewriter
+from tests.connector.trino.played import READER, Seamark, filter_of, open_rewriter
 
 SESSION = Session(catalog="other", schema="elsewhere", user=READER)
 COLUMNS = {"k": "long", "x": "int", "twice": "long"}
@@ -37,31 +37,31 @@ def view(text: str, catalog: str | None = "lake", **columns: str) -> View:
     return View(f"file:///{hash(text)}", text, columns or COLUMNS, catalog, "db")
 
 
-PLAIN = view("SELECT id AS k, x, id * 2 AS twice FROM t WHERE x > 5")
+PLAIN_VIEW = view("SELECT id AS k, x, id * 2 AS twice FROM t WHERE x > 5")
 
 
 async def run_rewrite(statement: str, **played: Any) -> tuple[RewriteResult, Seamark]:
     server = Seamark(**played)
-    async with rewriter(server) as new_rewriter:
-        return await new_rewriter.rewrite(statement, SESSION), server
+    async with open_rewriter(server) as rewriter:
+        return await rewriter.rewrite(statement, SESSION), server
 
 
 async def test_view_is_read_over_the_plans_of_its_tables() -> None:
-    rewrite, server = await run_rewrite("SELECT * FROM lake.db.v WHERE k = 4 AND twice = 8", views={"v": PLAIN})
+    rewrite, server = await run_rewrite("SELECT * FROM lake.db.v WHERE k = 4 AND twice = 8", views={"v": PLAIN_VIEW})
     assert (
         rewrite.statement
         == access_check("lake.db.v") + 'SELECT * FROM lake.db."v~plan~0" AS "v" WHERE k = 4 AND twice = 8'
     )
     ((name, _, predicate, (reference,)),) = server.views_asked
     assert (name, predicate) == (("db", "v"), '"k" = 4')
-    assert PLAIN.text[reference.start : reference.end] == "t"
+    assert PLAIN_VIEW.text[reference.start : reference.end] == "t"
     assert (reference.table, reference.plan_snapshot_id) == (("db", "t"), 101)
     (expected,) = [one for one in server.requests if one.table == ("db", "t")]
     assert expected.filter == filter_of("x > 5 AND id = 4")
 
 
 async def test_summary_names_the_view_but_not_its_tables_and_all_plans_are_renewed() -> None:
-    rewrite, _ = await run_rewrite("SELECT * FROM lake.db.v WHERE k = 4", views={"v": PLAIN})
+    rewrite, _ = await run_rewrite("SELECT * FROM lake.db.v WHERE k = 4", views={"v": PLAIN_VIEW})
     assert rewrite.summary.startswith("rewritten; scans=1; files=0/0; views=db.v; ms=")
     assert (rewrite.files, rewrite.considered_files) == (1, 100), "the operator sees the counts, clients do not"
     assert rewrite.plans == [(("db", "t"), 101), (("db", "v"), 200)]
@@ -87,14 +87,14 @@ async def test_names_in_a_view_resolve_in_the_view() -> None:
             view("SELECT id AS x FROM t", x="int"),
         ),  # The table stores it as a long.
         ("SELECT * FROM lake.db.v WHERE n = 4", view("SELECT id * 2 AS n FROM t", n="long")),
-        ("SELECT * FROM lake.db.v", PLAIN),
+        ("SELECT * FROM lake.db.v", PLAIN_VIEW),
         ("SELECT count(*) FROM lake.db.v WHERE n = 4", view("SELECT count(*) AS n FROM t", n="long")),
         ("SELECT * FROM lake.db.v WHERE k = 4", view("SELECT id AS k FROM t ORDER BY id LIMIT 3", k="long")),
         ("SELECT * FROM lake.db.v WHERE k = 4", view("SELECT id AS k FROM t", catalog=None, k="long")),
         ("SELECT * FROM lake.db.v WHERE k = 4", view("SELECT id AS k FROM t", catalog="hive", k="long")),
         ("SELECT * FROM lake.db.v WHERE k = 4", view("SELECT id AS k FROM t FOR VERSION AS OF 7", k="long")),
         ("SELECT * FROM lake.db.v WHERE k = 4", view("not understood", k="long")),
-        ("SELECT * FROM lake.db.v FOR VERSION AS OF 8 WHERE k = 4", PLAIN),
+        ("SELECT * FROM lake.db.v FOR VERSION AS OF 8 WHERE k = 4", PLAIN_VIEW),
     ],
 )
 async def test_view_that_cannot_be_analysed_stays_unchanged(statement: str, input_view: View) -> None:
@@ -104,7 +104,7 @@ async def test_view_that_cannot_be_analysed_stays_unchanged(statement: str, inpu
 
 
 async def test_conditions_of_a_view_itself_leave_files_out() -> None:
-    rewrite, server = await run_rewrite("SELECT * FROM lake.db.v WHERE twice = 4", views={"v": PLAIN})
+    rewrite, server = await run_rewrite("SELECT * FROM lake.db.v WHERE twice = 4", views={"v": PLAIN_VIEW})
     assert rewrite.statement == access_check("lake.db.v") + 'SELECT * FROM lake.db."v~plan~0" AS "v" WHERE twice = 4'
     assert [one[2] for one in server.views_asked] == ["TRUE"]
     assert server.requests[-1].filter == filter_of("x > 5")
@@ -114,23 +114,23 @@ async def test_table_and_a_view_of_it_are_read_at_one_snapshot() -> None:
     counted = view("SELECT count(*) AS n FROM t", n="long")
     statement = "SELECT * FROM lake.db.v, lake.db.t WHERE id = 4"
     rewrite, _ = await run_rewrite(statement, views={"v": counted})
-    over = 'SELECT * FROM lake.db."v~plan~0" AS "v", lake.db.t FOR VERSION AS OF 101 WHERE id = 4'
-    assert rewrite.statement == access_check("lake.db.v", ["n"]) + over
+    expected_query = 'SELECT * FROM lake.db."v~plan~0" AS "v", lake.db.t FOR VERSION AS OF 101 WHERE id = 4'
+    assert rewrite.statement == access_check("lake.db.v", ["n"]) + expected_query
     rewrite, _ = await run_rewrite(statement, views={"v": counted}, answer=lambda _: None)
     assert rewrite.statement is None
 
 
-NESTED = {
+NESTED_VIEWS = {
     "top": view('SELECT m.k, upper(u.y) AS y FROM "Mid" AS m JOIN u ON u.uid = m.k', k="long", y="int"),
     "mid": view("SELECT v.k, x FROM v WHERE x < 9", k="long", x="int"),
-    "v": PLAIN,
+    "v": PLAIN_VIEW,
 }
 
 
 async def test_condition_on_a_view_reaches_the_tables_of_nested_views() -> None:
-    rewrite, server = await run_rewrite("SELECT * FROM lake.db.top WHERE k = 4 AND y = 3", views=NESTED)
-    over = 'SELECT * FROM lake.db."top~plan~2" AS "top" WHERE k = 4 AND y = 3'
-    assert rewrite.statement == access_check("lake.db.top", ["k", "y"]) + over
+    rewrite, server = await run_rewrite("SELECT * FROM lake.db.top WHERE k = 4 AND y = 3", views=NESTED_VIEWS)
+    expected_query = 'SELECT * FROM lake.db."top~plan~2" AS "top" WHERE k = 4 AND y = 3'
+    assert rewrite.statement == access_check("lake.db.top", ["k", "y"]) + expected_query
     assert [(name[-1], predicate) for name, _, predicate, _ in server.views_asked] == [
         ("v", '("x" < 9 AND "k" = 4)'),
         ("mid", '"k" = 4'),
@@ -153,7 +153,7 @@ async def test_condition_on_a_view_reaches_the_tables_of_nested_views() -> None:
 
 
 async def test_summary_names_only_the_outermost_view_and_all_plans_are_renewed() -> None:
-    rewrite, _ = await run_rewrite("SELECT * FROM lake.db.top WHERE k = 4", views=NESTED)
+    rewrite, _ = await run_rewrite("SELECT * FROM lake.db.top WHERE k = 4", views=NESTED_VIEWS)
     assert rewrite.summary.startswith("rewritten; scans=1; files=0/0; views=db.top; ms=")
     views = {(("db", "top"), 202), (("db", "mid"), 201), (("db", "v"), 200)}
     assert views < set(rewrite.plans)
@@ -168,8 +168,8 @@ async def test_names_in_a_nested_view_resolve_in_that_view() -> None:
     outer = view("SELECT a.k FROM v a JOIN there.v b ON a.k = b.k WHERE b.x = 6", k="long")
     server = Seamark(views={"top": outer})
     server.views |= {("db", "v"): inner, ("there", "v"): other_view}
-    async with rewriter(server) as new_rewriter:
-        rewrite = await new_rewriter.rewrite("SELECT * FROM lake.db.top WHERE k = 4", SESSION)
+    async with open_rewriter(server) as rewriter:
+        rewrite = await rewriter.rewrite("SELECT * FROM lake.db.top WHERE k = 4", SESSION)
     assert rewrite.statement is not None
     assert {(name, view.location, predicate) for name, view, predicate, _ in server.views_asked} == {
         (("db", "v"), "file:///inner", '"k" = 4'),
@@ -191,11 +191,11 @@ async def test_condition_on_a_computed_or_converted_column_of_a_nested_view_is_n
 
 
 async def test_known_nested_views_are_requested_without_asking_for_tables() -> None:
-    server = Seamark(views=dict(NESTED))
-    async with rewriter(server) as new_rewriter:
-        await new_rewriter.rewrite("SELECT * FROM lake.db.top WHERE k = 4", SESSION)
+    server = Seamark(views=dict(NESTED_VIEWS))
+    async with open_rewriter(server) as rewriter:
+        await rewriter.rewrite("SELECT * FROM lake.db.top WHERE k = 4", SESSION)
         before = len(server.requests), len(server.views_read)
-        rewrite = await new_rewriter.rewrite("SELECT * FROM lake.db.top WHERE k = 5", SESSION)
+        rewrite = await rewriter.rewrite("SELECT * FROM lake.db.top WHERE k = 5", SESSION)
     assert rewrite.statement is not None
     assert [one.table[-1] for one in server.requests[before[0] :]] == ["u", "t"], "no view is requested as a table"
     assert sorted(server.views_read[before[1] :]) == [("db", "mid"), ("db", "top"), ("db", "v")]
@@ -203,9 +203,9 @@ async def test_known_nested_views_are_requested_without_asking_for_tables() -> N
 
 async def test_views_keep_their_plans_if_a_nested_view_has_none() -> None:
     for refused, other_views in (("v", ["mid", "top"]), ("mid", ["v", "top"]), ("top", ["v", "mid"])):
-        server = Seamark(views=dict(NESTED), answer=name_all_but(refused))
-        async with rewriter(server) as new_rewriter:
-            rewrite = await new_rewriter.rewrite("SELECT * FROM lake.db.top WHERE k = 4", SESSION)
+        server = Seamark(views=dict(NESTED_VIEWS), answer=name_all_but(refused))
+        async with open_rewriter(server) as rewriter:
+            rewrite = await rewriter.rewrite("SELECT * FROM lake.db.top WHERE k = 4", SESSION)
         assert (rewrite.statement is None) == (refused == "top")
         request = [name[-1] for name, *_ in server.views_asked if name[-1] != refused]
         assert request == [one for one in other_views if (refused, one) != ("v", "mid")], (
@@ -229,7 +229,7 @@ def name_all_but(refused: str) -> Callable[[Name], str | None]:
 async def test_table_in_nested_views_is_read_at_one_snapshot() -> None:
     """`t` is in the outer view and in the inner view. If the inner view has no plan, `t` has none in either view."""
     outer = view("SELECT t.id AS k, u.y FROM v JOIN t ON t.id = v.k JOIN u ON u.uid = t.id", k="long", y="int")
-    views = {"top": outer, "v": PLAIN}
+    views = {"top": outer, "v": PLAIN_VIEW}
     statement = "SELECT * FROM lake.db.top WHERE k = 4"
     rewrite, server = await run_rewrite(statement, views=views)
     assert rewrite.statement is not None
@@ -276,20 +276,20 @@ async def test_nested_views_are_analysed_to_a_maximum_depth_and_number() -> None
 
 
 async def test_changed_nested_view_is_read_again() -> None:
-    server = Seamark(views=dict(NESTED))
-    async with rewriter(server) as new_rewriter:
+    server = Seamark(views=dict(NESTED_VIEWS))
+    async with open_rewriter(server) as rewriter:
         statement = "SELECT * FROM lake.db.top WHERE k = 4"
-        assert (await new_rewriter.rewrite(statement, SESSION)).statement is not None
+        assert (await rewriter.rewrite(statement, SESSION)).statement is not None
         server.views["v"] = view("SELECT uid AS k, y AS x FROM u", k="long", x="int")
-        assert (await new_rewriter.rewrite(statement, SESSION)).statement is not None
+        assert (await rewriter.rewrite(statement, SESSION)).statement is not None
         assert server.views_asked[-3][1] is server.views["v"]
         server.views["mid"] = view("SELECT k FROM new", k="long")
         server.views["new"] = view("SELECT id AS k FROM t", k="long")
-        assert (await new_rewriter.rewrite(statement, SESSION)).statement is not None
+        assert (await rewriter.rewrite(statement, SESSION)).statement is not None
         assert [one[0][-1] for one in server.views_asked[-3:]] == ["new", "mid", "top"]
         del server.views["new"]
         before = len(server.views_asked)
-        assert (await new_rewriter.rewrite(statement, SESSION)).statement is None, (
+        assert (await rewriter.rewrite(statement, SESSION)).statement is None, (
             "the column of the deleted view is unknown"
         )
         assert len(server.views_asked) == before
@@ -300,12 +300,12 @@ async def test_former_columns_of_a_view_do_not_resolve_names_of_other_tables() -
     statement = "SELECT * FROM lake.db.t WHERE EXISTS (SELECT 1 FROM lake.db.u, lake.db.v WHERE uid = x AND y = 3)"
     tables = {"t": KnownTable("1", COLUMNS_OF["t"], 7, 1 << 30, 100), "u": KnownTable("1", COLUMNS_OF["u"], 7, 100, 2)}
     server = Seamark(views={"v": view("SELECT id AS k FROM t", k="long")}, tables=tables)
-    async with rewriter(server) as new_rewriter:
-        await new_rewriter.rewrite(statement, SESSION)
+    async with open_rewriter(server) as rewriter:
+        await rewriter.rewrite(statement, SESSION)
         assert [one.table[-1] for one in server.requests if one.joins] == ["t"]
         server.views["v"] = view("SELECT id AS x FROM t", x="long")
         server.requests.clear()
-        await new_rewriter.rewrite(statement, SESSION)
+        await rewriter.rewrite(statement, SESSION)
         assert [one.table[-1] for one in server.requests if one.joins] == []
         assert "u" in [one.table[-1] for one in server.requests]
 
@@ -318,57 +318,59 @@ def refuse_with(error: Exception) -> Callable[[Name], str | None]:
 
 
 async def test_user_without_the_right_to_plan_views_sends_one_request_for_many_statements() -> None:
-    server = Seamark(views={"v": PLAIN}, answer=refuse_with(AccessDenied("no", status=403, kind="ForbiddenException")))
-    async with rewriter(server) as new_rewriter:
+    server = Seamark(
+        views={"v": PLAIN_VIEW}, answer=refuse_with(AccessDenied("no", status=403, kind="ForbiddenException"))
+    )
+    async with open_rewriter(server) as rewriter:
         for _ in range(3):
-            rewrite = await new_rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)
+            rewrite = await rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)
             assert rewrite.statement is None
     assert len(server.views_asked) == 1
     assert len(server.views_read) == 2, "one request reads the view, one checks whether it has changed"
 
 
 async def test_changed_view_is_read_again() -> None:
-    server = Seamark(views={"v": PLAIN})
-    async with rewriter(server) as new_rewriter:
-        assert (await new_rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)).statement is not None
+    server = Seamark(views={"v": PLAIN_VIEW})
+    async with open_rewriter(server) as rewriter:
+        assert (await rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)).statement is not None
         server.views["v"] = view("SELECT uid AS k FROM u", k="long")
         server.answer = refuse_with(NoSuchResource("gone", status=404, kind="NoSuchViewException"))
-        assert (await new_rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)).statement is None
+        assert (await rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)).statement is None
         server.answer = None
-        assert (await new_rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)).statement is not None
+        assert (await rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)).statement is not None
     assert [one[1].text for one in server.views_asked][-1] == "SELECT uid AS k FROM u"
 
 
 async def test_known_view_is_not_requested_as_a_table() -> None:
-    server = Seamark(views={"v": PLAIN})
-    async with rewriter(server) as new_rewriter:
+    server = Seamark(views={"v": PLAIN_VIEW})
+    async with open_rewriter(server) as rewriter:
         for _ in range(4):
-            await new_rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)
+            await rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)
     assert len(server.views_read) == 1 + 4, "each statement checks whether the view has changed"
     assert [one.table[-1] for one in server.requests] == ["v", *["t"] * 4]
 
 
 async def test_table_within_and_beside_a_view_is_read_at_one_snapshot() -> None:
     statement = "SELECT * FROM lake.db.v JOIN lake.db.t ON t.x = v.x WHERE k = 4 AND t.id = 3"
-    rewrite, _ = await run_rewrite(statement, views={"v": PLAIN})
+    rewrite, _ = await run_rewrite(statement, views={"v": PLAIN_VIEW})
     assert rewrite.statement is not None
     assert (rewrite.statement.count("~plan~"), rewrite.statement.count("FOR VERSION AS OF")) == (1, 1)
 
     def answer_by_filter(request: TablePlanRequest) -> dict[str, Any]:
         return {"snapshot_id": 1 if "'x'" in repr(request.filter) else 2}
 
-    rewrite, _ = await run_rewrite(statement, views={"v": PLAIN}, plan=answer_by_filter)
+    rewrite, _ = await run_rewrite(statement, views={"v": PLAIN_VIEW}, plan=answer_by_filter)
     assert rewrite.statement is None
-    rewrite, _ = await run_rewrite(statement, views={"v": PLAIN}, answer=lambda _: None)
+    rewrite, _ = await run_rewrite(statement, views={"v": PLAIN_VIEW}, answer=lambda _: None)
     assert rewrite.statement is None, "the view reads the current table, so all places of the table must"
 
 
 async def test_view_in_two_places_has_a_plan_for_each() -> None:
     statement = "SELECT * FROM lake.db.v a, lake.db.v b WHERE a.k = 4 AND b.k = 5"
-    rewrite, server = await run_rewrite(statement, views={"v": PLAIN})
+    rewrite, server = await run_rewrite(statement, views={"v": PLAIN_VIEW})
     assert [one[2] for one in server.views_asked] == ['"k" = 4', '"k" = 5']
-    over = 'SELECT * FROM lake.db."v~plan~0" a, lake.db."v~plan~1" b WHERE a.k = 4 AND b.k = 5'
-    assert rewrite.statement == access_check("lake.db.v") + over
+    expected_query = 'SELECT * FROM lake.db."v~plan~0" a, lake.db."v~plan~1" b WHERE a.k = 4 AND b.k = 5'
+    assert rewrite.statement == access_check("lake.db.v") + expected_query
 
 
 @pytest.mark.parametrize(
@@ -394,7 +396,7 @@ async def test_view_in_two_places_has_a_plan_for_each() -> None:
     ],
 )
 async def test_rewritten_statement_names_the_view_so_that_trino_checks_its_rules(statement: str, expected: str) -> None:
-    rewrite, _ = await run_rewrite(statement, views={"v": PLAIN})
+    rewrite, _ = await run_rewrite(statement, views={"v": PLAIN_VIEW})
     named = access_check("lake.db.v").removeprefix("WITH ").rstrip()
     assert rewrite.statement == expected.format(f"{named}," if "WITH {} q" in expected else named)
     assert rewrite.used.views == {("lake", "db", "v")}
@@ -403,7 +405,7 @@ async def test_rewritten_statement_names_the_view_so_that_trino_checks_its_rules
 
 async def test_views_stay_unchanged_for_a_session_without_a_user() -> None:
     """A plan view belongs to one user."""
-    server = Seamark(views={"v": PLAIN})
-    async with rewriter(server) as new_rewriter:
-        rewrite = await new_rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", replace(SESSION, user=""))
+    server = Seamark(views={"v": PLAIN_VIEW})
+    async with open_rewriter(server) as rewriter:
+        rewrite = await rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", replace(SESSION, user=""))
     assert (rewrite.statement, server.views_asked) == (None, [])

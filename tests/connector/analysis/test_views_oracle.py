@@ -103,14 +103,14 @@ class PlanViews:
 
     def replace_views(self, scans: tuple[Scan, ...], depth: int = 0) -> tuple[list[Replacement], list[str]]:
         """Return replacements of views by plan views, and the names of the plan views."""
-        new, names = [], []
+        replacements, names = [], []
         for number, scan in enumerate(scans):
             name = f"{scan.table}~plan~{depth}~{number}"
             is_looked_into = scan.table in self.views and self.left > 0 and depth < DEPTH_MAX
             if is_looked_into and self.store_plan_view(scan, name, depth):
-                new.append(read_from_view(scan, name))
+                replacements.append(read_from_view(scan, name))
                 names.append(name)
-        return new, names
+        return replacements, names
 
     def store_plan_view(self, scan: Scan, name: str, depth: int) -> bool:
         """Store the rows of the plan view as the table `name`. Return False if the plan leaves nothing out."""
@@ -120,13 +120,14 @@ class PlanViews:
         inner = find_scans(view_query, columns_of=self.telling)
         assert all(len(BEFORE) <= one.start < one.end <= len(BEFORE) + len(text) for one in inner)
         # One view in ten keeps its nested views.
-        new, names = self.replace_views(inner, depth + 1) if self.rng.random() < 0.9 else ([], [])
+        replacements, names = self.replace_views(inner, depth + 1) if self.rng.random() < 0.9 else ([], [])
         remaining_scans = drop_view_scans(inner, self.views)
         if not names and not any(one.predicate or one.joins for one in remaining_scans):
             return False
         _, more, _ = prune(self.rng, self.connection, view_query, remaining_scans)
         cut = splice(
-            view_query, [*new, *(read_from_view(one, plan) for one, plan in zip(remaining_scans, more, strict=True))]
+            view_query,
+            [*replacements, *(read_from_view(one, plan) for one, plan in zip(remaining_scans, more, strict=True))],
         )
         self.connection.execute(f"CREATE TABLE {quote(name)} AS {cut}")
         # The plan view has exactly the rows of the view that match the predicate.
@@ -143,7 +144,7 @@ class PlanViews:
             self.connection.execute(f"DROP TABLE {quote(name)}")
 
 
-def campaign(seed: int, lakes_count: int) -> Counter[str]:
+def run_campaign(seed: int, lakes_count: int) -> Counter[str]:
     counts: Counter[str] = Counter()
     for rng, statements, connection in lakes(seed, lakes_count):
         # Without this, DuckDB 2.0 evaluates EXISTS over a LEFT JOIN with an empty table as false.
@@ -164,12 +165,16 @@ def campaign(seed: int, lakes_count: int) -> Counter[str]:
             scans = find_scans(text, columns_of=telling)
             counts["views asked"] += sum(scan.table in views and scan.predicate is not None for scan in scans)
             cutting.left = VIEWS_MAX
-            new, names = cutting.replace_views(scans)
-            whole = splice(text, new)
+            replacements, names = cutting.replace_views(scans)
+            whole = splice(text, replacements)
             remaining_scans = drop_view_scans(scans, views)
             pruned_rows, more, _ = prune(rng, connection, text, remaining_scans)
             both = splice(
-                text, [*new, *(read_from_view(scan, name) for scan, name in zip(remaining_scans, more, strict=True))]
+                text,
+                [
+                    *replacements,
+                    *(read_from_view(scan, name) for scan, name in zip(remaining_scans, more, strict=True)),
+                ],
             )
             for became in (whole, pruned_rows, both):
                 assert rows_of(connection, became) == expected, f"seed {seed}\n{texts}\n{text}\n-- became\n{became}"
@@ -190,10 +195,10 @@ def check_worth(counts: Counter[str]) -> None:
     ("seed", "lakes"), [(25, 2), *(pytest.param(seed, 4, marks=pytest.mark.slow) for seed in (21, 22, 25))]
 )
 def test_random_queries_keep_their_rows_over_pruned_views(seed: int, lakes: int) -> None:
-    check_worth(campaign(seed, lakes))
+    check_worth(run_campaign(seed, lakes))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(300, 310))
 def test_thousands_of_queries_over_views_keep_their_rows(seed: int) -> None:
-    check_worth(campaign(seed, 20))
+    check_worth(run_campaign(seed, 20))

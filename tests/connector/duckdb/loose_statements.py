@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.connector.analysis.comparisons import ALIASES, COLUMN_NAMES, Column, Scope, StoredRelation, quote
 from tests.connector.analysis.statements import Statements
 
-LOOSE = {
+LOOSE_CONDITIONS = {
     "long": ["'2'", "1.5", "2.0", "1e0", "'-1'"],
     "decimal(9, 2)": ["'1.5'", "2.25e0", "1.501"],
     "decimal(20, 18)": ["'0.3'", "0.3e0", "1.501"],
@@ -49,7 +49,7 @@ class LooseStatements(Statements):
         return "'NaN'" if kind == "double" and self.chance(0.15) else super().value(kind)
 
     def literal(self, kind: str) -> str:
-        return self.rng.choice(LOOSE[kind]) if self.chance(0.25) else super().literal(kind)
+        return self.rng.choice(LOOSE_CONDITIONS[kind]) if self.chance(0.25) else super().literal(kind)
 
     def comparison(self, column: Column, scope: Scope) -> str:
         if column.kind == "string" and self.chance(0.1):
@@ -91,7 +91,7 @@ class LooseStatements(Statements):
     def any_value(self, kind: str) -> str:
         if self.chance(0.1):
             return "NULL"
-        return self.rng.choice(LOOSE[kind]) if self.chance(0.1) else self.value(kind)
+        return self.rng.choice(LOOSE_CONDITIONS[kind]) if self.chance(0.1) else self.value(kind)
 
     def draw_unnest(self, used_names: set[str]) -> tuple[str, Scope]:
         """Return a list of literals as a source, with or without column names."""

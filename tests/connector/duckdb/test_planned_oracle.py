@@ -102,7 +102,7 @@ class PlannedStatements(LooseStatements):
         return tables
 
 
-def campaign(server: Seamark, seed: int, lakes: int, queries: int) -> Counter[str]:
+def run_campaign(server: Seamark, seed: int, lakes: int, queries: int) -> Counter[str]:
     counts: Counter[str] = Counter()
     for number in range(lakes):
         rng = random.Random(f"{seed}/{number}")
@@ -184,12 +184,12 @@ def check_worth(counts: Counter[str]) -> None:
 
 
 def test_random_statements_over_plans_return_the_rows_of_direct_ones(server: Seamark) -> None:
-    check_worth(campaign(server, first_seed(), examples(2, 1), examples(30, 18)))
+    check_worth(run_campaign(server, first_seed(), examples(2, 1), examples(30, 18)))
 
 
 @pytest.mark.slow
 def test_many_random_statements_over_plans_return_the_rows_of_direct_ones(server: Seamark) -> None:
-    check_worth(campaign(server, first_seed() + 1, 25, 40))
+    check_worth(run_campaign(server, first_seed() + 1, 25, 40))
 
 
 FIELDS = {"id": "i", "info.zone": "i", "info.tag": "t", "info.more.n": "i", "info.day": "d", "zone": "i", "tag": "t"}

@@ -92,12 +92,12 @@ def scans_of(
     text = statement.to_marked_text(columns, utc=False)
     today = datetime.now(UTC).date()
     scans = find_scans(text, columns_of=lambda names: columns.get(marks.get(names[2], -1)), today=today)
-    known_values = {mark: stored[number] for mark, number in marks.items()}
-    return known_values, scans
+    tables_by_mark = {mark: stored[number] for mark, number in marks.items()}
+    return tables_by_mark, scans
 
 
 def prune(rng: random.Random, connection: duckdb.DuckDBPyConnection, statement: DuckDBStatement, tables: Tables) -> str:
-    new = []
+    replacements = []
     for number, scan in enumerate(tables.found):
         if not tables.is_known(number):
             continue
@@ -113,11 +113,11 @@ def prune(rng: random.Random, connection: duckdb.DuckDBPyConnection, statement: 
             f"CREATE OR REPLACE TABLE {quote_name(name)} AS SELECT * FROM {tables.name(number)} AS j1 WHERE {condition}"
         )
         text = quote_name(name) + (reference.alias_needed or "")
-        new.append(Replacement(reference.start, reference.end, text))
-    return splice(statement.text, new)
+        replacements.append(Replacement(reference.start, reference.end, text))
+    return splice(statement.text, replacements)
 
 
-def campaign(seed: int, lakes: int) -> Counter[str]:
+def run_campaign(seed: int, lakes: int) -> Counter[str]:
     counts: Counter[str] = Counter()
     for number in range(lakes):
         rng = random.Random(f"{seed}/{number}")
@@ -156,18 +156,18 @@ def check_one(
     counts["predicates"] += sum(reference.predicate is not None for reference in result if reference.table in stored)
     counts["joins"] += sum(len(reference.joins) for reference in result)
     counts["periods"] += any(join.transform != "identity" for reference in result for join in reference.joins)
-    new = prune(rng, connection, statement, Tables(result, stored))
-    shown_text = f"{seed}\n{text}\n-- became\n{new}\n-- by\n" + "\n".join(
+    replacements = prune(rng, connection, statement, Tables(result, stored))
+    note = f"{seed}\n{text}\n-- became\n{replacements}\n-- by\n" + "\n".join(
         f"{reference.table}: {reference.predicate} {reference.joins}" for reference in result
     )
     try:
-        rows = _rows(connection, new)
+        rows = _rows(connection, replacements)
     except duckdb.Error as error:
-        raise AssertionError(f"{error}\n{shown_text}") from error
+        raise AssertionError(f"{error}\n{note}") from error
     if rows != expected and any(_rows(connection, text) != expected for _ in range(20)):
         counts["unstable"] += 1  # DuckDB itself gives different rows for the unchanged statement.
         return
-    assert rows == expected, shown_text
+    assert rows == expected, note
 
 
 def _rows(connection: duckdb.DuckDBPyConnection, text: str) -> Counter[str]:
@@ -197,12 +197,12 @@ def test_parameter_has_the_value_of_its_place_in_the_text(text: str, parameters:
 
 
 def test_random_duckdb_statements_keep_their_rows_over_pruned_tables() -> None:
-    check_worth(campaign(first_seed(), 4))
+    check_worth(run_campaign(first_seed(), 4))
 
 
 @pytest.mark.slow
 def test_many_random_duckdb_statements_keep_their_rows_over_pruned_tables() -> None:
-    reported = campaign(first_seed() + 1, 400)
+    reported = run_campaign(first_seed() + 1, 400)
     check_worth(reported)
     assert reported["unstable"] < reported["queries"] / 500
 

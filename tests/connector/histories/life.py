@@ -198,13 +198,13 @@ class TableHistory:
         return f"{choice.__name__.strip('_')} {choice()}"
 
     def _append(self) -> str:
-        known_keys, new = {self._key(row) for row in self.rows}, dict[Any, Row]()
+        known_keys, new_rows_by_key = {self._key(row) for row in self.rows}, dict[Any, Row]()
         for row in (self._row() for _ in range(8)):
             if self._key(row) not in known_keys:
-                new[self._key(row)] = row
-        append(self._client, self._table, self._arrow(list(new.values())))
-        self.rows += new.values()
-        return str(list(new.values()))
+                new_rows_by_key[self._key(row)] = row
+        append(self._client, self._table, self._arrow(list(new_rows_by_key.values())))
+        self.rows += new_rows_by_key.values()
+        return str(list(new_rows_by_key.values()))
 
     def _batch(self) -> list[Row]:
         """Return random rows; some of them have keys of stored rows."""
@@ -271,14 +271,14 @@ class TableHistory:
             if earlier is None or not is_older(row, earlier):
                 latest[self._key(row)] = row
         for key, row in latest.items():
-            old = stored_keys.get(key)
-            if old is not None and is_older(row, old):
+            old_row = stored_keys.get(key)
+            if old_row is not None and is_older(row, old_row):
                 continue
             if columns is None:
                 stored_keys[key] = row
                 continue
             names = {column.id for column in (*columns, *self._keys, *([] if by is None else [by]))}
-            before = {column.id: column.initial for column in self._columns} if old is None else old
+            before = {column.id: column.initial for column in self._columns} if old_row is None else old_row
             stored_keys[key] = before | {number: row[number] for number in names}
         self.rows = list(stored_keys.values())
 
@@ -360,8 +360,8 @@ class TableHistory:
 
     def _partition(self) -> str:
         self._spec = self._draw_spec() if self._rng.random() < 0.85 else []
-        new = {"action": "add-spec", "spec": {"spec-id": 0, "fields": self._spec}}
-        self._update(new, {"action": "set-default-spec", "spec-id": -1})
+        new_spec = {"action": "add-spec", "spec": {"spec-id": 0, "fields": self._spec}}
+        self._update(new_spec, {"action": "set-default-spec", "spec-id": -1})
         return str(self._spec)
 
     def _evolve(self) -> str:
@@ -426,8 +426,8 @@ class TableHistory:
             column.promote(kind)
 
     def _change_schema(self) -> None:
-        new = {"action": "add-schema", "schema": self._schema(), "last-column-id": self._last_id}
-        self._update(new, {"action": "set-current-schema", "schema-id": -1})
+        new_schema = {"action": "add-schema", "schema": self._schema(), "last-column-id": self._last_id}
+        self._update(new_schema, {"action": "set-current-schema", "schema-id": -1})
 
     # Comparisons
 

@@ -57,9 +57,9 @@ def draw_change(
     if not settable or rng.random() < 0.3:
         return DrawnStatement(f"DELETE FROM {table} WHERE {where}", matches)
     chosen_names = rng.sample(settable, rng.randint(1, len(settable)))
-    new: Row = {column.id: draw_known(rng, column) for column in chosen_names}
-    sets = ", ".join(f"{quote(column.name)} = {literal(column.kind, new[column.id])}" for column in chosen_names)
-    return DrawnStatement(f"UPDATE {table} SET {sets} WHERE {where}", matches, new)
+    new_row: Row = {column.id: draw_known(rng, column) for column in chosen_names}
+    sets = ", ".join(f"{quote(column.name)} = {literal(column.kind, new_row[column.id])}" for column in chosen_names)
+    return DrawnStatement(f"UPDATE {table} SET {sets} WHERE {where}", matches, new_row)
 
 
 def quote(name: str) -> str:
@@ -97,8 +97,8 @@ def _draw_condition(rng: random.Random, column: Column, rows: Sequence[Row]) -> 
             texts = ", ".join(literal(column.kind, one) for one in values)
             return f"{name} IN ({texts})", _on_value(column, lambda one: one in values)
         case "<":
-            least = value()
-            return f"{name} < {literal(column.kind, least)}", _on_value(column, lambda one: bool(one < least))
+            minimum = value()
+            return f"{name} < {literal(column.kind, minimum)}", _on_value(column, lambda one: bool(one < minimum))
         case "BETWEEN":
             low, high = value(), value()
             text = f"{name} BETWEEN {literal(column.kind, low)} AND {literal(column.kind, high)}"

@@ -29,7 +29,7 @@ from tests.connector.lake import SCHEMA, append, catalog_at, create, rows, sprea
 from tests.connector.server_thread import ServerThread
 from tests.support.commands import invoke_seamark
 
-SMALL = GroupLimits(files=2)
+SMALL_GROUPS = GroupLimits(files=2)
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def fail() -> None:
 def test_build_reports_its_progress_and_builds_only_missing_entries(client: IndexClient) -> None:
     progress: list[Progress] = []
     workers = RecordingWorkers()
-    report = build(client, "db.t", "b", workers, limits=SMALL, on_progress=progress.append)
+    report = build(client, "db.t", "b", workers, limits=SMALL_GROUPS, on_progress=progress.append)
     assert [len(group) for group in workers.groups] == [2, 2, 2]
     assert [one.files_done for one in progress] == [2, 4, 6]
     assert progress[0].eta_ms is not None
@@ -93,7 +93,7 @@ def test_build_includes_files_of_concurrent_commits(client: IndexClient) -> None
         append(client.url, "db.t", [[1000, 1001]])
 
     workers = RecordingWorkers(None, commit, None, commit)
-    report = build(client, "db.t", "b", workers, limits=SMALL)
+    report = build(client, "db.t", "b", workers, limits=SMALL_GROUPS)
     assert [len(group) for group in workers.groups] == [2, 2, 2, 1, 1]
     assert (report.progress.files_done, report.progress.files_total) == (8, 8)
     assert client.index("db.t", "b").health == "ok"
@@ -117,7 +117,7 @@ def test_build_reads_a_partition_spec_that_is_added_during_the_build(client: Ind
             return super().build_files(*arguments, **more)
 
     paged = RepartitioningClient(client.url)
-    report = build(paged, "db.t", "b", InProcessWorkers(), limits=SMALL)
+    report = build(paged, "db.t", "b", InProcessWorkers(), limits=SMALL_GROUPS)
     paged.close()
     assert (report.json["state"], report.progress.files_done, report.files_not_indexed) == ("completed", 8, 0)
 
@@ -145,12 +145,12 @@ def test_build_ends_while_writers_keep_committing(client: IndexClient) -> None:
 
 def test_interrupted_build_is_rolled_back_and_the_next_build_continues_it(client: IndexClient) -> None:
     with pytest.raises(BuildInterrupted):
-        build(client, "db.t", "b", RecordingWorkers(None, fail), limits=SMALL)
+        build(client, "db.t", "b", RecordingWorkers(None, fail), limits=SMALL_GROUPS)
     (reported,) = [one for one in client.timeline("db.t", action="indexing") if one.state == "rolled_back"]
     assert reported.summary["reason"] == "BuildInterrupted"
     assert client.index("db.t", "b").files == 2
     workers = RecordingWorkers()
-    build(client, "db.t", "b", workers, limits=SMALL)
+    build(client, "db.t", "b", workers, limits=SMALL_GROUPS)
     assert [len(group) for group in workers.groups] == [2, 2]
     assert client.index("db.t", "b").health == "ok"
 
@@ -179,7 +179,13 @@ build(IndexClient({client.url!r}), "db.t", "b", InProcessWorkers(), limits=Group
 
 def test_sigterm_rolls_a_build_back_and_is_its_reason(client: IndexClient) -> None:
     with handle_sigterm(), pytest.raises(KeyboardInterrupt):
-        build(client, "db.t", "b", RecordingWorkers(None, lambda: os.kill(os.getpid(), signal.SIGTERM)), limits=SMALL)
+        build(
+            client,
+            "db.t",
+            "b",
+            RecordingWorkers(None, lambda: os.kill(os.getpid(), signal.SIGTERM)),
+            limits=SMALL_GROUPS,
+        )
     (reported,) = [one for one in client.timeline("db.t", action="indexing") if one.state == "rolled_back"]
     assert reported.summary["reason"] == "KeyboardInterrupt: SIGTERM"
     assert client.index("db.t", "b").files == 2

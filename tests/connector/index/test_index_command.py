@@ -122,10 +122,10 @@ def test_client_defines_an_index_and_builds_it(url: str) -> None:
         client.put_index("db.t", "j", kind="bitmap", columns=["nope"])
     build = build_half(url, "i")
     assert [len(page["files"]) for page in client.build_files("db.t", "i", build["build-id"])] == [3]
-    old = client.index("db.t", "i").json["index-files"][0]["location"]
+    old_location = client.index("db.t", "i").json["index-files"][0]["location"]
     registration = write(build, "b", index_bytes(build, FILES, level=1))
     file = (registration["location"], registration["size-in-bytes"])
-    client.register_index_files("db.t", "i", build["build-id"], [file], replaces=[old])
+    client.register_index_files("db.t", "i", build["build-id"], [file], replaces=[old_location])
     assert list(client.build_files("db.t", "i", build["build-id"])) == []
     assert client.build("db.t", "i", build["build-id"])["state"] == "inflight"
     assert client.finish_build("db.t", "i", build["build-id"])["state"] == "completed"

@@ -190,22 +190,22 @@ def test_index_file_of_a_newer_version_is_reported_but_not_quarantined(
 def test_index_file_that_a_merge_replaces_during_the_audit_is_no_problem(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old = client.index("db.t", "bloom").json["index-files"][0]["location"]
+    old_location = client.index("db.t", "bloom").json["index-files"][0]["location"]
     report = client.quarantine_index_file
 
     def merge_and_report(*arguments: Any, **more: Any) -> dict[str, Any]:
         started_build = client.start_build("db.t", "bloom")
         size = Storage().write(f"{started_build['folder']}/merged", [whole])
         merged = [(f"{started_build['folder']}/merged", size)]
-        client.register_index_files("db.t", "bloom", started_build["build-id"], merged, replaces=[old])
+        client.register_index_files("db.t", "bloom", started_build["build-id"], merged, replaces=[old_location])
         return report(*arguments, **more)
 
-    path = Path(old.removeprefix("file://"))
+    path = Path(old_location.removeprefix("file://"))
     whole = path.read_bytes()
     path.unlink()
     monkeypatch.setattr(client, "quarantine_index_file", merge_and_report)
     audit = audit_index(client, "db.t", "bloom", sample=1)
-    assert (audit.states, audit.problems) == ({old: "superseded"}, ())
+    assert (audit.states, audit.problems) == ({old_location: "superseded"}, ())
 
 
 def test_audits_with_the_same_seed_examine_the_same_sample(client: IndexClient) -> None:

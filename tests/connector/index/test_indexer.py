@@ -112,11 +112,11 @@ def test_merge_drops_entries_of_files_that_no_snapshot_has(client: IndexClient) 
     assert Indexer(client, open_in_process_workers, limits=one_each).round().builds == 1
     with catalog_at(client.url) as catalog:
         loaded_table = catalog.load_table("db.t")
-        old = [snapshot.snapshot_id for snapshot in loaded_table.snapshots()]
+        old_snapshots = [snapshot.snapshot_id for snapshot in loaded_table.snapshots()]
         loaded_table.delete()  # This removes whole files.
         for part in spread(4):
             append(client.url, "db.t", [part])
-        catalog.load_table("db.t").maintenance.expire_snapshots().by_ids(old).commit()
+        catalog.load_table("db.t").maintenance.expire_snapshots().by_ids(old_snapshots).commit()
     report = Indexer(client, open_in_process_workers, limits=one_each).round()
     assert (report.builds, report.merges, report.failed) == (1, 1, 0)
     live = [index_file for index_file in client.index("db.t", "i").json["index-files"] if index_file["state"] == "live"]

@@ -26,7 +26,7 @@ from seamark.formats.index.keys.hashing import hash_key, hash_keys, hash_rows
 from seamark.formats.index.keys.keys import KeyRange, KeyRanges, Keys, key_of, mask_of
 from seamark.formats.index.keys.terms import resolve
 from seamark.formats.index.kinds.bitmap import Bitmap
-from seamark.formats.index.kinds.bits import positions
+from seamark.formats.index.kinds.bits import list_positions
 from seamark.formats.index.kinds.bloom import Bloom
 from seamark.formats.index.kinds.record import RecordBlob
 
@@ -188,8 +188,8 @@ def test_bitmap_finds_the_rows_of_its_keys(tmp_path: Path, files: list[DataFile]
     nulls = KeyRanges("string", (), nulls=True)
     assert bitmap.files_with(x).tolist() == [1, 0, 0]
     assert bitmap.files_with(nulls).tolist() == [1, 1, 0]
-    assert positions(bitmap.rows(0, x)).tolist() == [0, 3]
-    assert positions(bitmap.rows(1, nulls)).tolist() == [0, 1]
+    assert list_positions(bitmap.rows(0, x)).tolist() == [0, 3]
+    assert list_positions(bitmap.rows(1, nulls)).tolist() == [0, 1]
 
 
 def test_record_index_finds_the_position_of_its_keys(tmp_path: Path, files: list[DataFile]) -> None:

@@ -20,7 +20,7 @@ from seamark.formats.index.keys.arrow_keys import keys_of
 from seamark.formats.index.keys.hashing import hash_keys, hash_rows
 from seamark.formats.index.keys.keys import KeyRange, KeyRanges, Keys, key_of
 from seamark.formats.index.kinds import bitmap, bloom, record
-from seamark.formats.index.kinds.bits import positions
+from seamark.formats.index.kinds.bits import list_positions
 from seamark.formats.protocol.wire import FORMER_INDEX_FOLDER
 from seamark.formats.runtime.errors import Corrupt
 
@@ -71,7 +71,7 @@ class IndexWriter:
                 if self.definition.kind == "bitmap":
                     key = key_of(value, "long")
                     rows_read = bitmap.Bitmap(index_file.blob).rows(number, KeyRanges("long", (KeyRange(key, key),)))
-                    assert positions(rows_read).tolist() == at
+                    assert list_positions(rows_read).tolist() == at
                 elif self.definition.kind == "bloom":
                     hit = bloom.Bloom(index_file.blob).probe(hash_keys(columns([value]), 0))[number]
                     assert hit or not at

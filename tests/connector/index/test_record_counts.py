@@ -67,8 +67,8 @@ class GrowingTable:
     draw: np.random.Generator = field(default_factory=lambda: np.random.default_rng(5))
 
     def insert(self, count: int) -> None:
-        fresh = np.arange(len(self.live), len(self.live) + count)
-        append(self.client, "db.t", rows(fresh, 0))
+        new_keys = np.arange(len(self.live), len(self.live) + count)
+        append(self.client, "db.t", rows(new_keys, 0))
         self.live = np.concatenate([self.live, np.ones(count, np.bool_)])
 
     def upsert(self, updated: int, inserted: int) -> None:

@@ -224,26 +224,26 @@ def test_commit_of_removed_files_is_refused(server: ServerThread, client: IndexC
         create(catalog, 2)
         append(client, "db.t", rows([0]))
         table = catalog.load_table("db.t")
-        late, kept_path = write(table.location(), 1), write(table.location(), 2)
-        os.utime(late, (1, 1))
-        staged = _make_change(late)
+        late_path, kept_path = write(table.location(), 1), write(table.location(), 2)
+        os.utime(late_path, (1, 1))
+        staged = _make_change(late_path)
         with table.transaction() as transaction:
             transaction.set_properties({"a": "b"})
             transaction.add_files([f"file://{kept_path}"])
             assert remove_orphan_files(client, "db.t").files == 1
             # PyIceberg has read the file that the removal has now deleted.
-        late.write_bytes(kept_path.read_bytes())
+        late_path.write_bytes(kept_path.read_bytes())
         table.refresh()
         transaction = table.transaction()
-        transaction.add_files([f"file://{late}"])
-        late.unlink()
+        transaction.add_files([f"file://{late_path}"])
+        late_path.unlink()
         with pytest.raises(BadRequestError, match="does not exist: a removal of orphan files"):
             transaction.commit_transaction()
         answer = server.run(_commit(server, staged))
         assert answer.error[:2] == (400, "BadRequestException")
         assert "a removal of orphan files of this table deleted" in answer.error[2]
         assert len(read(client, catalog.load_table("db.t").current_snapshot().snapshot_id)) == 2
-        late.write_bytes(kept_path.read_bytes())
+        late_path.write_bytes(kept_path.read_bytes())
         assert server.run(_commit(server, staged)).status == 200
 
 
@@ -255,13 +255,13 @@ def test_removal_of_a_file_during_its_commit_is_detected(
         create(catalog, 2)
         append(client, "db.t", rows([0]))
         location = catalog.load_table("db.t").location()
-        late, *other_paths = (write(location, number) for number in range(100))
-        os.utime(late, (1, 1))
+        late_path, *other_paths = (write(location, number) for number in range(100))
+        os.utime(late_path, (1, 1))
         delete, preload = LocalObjects.delete, ChangeApplication.preload
         started, prepared = asyncio.Event(), asyncio.Event()
 
         async def delete_later(self: LocalObjects, at: str) -> None:
-            if at.endswith(late.name):
+            if at.endswith(late_path.name):
                 started.set()
                 await prepared.wait()
             await delete(self, at)
@@ -276,13 +276,13 @@ def test_removal_of_a_file_during_its_commit_is_detected(
         async def remove_and_commit() -> Any:
             removal = asyncio.create_task(asyncio.to_thread(remove_orphan_files, client, "db.t"))
             await started.wait()
-            add = [file for path in (late, *other_paths) for file in _make_change(path)["add"]]
+            add = [file for path in (late_path, *other_paths) for file in _make_change(path)["add"]]
             answer = await _commit(server, {"add": add})
             assert (await removal).files == 1
             return answer
 
         assert server.run(remove_and_commit()).error[:2] == (400, "BadRequestException")
-        assert not late.exists()
+        assert not late_path.exists()
 
 
 def test_files_are_checked_before_the_commit_lock_is_taken(

@@ -142,10 +142,10 @@ def test_random_histories_with_clusterings_keep_the_rows(
     within = iter(range(within_max))
 
     def rewrite_and_change(*arguments: Any) -> Any:
-        new = rewrite(*arguments)
+        new_table = rewrite(*arguments)
         if rng.random() < 0.5 and next(within, None) is not None:
             change(next(numbers))
-        return new
+        return new_table
 
     monkeypatch.setattr(clustering, "_rewrite", rewrite_and_change)
     monkeypatch.setattr(clustering, "RANGE_BYTES", rng.choice([1000, 32 << 20]))
@@ -265,7 +265,7 @@ def test_clustering_rewrites_only_new_files_and_smaller_layers(
 ) -> None:
     with catalog_at(server.url) as catalog:
         create(catalog, 2, **{"write.target-file-size-bytes": "20000"})
-        written, most = 0, 0
+        written, maximum = 0, 0
         for number in range(rounds):
             for part in range(5):
                 append(client, "db.t", rows(range(200 * (5 * number + part), 200 * (5 * number + part + 1))))
@@ -274,8 +274,8 @@ def test_clustering_rewrites_only_new_files_and_smaller_layers(
             assert report.commits == 1
             assert "" not in layers(client)
             written += report.bytes_after
-            most = max(most, len(layers(client)))
-        assert most <= 6
+            maximum = max(maximum, len(layers(client)))
+        assert maximum <= 6
         size_bytes = sum(client.files("db.t")["file_size_in_bytes"].to_pylist())
         assert (
             written < times_max * size_bytes

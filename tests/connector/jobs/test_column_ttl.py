@@ -40,8 +40,8 @@ HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 NOW = datetime(2026, 3, 15, 13, 37, tzinfo=UTC)
 NOW_MS = int(NOW.timestamp() * 1000)
 UNITS = {"hour": HourTransform(), "day": DayTransform(), "month": MonthTransform(), "year": YearTransform()}
-TIMES = {"date": (DateType(), pa.date32()), "timestamp": (TimestampType(), pa.timestamp("us"))}
-TIMES["timestamptz"] = (TimestamptzType(), pa.timestamp("us", tz="UTC"))
+TIME_TYPES = {"date": (DateType(), pa.date32()), "timestamp": (TimestampType(), pa.timestamp("us"))}
+TIME_TYPES["timestamptz"] = (TimestamptzType(), pa.timestamp("us", tz="UTC"))
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def until(unit: str, at: datetime) -> datetime:
 
 
 def create(server: ServerThread, kind: str, transform: Transform[Any, Any], **properties: str) -> pa.Schema:
-    iceberg, arrow = TIMES[kind]
+    iceberg, arrow = TIME_TYPES[kind]
     schema = Schema(
         NestedField(1, "id", LongType(), required=False),
         NestedField(2, "at", iceberg, required=False),
@@ -111,14 +111,14 @@ def test_exactly_the_partitions_that_are_completely_old_lose_the_columns(
     span_h = {"hour": 12, "month": 24 * 400}.get(unit, 24 * 12)
     rows: dict[int, dict[str, Any]] = {}
     for first in (0, 30):
-        new = {}
+        new_rows = {}
         for number in range(first, first + 30):
             at = NOW - timedelta(hours=rng.randrange(span_h), minutes=rng.choice([0, 37, 38]))
             value: Any = at.date() if kind == "date" else at if kind == "timestamptz" else at.replace(tzinfo=None)
-            new[number] = {"id": number, "at": rng.choice([value, value, value, value, None]), "must": number}
-            new[number] |= {"payload": f"p{number}", "ext": rng.choice([None, "e"]), "tags": ["a", None]}
-        append(client, "db.t", pa.Table.from_pylist(list(new.values()), schema=arrow))
-        rows |= new
+            new_rows[number] = {"id": number, "at": rng.choice([value, value, value, value, None]), "must": number}
+            new_rows[number] |= {"payload": f"p{number}", "ext": rng.choice([None, "e"]), "tags": ["a", None]}
+        append(client, "db.t", pa.Table.from_pylist(list(new_rows.values()), schema=arrow))
+        rows |= new_rows
     ages_h = {"payload": span_h // 2, "tags": span_h // 2, "ext": span_h // 4}
     policy = ", ".join(f"{name}: {age}h" for name, age in ages_h.items())
     change_table_properties(client, "db.t", {COLUMNS: policy}, [])
@@ -157,9 +157,9 @@ def read(client: IndexClient) -> dict[int, dict[str, Any]]:
 
 def test_health_counts_the_expired_columns_that_the_command_drops(client: IndexClient, server: ServerThread) -> None:
     arrow = create(server, "date", DayTransform())
-    old = today_for_seconds() - timedelta(days=40)  # The server uses the system clock.
+    old_date = today_for_seconds() - timedelta(days=40)  # The server uses the system clock.
     rows = [
-        {"id": n, "at": old + timedelta(days=10 * n), "payload": "x" * 50, "ext": None, "tags": None, "must": n}
+        {"id": n, "at": old_date + timedelta(days=10 * n), "payload": "x" * 50, "ext": None, "tags": None, "must": n}
         for n in range(4)
     ]
     append(client, "db.t", pa.Table.from_pylist(rows, schema=arrow))

@@ -237,14 +237,14 @@ def test_housekeeping_continues_an_interrupted_deletion(
         table = history(client, catalog, 8)
         objects = server.components.objects
         delete_object = type(objects).delete
-        for works in (0, 2, 5, 9):
+        for deletions in (0, 2, 5, 9):
             for number in range(6):
-                upsert(client, "db.t", rows([1, number], f"{works}:"), keys=["id"], mode="copy-on-write")
-            left = [works]
+                upsert(client, "db.t", rows([1, number], f"{deletions}:"), keys=["id"], mode="copy-on-write")
+            deletions_left = [deletions]
 
-            async def refuse_deletion(self: Any, location: str, left: list[int] = left) -> None:
-                left[0] -= 1
-                if left[0] < 0:
+            async def refuse_deletion(self: Any, location: str, deletions_left: list[int] = deletions_left) -> None:
+                deletions_left[0] -= 1
+                if deletions_left[0] < 0:
                     raise StorageError("the storage refuses the deletion")
                 await delete_object(self, location)
 
@@ -253,7 +253,7 @@ def test_housekeeping_continues_an_interrupted_deletion(
                 assert expire(client, "db.t", older_than_ms=1 << 60, retain_last=1).files_failed > 0
             table.refresh()
             assert list_stored_files(table) > list_needed_files(table)
-            upsert(client, "db.t", rows([3], f"{works}"), keys=["id"])
+            upsert(client, "db.t", rows([3], f"{deletions}"), keys=["id"])
             assert server.run(server.components.expiration.resume()) == 0, (
                 "the server that began the deletion may still be running"
             )

@@ -210,10 +210,10 @@ def test_rows_that_are_deleted_during_a_rewrite_stay_deleted(
     rewrite = compaction.rewrite_rows
 
     def rewrite_and_change(*arguments: Any) -> Any:
-        new = rewrite(*arguments)
+        new_table = rewrite(*arguments)
         delete(client, "db.t", keys=pa.table({"id": [1, 501, 777]}), mode=MERGE_ON_READ)
         append(client, "db.t", rows(random.Random(9), range(5000, 5010)))
-        return new
+        return new_table
 
     monkeypatch.setattr(file_merges, "rewrite_rows", rewrite_and_change)
     report = drop_columns(client, "db.t", ["payload"])

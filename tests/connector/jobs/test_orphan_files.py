@@ -43,7 +43,7 @@ from tests.connector.write.test_compaction import create, rows
 from tests.seeds import examples, seeds_by_version
 
 DAY_S = 24 * 3600
-NAMES = (
+ORPHAN_NAMES = (
     "data/00000-7-left.parquet",
     "data/day=1/left.parquet",
     "data/_x=1/left.orc",
@@ -55,7 +55,7 @@ NAMES = (
     "metadata/left.stats",
     "data/left.puffin",
 )
-OTHERS = (
+KEPT_NAMES = (
     "data/_temporary/0/part.parquet",
     "data/.hidden.parquet",
     "_delta_log/1.parquet",
@@ -99,7 +99,10 @@ def test_exactly_the_aged_files_that_nothing_names_are_removed(client: IndexClie
     with catalog_at(server.url) as catalog:
         table = history(client, catalog)
         files_before = all_files(table)
-        orphans, other_put_files = {put_file(table, name) for name in NAMES}, {put_file(table, name) for name in OTHERS}
+        orphans, other_put_files = (
+            {put_file(table, name) for name in ORPHAN_NAMES},
+            {put_file(table, name) for name in KEPT_NAMES},
+        )
         young = put_file(table, "data/young.parquet", days=2)
         age_all(table)
         os.utime(young)
@@ -141,10 +144,10 @@ def test_removals_in_random_histories_keep_every_file_that_a_snapshot_names(
             elif kind < 0.8:
                 table.manage_snapshots().create_branch(rng.choice(snapshots(table)), f"b{number}").commit()
             elif kind < 0.9:
-                left = put_file(table, f"data/{number}.parquet", rng.choice([0, 30]))
+                orphan = put_file(table, f"data/{number}.parquet", rng.choice([0, 30]))
                 if rng.random() < 0.3:  # A copy that has the name of a live file stays.
                     other = rng.choice(sorted(list_needed_files(table)))
-                    left.rename(left.parent / other.name) if other.parent != left.parent else None
+                    orphan.rename(orphan.parent / other.name) if other.parent != orphan.parent else None
             else:
                 ancestors = {entry.snapshot_id for entry in table.history()} & set(snapshots(table))
                 table.manage_snapshots().set_current_snapshot(rng.choice(sorted(ancestors))).commit()
@@ -174,21 +177,21 @@ def test_removal_keeps_an_old_file_that_a_concurrent_commit_adds(
 ) -> None:
     with catalog_at(server.url) as catalog:
         table = history(client, catalog)
-        late = path_of(table.location()) / "data" / "late.parquet"
-        pq.write_table(rows([77]), late)
+        late_file = path_of(table.location()) / "data" / "late.parquet"
+        pq.write_table(rows([77]), late_file)
         orphan = put_file(table, "data/orphan.parquet")
         age_all(table)
         find = orphan_removal.OrphanRemoval._find
 
         async def slow(self: orphan_removal.OrphanRemoval, *arguments: Any) -> Any:
             actual = await find(self, *arguments)
-            assert {path_of(info.location) for info in actual[0]} == {late, orphan}
-            await asyncio.to_thread(table.add_files, [f"file://{late}"])
+            assert {path_of(info.location) for info in actual[0]} == {late_file, orphan}
+            await asyncio.to_thread(table.add_files, [f"file://{late_file}"])
             return actual
 
         monkeypatch.setattr(orphan_removal.OrphanRemoval, "_find", slow)
         assert remove_orphan_files(client, "db.t").files == 1
-        assert late.exists()
+        assert late_file.exists()
         assert not orphan.exists()
 
 
@@ -238,13 +241,13 @@ def test_removal_keeps_files_in_folders_of_other_tables_and_in_shared_folders(
         for name in ("one", "two"):
             catalog.create_table(f"db.{name}", table.schema(), properties=properties)
             append(client, f"db.{name}", rows([1, 2]))
-        left = put_file(table, "../shared/left.parquet")
+        orphan = put_file(table, "../shared/left.parquet")
         own = put_file(catalog.load_table("db.one"), "data/left.parquet")
         for path in shared.rglob("*.parquet"):
             age(path)
         actual = remove_orphan_files(client, "db.one")
         assert [path_of(location) for location in actual.locations] == [own]
-        assert left.exists()
+        assert orphan.exists()
         assert read(client, catalog.load_table("db.two").current_snapshot().snapshot_id, "db.two")
 
 

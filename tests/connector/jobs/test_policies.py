@@ -192,10 +192,10 @@ def test_policy_and_health_show_that_a_forbidden_launcher_is_ignored(nested_clie
     """The property is on the table or inherited. `test_launchers.py` tests which launcher the jobs use."""
     for arguments in (("a", "--namespace"), ("a.b.t",)):
         call(nested_client, *arguments, "--set", "seamark.services.launcher=local")
-        (shown_name,) = [
+        (shown_policy,) = [
             name for name in load_policy(nested_client, "a.b.t")["properties"] if name["name"].endswith("launcher")
         ]
-        assert shown_name["ignored"] == "the server permits worker (setting services_launchers)"
+        assert shown_policy["ignored"] == "the server permits worker (setting services_launchers)"
         assert "ignored: the" in " ".join(call(nested_client, "a.b.t").output.split())
         (problem,) = [one for one in nested_client.health("a.b.t")["problems"] if one["problem"] == "ignored property"]
         assert problem["detail"].startswith("seamark.services.launcher is 'local'; the server permits worker")

@@ -36,7 +36,7 @@ from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_compaction import BY_PART, create, read, read_stock, rows
 from tests.seeds import first_seed, quick
 
-SMALL = CompactionPolicy(1 << 20, 2)
+SMALL_FILES_POLICY = CompactionPolicy(1 << 20, 2)
 
 
 def test_second_rewrite_job_of_a_table_is_refused_and_due_again(client: IndexClient, server: ServerThread) -> None:
@@ -117,7 +117,7 @@ def test_rewrite_commits_the_partitions_without_a_conflict(
     The rows are those of the writers.
     """
     rng = random.Random(f"{first_seed()} {version}")
-    parts = 0
+    partial_commits = 0
     with catalog_at(server.url) as catalog:
         for number in range(6):
             create(catalog, version, rng.choice([BY_PART, BY_PART, PartitionSpec()]))
@@ -135,27 +135,27 @@ def test_rewrite_commits_the_partitions_without_a_conflict(
                 for key in changed[half:]:
                     del model[key]
 
-            works = [write]
+            pending_writes = [write]
 
-            def run_after_writer(*arguments: Any, works: list[Any] = works, **options: Any) -> Any:
-                if works:
-                    works.pop()()
+            def run_after_writer(*arguments: Any, pending_writes: list[Any] = pending_writes, **options: Any) -> Any:
+                if pending_writes:
+                    pending_writes.pop()()
                 return commit(*arguments, **options)
 
-            with monkeypatch.context() as patched:
-                patched.setattr(replacements, "commit", run_after_writer)
-                report = compact(client, "db.t", policy=SMALL)
+            with monkeypatch.context() as patch:
+                patch.setattr(replacements, "commit", run_after_writer)
+                report = compact(client, "db.t", policy=SMALL_FILES_POLICY)
             actual = {row[0]: row[2] for row in read(client)}
             assert actual == model, f"seed {first_seed()}, round {number}"
             assert report.bytes_wasted == sum(report.wasted_by.values()) <= report.bytes_read
             assert report.commits + report.conflicts == 1
-            parts += bool(report.commits and report.bytes_before < report.bytes_read - 1)
+            partial_commits += bool(report.commits and report.bytes_before < report.bytes_read - 1)
             table = catalog.load_table("db.t")
             assert {path for path in list_stored_files(table) if "_seamark" not in path.parts} <= list_needed_files(
                 table
             )
             catalog.drop_table("db.t")
-    assert parts
+    assert partial_commits
 
 
 def test_engine_commit_after_a_concurrent_compaction_succeeds(client: IndexClient, server: ServerThread) -> None:
@@ -173,19 +173,19 @@ def test_engine_commit_after_a_concurrent_compaction_succeeds(client: IndexClien
                 added = range(100 * number + first, 100 * number + first + 10)
                 append(client, "db.t", rows(added))
                 model.update({key: str(key) for key in added})
-            late = catalog.load_table("db.t")
+            late_table = catalog.load_table("db.t")
             if rng.random() < 0.3:
                 upsert(client, "db.t", rows([100 * number], "new"), keys=["id"], mode="copy-on-write")
                 model[100 * number] = f"new{100 * number}"
-                late = catalog.load_table("db.t")
-            overtaken = bool(compact(client, "db.t", policy=SMALL).commits)
+                late_table = catalog.load_table("db.t")
+            overtaken = bool(compact(client, "db.t", policy=SMALL_FILES_POLICY).commits)
             removed_numbers = rng.sample(range(100 * number + 1, 100 * number + 20), 3)
             if rng.random() < 0.5:
-                late.delete(f"id in ({', '.join(map(str, removed_numbers))})")
+                late_table.delete(f"id in ({', '.join(map(str, removed_numbers))})")
                 for key in removed_numbers:
                     del model[key]
             else:
-                late.append(rows(range(100 * number + 50, 100 * number + 53), "late"))
+                late_table.append(rows(range(100 * number + 50, 100 * number + 53), "late"))
                 model.update({key: f"late{key}" for key in range(100 * number + 50, 100 * number + 53)})
             summary = catalog.load_table("db.t").current_snapshot().summary  # type: ignore[union-attr]
             assert summary is not None

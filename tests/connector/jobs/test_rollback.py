@@ -156,9 +156,9 @@ def test_undone_snapshot_does_not_expire_within_an_hour(tmp_path: Path) -> None:
         other_snapshot_ids = {snapshot.snapshot_id for snapshot in table.metadata.snapshots} - {job}
         table.maintenance.expire_snapshots().by_ids([job]).commit()
         assert expire(client, "db.t", older_than_ms=1 << 45, retain_last=1).snapshots == len(other_snapshot_ids) - 1
-        left = {snapshot.snapshot_id for snapshot in catalog.load_table("db.t").metadata.snapshots}
-        assert job in left
-        assert len(left) == 2
+        live_snapshots = {snapshot.snapshot_id for snapshot in catalog.load_table("db.t").metadata.snapshots}
+        assert job in live_snapshots
+        assert len(live_snapshots) == 2
         clock.ahead_ms = UNDONE_KEPT_MS
         assert expire(client, "db.t", older_than_ms=1 << 45, retain_last=1).snapshots == 1
         assert read(client).total() == 4

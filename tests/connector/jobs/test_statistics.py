@@ -42,7 +42,7 @@ def counts(catalog: RestCatalog, table: str = "db.t") -> dict[int, int]:
     return {blob.fields[0]: int((blob.properties or {})["ndv"]) for blob in actual_file.blob_metadata}
 
 
-def exact(client: IndexClient, table: str = "db.t") -> list[int]:
+def count_exactly(client: IndexClient, table: str = "db.t") -> list[int]:
     rows_read = scan(client, table).to_arrow()
     return [len(set(rows_read[name].to_pylist()) - {None}) for name in rows_read.column_names]
 
@@ -79,7 +79,7 @@ def test_statistics_in_random_histories_are_within_the_error_of_the_sketches(
                 continue
             report = compute_statistics(client, "db.t")
             incremental += report.columns_read == 0 and report.files < report.files_total
-            actual_counts, live = counts(catalog), exact(client)
+            actual_counts, live = counts(catalog), count_exactly(client)
             for column, count in enumerate(live, 1):
                 error = 0 if count <= 4096 else 0.05 * count
                 removed = 0 if report.columns_read else 0.25 * max(1, report.rows + len(ever))
@@ -115,7 +115,7 @@ def test_incremental_statistics_read_only_new_files_and_equal_a_full_run(
         append(client, "db.t", rows(range(32_000, 33_000)))
         compact(client, "db.t", policy=CompactionPolicy(1 << 30, 2))
         assert compute_statistics(client, "db.t").files == 3
-        assert exact(client)[0] == pytest.approx(counts(catalog)[1], rel=0.05)
+        assert count_exactly(client)[0] == pytest.approx(counts(catalog)[1], rel=0.05)
 
 
 def test_columns_with_removed_values_or_a_changed_type_are_read_completely(
@@ -206,9 +206,9 @@ def test_expiration_and_orphan_removal_keep_statistics_of_live_snapshots(
         assert not orphan.exists()
         assert all(path.exists() for path in files)
         expire(client, "db.t", older_than_ms=1 << 60)
-        left = files_of(catalog)
-        assert len(left) == 2
-        assert {path for path in files if path.exists()} == left
+        referenced_files = files_of(catalog)
+        assert len(referenced_files) == 2
+        assert {path for path in files if path.exists()} == referenced_files
 
 
 def test_refused_statistics_commit_leaves_no_file(

@@ -17,7 +17,7 @@ from seamark.connector.parquet.copy.source import SourceFile
 from seamark.connector.parquet.encryption.footers import FileEncryption, FileKeys
 
 
-def with_ids(schema: pa.Schema) -> pa.Schema:
+def add_field_ids(schema: pa.Schema) -> pa.Schema:
     """Return the schema with a field id on every node, as in files of Iceberg tables.
 
     The ids depend on the positions of the fields.

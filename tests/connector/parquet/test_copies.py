@@ -34,7 +34,7 @@ from seamark.formats.iceberg.files.footer import (
 from seamark.formats.iceberg.files.parquet import Unreadable
 from seamark.formats.iceberg.metadata.sort_order import UNSORTED
 from seamark.formats.iceberg.types.schema import Field, Schema
-from tests.connector.parquet.copied import merge, with_ids
+from tests.connector.parquet.copied import add_field_ids, merge
 from tests.seeds import first_seed, quick
 
 KINDS: dict[str, tuple[pa.DataType, Any]] = {
@@ -120,7 +120,7 @@ def test_merged_file_has_the_rows_of_its_files(tmp_path: Path, number: int) -> N
     rng = random.Random(seed)
     names = rng.sample(list(KINDS), rng.randint(1, len(KINDS)))
     nullable = {name: rng.random() < 0.8 for name in names}
-    schema = with_ids(pa.schema([pa.field(name, KINDS[name][0], nullable[name]) for name in names]))
+    schema = add_field_ids(pa.schema([pa.field(name, KINDS[name][0], nullable[name]) for name in names]))
     parts, paths = [], []
     for part in range(rng.randint(1, 5)):
         rows = random_rows(rng, schema, rng.choice([1, 50, 500]))
@@ -154,7 +154,7 @@ def test_merged_file_has_the_rows_of_its_files(tmp_path: Path, number: int) -> N
 
 
 def test_page_indexes_and_bloom_filters_describe_the_copied_chunks(tmp_path: Path) -> None:
-    schema = with_ids(pa.schema([("long", pa.int64()), ("text", pa.string())]))
+    schema = add_field_ids(pa.schema([("long", pa.int64()), ("text", pa.string())]))
     paths = []
     for part in range(3):
         rows = pa.table({"long": range(part, 30_000, 3), "text": [f"{part}-{n}" for n in range(10_000)]}, schema=schema)
@@ -237,7 +237,7 @@ def _footer_of(path: Path) -> bytes:
 def test_corrupt_files_are_refused_without_an_output_file(tmp_path: Path) -> None:
     """Files are truncated, or have changed footers or lengths. If a file is accepted, pyarrow reads the same rows."""
     rng = random.Random(first_seed())
-    schema = with_ids(pa.schema([("long", pa.int64()), ("text", pa.string())]))
+    schema = add_field_ids(pa.schema([("long", pa.int64()), ("text", pa.string())]))
     rows = random_rows(rng, schema, 300)
     good = tmp_path / "good.parquet"
     write(rng, good, rows)
@@ -268,7 +268,7 @@ def test_corrupt_files_are_refused_without_an_output_file(tmp_path: Path) -> Non
 
 
 def test_overlapping_column_chunks_are_refused(tmp_path: Path) -> None:
-    schema = with_ids(pa.schema([("long", pa.int64()), ("int", pa.int32())]))
+    schema = add_field_ids(pa.schema([("long", pa.int64()), ("int", pa.int32())]))
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"long": range(100), "int": range(100)}, schema=schema), path, use_dictionary=False)
     data, raw = path.read_bytes(), _footer_of(path)
@@ -292,7 +292,7 @@ def test_overlapping_column_chunks_are_refused(tmp_path: Path) -> None:
 
 
 def test_files_of_duckdb_and_pyarrow_are_merged_into_one(tmp_path: Path) -> None:
-    schema = with_ids(pa.schema([("long", pa.int64()), ("text", pa.string())]))
+    schema = add_field_ids(pa.schema([("long", pa.int64()), ("text", pa.string())]))
     first, other, out = tmp_path / "1.parquet", tmp_path / "2.parquet", tmp_path / "out.parquet"
     duckdb.sql(
         "COPY (SELECT range AS long, 'd' || range AS text FROM range(1000)) "
@@ -316,7 +316,7 @@ def test_copy_of_objects_in_blocks_equals_the_copy_of_local_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:
     rng = random.Random(first_seed())
-    schema = with_ids(pa.schema([("long", pa.int64()), ("text", pa.string()), ("tags", KINDS["tags"][0])]))
+    schema = add_field_ids(pa.schema([("long", pa.int64()), ("text", pa.string()), ("tags", KINDS["tags"][0])]))
     monkeypatch.setattr(source, "BLOCK_BYTES", block)
     monkeypatch.setattr(source, "PAGE_HEADER_MAX_BYTES", 2000)
     monkeypatch.setattr(footer_module, "PAGE_HEADER_MAX_BYTES", 2000)

@@ -38,12 +38,12 @@ from seamark.connector.parquet.encryption.modules import Module, ModuleCipher
 from seamark.formats.iceberg.files import _footer
 from seamark.formats.iceberg.files.parquet import Unreadable
 from tests.connector.parquet import encrypted
-from tests.connector.parquet.copied import merge, with_ids
+from tests.connector.parquet.copied import add_field_ids, merge
 from tests.connector.parquet.test_copies import KINDS, Objects, leaf_columns, random_rows, write
 from tests.seeds import first_seed, quick
 
 KEY = b"0123456789abcdef"
-SIMPLE = with_ids(pa.schema([("long", pa.int64()), ("text", pa.string())]))
+SIMPLE = add_field_ids(pa.schema([("long", pa.int64()), ("text", pa.string())]))
 
 
 class GivenKeys:
@@ -97,7 +97,7 @@ def test_merged_file_has_the_rows_of_its_encrypted_files(tmp_path: Path, number:
     seed = first_seed() + number
     rng = random.Random(seed)
     names = rng.sample(list(KINDS), rng.randint(1, 6))
-    schema = with_ids(pa.schema([pa.field(name, KINDS[name][0], rng.random() < 0.8) for name in names]))
+    schema = add_field_ids(pa.schema([pa.field(name, KINDS[name][0], rng.random() < 0.8) for name in names]))
     selected_names = rng.sample(names, rng.randint(1, len(names)))
     target = pa.schema([schema.field(name) for name in selected_names])
     parts, paths, schemes = [], [], []
@@ -130,11 +130,11 @@ def _check_indexes(merged: SourceFile, groups: list[tuple[SourceFile, Any]]) -> 
     """Check that column indexes and Bloom filters equal the old ones, and offset indexes name the new pages."""
     for copied, (source, group) in zip(merged.footer.groups, groups, strict=True):
         columns = [[leaf.names for leaf in source.leaves].index(leaf.names) for leaf in merged.leaves]
-        for column, old in enumerate(columns):
-            assert merged.column_index(copied, column) == source.column_index(group, old)
-            assert merged.bloom(copied, column) == source.bloom(group, old)
+        for column, old_column in enumerate(columns):
+            assert merged.column_index(copied, column) == source.column_index(group, old_column)
+            assert merged.bloom(copied, column) == source.bloom(group, old_column)
             index = merged.offset_index(copied, column)
-            assert (index is None) == (source.offset_index(group, old) is None)
+            assert (index is None) == (source.offset_index(group, old_column) is None)
             if index is None:
                 continue
             results = []
@@ -339,7 +339,7 @@ def test_module_lengths_are_checked_before_bytes_are_read(tmp_path: Path, monkey
 
 
 def test_more_pages_than_ordinals_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    schema = with_ids(pa.schema([("long", pa.int64())]))
+    schema = add_field_ids(pa.schema([("long", pa.int64())]))
     path, out = tmp_path / "1.parquet", tmp_path / "out.parquet"
     pages = {"use_dictionary": False, "data_page_size": 1, "max_rows_per_page": 1, "write_batch_size": 1}
     pq.write_table(pa.table({"long": range(101)}, schema=schema), path, **pages)

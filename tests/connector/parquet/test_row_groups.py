@@ -10,8 +10,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from seamark.connector.arrow.filters import evaluate_filter
 from seamark.connector.parquet.row_groups import RowGroups
+from seamark.formats.iceberg.expressions.arrow_filters import evaluate_filter
 from seamark.formats.iceberg.expressions.binding import bind
 from seamark.formats.iceberg.expressions.sql import parse_sql
 from seamark.formats.iceberg.types import schema as iceberg

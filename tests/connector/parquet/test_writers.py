@@ -24,7 +24,7 @@ from pyiceberg.io.fileformat import FileFormatFactory
 from pyiceberg.io.pyarrow import PyArrowFileIO, _to_requested_schema, pyarrow_to_schema
 from pyiceberg.manifest import FileFormat
 
-from tests.connector.parquet.copied import concatenate, merge, with_ids
+from tests.connector.parquet.copied import add_field_ids, concatenate, merge
 from tests.seeds import first_seed
 
 Writer = Callable[[random.Random, pa.Table, Path], None]
@@ -207,7 +207,7 @@ def test_random_files_of_all_writers_are_merged_into_one(tmp_path: Path, number:
     seed = first_seed() + number
     rng = random.Random(seed)
     names = rng.sample(list(DRAWN), rng.randint(1, len(DRAWN)))
-    schema = with_ids(pa.schema([pa.field(name, DRAWN[name][0]) for name in names]))
+    schema = add_field_ids(pa.schema([pa.field(name, DRAWN[name][0]) for name in names]))
     parts, paths = [], []
     for part in range(rng.randint(2, 5)):
         rows = rng.choice([1, 50, 500])
@@ -276,7 +276,7 @@ def _columns(path: Path, count: int) -> None:
     pq.write_table(pa.table({f"c{number}": [number, None] for number in range(count)}), path, write_page_index=True)
 
 
-ODD: Mapping[str, Callable[[Path], None]] = {
+ODD_FILES: Mapping[str, Callable[[Path], None]] = {
     "all types": lambda path: pq.write_table(
         _make_typed_rows(), path, store_decimal_as_integer=True, write_page_index=True
     ),
@@ -316,11 +316,11 @@ LARGE = {"5,000 columns", "huge values"}
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in LARGE else []) for name in ODD]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in LARGE else []) for name in ODD_FILES]
 )
 def test_unusual_files_are_copied_unchanged(tmp_path: Path, name: str) -> None:
     path, out = tmp_path / "given.parquet", tmp_path / "out.parquet"
-    ODD[name](path)
+    ODD_FILES[name](path)
     before = path.read_bytes()
     concatenate([path, path], out)
     assert path.read_bytes() == before
@@ -333,7 +333,7 @@ def test_unusual_files_are_copied_unchanged(tmp_path: Path, name: str) -> None:
             continue
         source_table = read(path)
         assert texts(read(out)) == texts(pa.concat_tables([source_table, source_table])), engine
-    with pq.ParquetFile(path) as old, pq.ParquetFile(out) as new:
-        assert new.schema.equals(old.schema)
-        if new.metadata.num_rows:  # The Arrow types come from the copied files.
-            assert new.read().equals(pa.concat_tables([old.read(), old.read()]))
+    with pq.ParquetFile(path) as old_file, pq.ParquetFile(out) as new_file:
+        assert new_file.schema.equals(old_file.schema)
+        if new_file.metadata.num_rows:  # The Arrow types come from the copied files.
+            assert new_file.read().equals(pa.concat_tables([old_file.read(), old_file.read()]))

@@ -87,7 +87,7 @@ def check(data: bytes, of: pa.Table, names: Sequence[str], rng: np.random.Genera
     return read
 
 
-FLAT = ("number", "sorted", "few", "word", "text", "float", "flag", "at", "nanos", "amount", "bytes", "nothing")
+FLAT_COLUMNS = ("number", "sorted", "few", "word", "text", "float", "flag", "at", "nanos", "amount", "bytes", "nothing")
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -108,7 +108,7 @@ def test_rows_from_pages_equal_the_rows_of_the_file(codec: str) -> None:
             "bloom_filter_options": {"number": True} if source.random() < 0.3 else None,
         }
         data = write_parquet(of, **{name: value for name, value in how.items() if value is not None})
-        for names in (source.sample(FLAT, 3), ["sorted"], list(FLAT)):
+        for names in (source.sample(FLAT_COLUMNS, 3), ["sorted"], list(FLAT_COLUMNS)):
             read += check(data, of, names, rng, f"seed {seed}, turn {turn}, {how}, {names}")
     assert read > 3, f"seed {seed}: pages were read {read} times only"
 

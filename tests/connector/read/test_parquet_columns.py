@@ -51,11 +51,11 @@ def read(path: str, *column_ids: int, projection: Projection | None = None, rows
     return {column_id: column.to_pylist() for column_id, column in columns.items()}
 
 
-DEEP = pa.struct([id_field("x", pa.int32(), 6)])
+DEEP_STRUCT = pa.struct([id_field("x", pa.int32(), 6)])
 FIELDS = [
     id_field("renamed", pa.int64(), 1),
     id_field("a.b", pa.string(), 2),
-    id_field("a", pa.struct([id_field("b", pa.int32(), 4), id_field("deep", DEEP, 5)]), 3),
+    id_field("a", pa.struct([id_field("b", pa.int32(), 4), id_field("deep", DEEP_STRUCT, 5)]), 3),
 ]
 ROWS: list[Any] = [
     [1, 2, 3],
@@ -109,14 +109,14 @@ def test_file_with_two_columns_of_the_same_id_is_refused(tmp_path: Path) -> None
         read(twice, 1)
 
 
-ENCRYPTED: list[Any] = [
+ENCRYPTED_COLUMN_CASES: list[Any] = [
     ({"k1": ["id"]}, {"plaintext_footer": True}),
     ({"k1": ["id", "st.a"]}, {}),
     ({"k1": ["id"]}, {"encryption_algorithm": "AES_GCM_CTR_V1"}),
 ]
 
 
-@pytest.mark.parametrize(("columns", "options"), ENCRYPTED)
+@pytest.mark.parametrize(("columns", "options"), ENCRYPTED_COLUMN_CASES)
 def test_plain_columns_of_encrypted_files_are_read_without_keys(
     tmp_path: Path, columns: dict[str, list[str]], options: dict[str, Any]
 ) -> None:

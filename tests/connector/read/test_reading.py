@@ -17,7 +17,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from seamark.connector.arrow.filters import evaluate_filter
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.storage import Storage
@@ -26,6 +25,7 @@ from seamark.connector.read.read_plan import FILE, POSITION, ReadCounts, ReadPla
 from seamark.connector.read.scans import TaskReader, bind_filter, scan
 from seamark.connector.read.tables import ScanTask, open_table, plan, restrict_to_rows
 from seamark.formats.iceberg.expressions.arrow import arrow_array
+from seamark.formats.iceberg.expressions.arrow_filters import evaluate_filter
 from seamark.formats.iceberg.expressions.binding import bind
 from seamark.formats.iceberg.expressions.expression import TRUE
 from seamark.formats.iceberg.expressions.sql import parse_sql
@@ -135,8 +135,8 @@ async def history(stored_table: StoredTable, rng: random.Random, commits: int) -
             paths = {path for path, _ in spots}
             vector_paths = {delete.referenced for delete in before.deletes if delete.format == "PUFFIN"}
             if stored_table.version > 2:
-                fresh = {path: {at for one, at in spots if one == path} for path in paths - vector_paths}
-                deletes += stored_table.vectors(fresh, part) if fresh else []
+                new_deletes = {path: {at for one, at in spots if one == path} for path in paths - vector_paths}
+                deletes += stored_table.vectors(new_deletes, part) if new_deletes else []
             elif spots:
                 deletes.append(stored_table.position_deletes(spots, part))
         if rng.random() < 0.5:
@@ -146,7 +146,7 @@ async def history(stored_table: StoredTable, rng: random.Random, commits: int) -
         await stored_table.commit(data, deletes)
 
 
-def normal(row: Any) -> tuple[Any, ...]:
+def to_comparable_row(row: Any) -> tuple[Any, ...]:
     """Return a comparable form of the row: NaN equals NaN, and -0.0 differs from 0.0."""
     return tuple(repr(one) if isinstance(one, float) else one for one in row)
 
@@ -186,8 +186,8 @@ def test_scans_of_random_tables_return_the_written_rows_without_deleted_ones(
             is_expected = evaluate_as_sql(tree, row, nan_is_high=True) is True if in_text else evaluate(tree, row)
             if where is None or is_expected:
                 values = dict(zip(NAMES, row, strict=True)) | {FILE: path, POSITION: at}
-                rows.append(normal(values[name] for name in names))
-        actual_rows = [normal(value.values()) for value in actual.to_arrow().to_pylist()] if names else None
+                rows.append(to_comparable_row(values[name] for name in names))
+        actual_rows = [to_comparable_row(value.values()) for value in actual.to_arrow().to_pylist()] if names else None
         message = f"seed {seed}, turn {turn}: {where} of snapshot {snapshot.id}, {names}"
         if actual_rows is None:
             assert sum(batch.num_rows for batch in actual) == len(rows), message

@@ -119,11 +119,11 @@ def test_rows_keep_their_ids_when_they_move_to_other_files(
             case "partial":
                 new_rows = {number: (number, lands[number], step, None) for number in some_numbers}
                 upsert(client, "db.t", rows(*new_rows.values()), keys=["id"], columns=["ts"], mode=mode)
-                remaining_rows, new = set(model.rows) - live_numbers, set(new_rows) - live_numbers
+                remaining_rows, inserted_numbers = set(model.rows) - live_numbers, set(new_rows) - live_numbers
                 for number in some_numbers:
                     old_row = model.rows.get(number, (number, None, None, None))
                     model.rows[number] = (number, old_row[1], step, old_row[3])
-                model.check(client, remaining_rows, live_numbers, new, f"{note}, partial, {mode}")
+                model.check(client, remaining_rows, live_numbers, inserted_numbers, f"{note}, partial, {mode}")
             case "delete":
                 delete(client, "db.t", keys=pa.table({"id": some_numbers}), mode=mode)
                 model.rows = {one: row for one, row in model.rows.items() if one not in live_numbers}

@@ -53,8 +53,8 @@ SAMPLES: dict[str, Sequence[Any]] = {
 """The edge values of each type."""
 
 
-def _integers(least: int, most: int) -> st.SearchStrategy[int]:
-    return st.integers(least, most)
+def _integers(minimum: int, maximum: int) -> st.SearchStrategy[int]:
+    return st.integers(minimum, maximum)
 
 
 _ANY: dict[str, st.SearchStrategy[Any]] = {

@@ -155,7 +155,7 @@ def test_statements_return_the_same_rows_on_the_rows_that_the_analysis_keeps(
         scans = find_scans(
             text, columns_of=lambda names: columns[names[2]] if is_known else None, utc=True, today=NOW.date()
         )
-        new = []
+        replacements = []
         for at, scan in enumerate(scans):
             condition = "TRUE" if scan.predicate is None else f"({scan.predicate})"
             partners = "".join(partners_of(random.Random(f"{number}/{at}"), scans, (at,)))
@@ -164,8 +164,8 @@ def test_statements_return_the_same_rows_on_the_rows_that_the_analysis_keeps(
             left_out += connection.execute(
                 f"SELECT (SELECT count(*) FROM db.{scan.table}) > count(*) FROM db.p{at}"
             ).fetchall()[0][0]
-            new.append(read_from_view(scan, f"p{at}"))
-        assert answer(connection, splice(text, new)) == answer(connection, text), f"{text}\n{scans}"
+            replacements.append(read_from_view(scan, f"p{at}"))
+        assert answer(connection, splice(text, replacements)) == answer(connection, text), f"{text}\n{scans}"
     assert left_out > (200 if is_known else 100) / step
 
 

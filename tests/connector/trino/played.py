@@ -99,7 +99,7 @@ class Seamark:
 
 
 @asynccontextmanager
-async def rewriter(seamark: Any, limits: RewriteLimits = PATIENT) -> AsyncIterator[Rewriter]:
-    new_rewriter = Rewriter(seamark, ["lake", "Other"], limits)
-    yield new_rewriter
-    await new_rewriter.close()
+async def open_rewriter(seamark: Any, limits: RewriteLimits = PATIENT) -> AsyncIterator[Rewriter]:
+    rewriter = Rewriter(seamark, ["lake", "Other"], limits)
+    yield rewriter
+    await rewriter.close()

@@ -64,7 +64,7 @@ async def serve_requests(handle: Handler) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-def nowhere() -> str:
+def reserve_dead_address() -> str:
     """Return an address at which no server listens, now or later.
 
     A free port could be taken later, and a connection to an ephemeral port can even reach itself.
@@ -96,7 +96,7 @@ async def run_proxy(*trino: str, seamark: str = "", tls: Any = None, **settings:
     sock = bind("127.0.0.1", 0)
     async with AsyncExitStack() as stack:
         stack.callback(sock.close)
-        of_proxy = ProxySettings(trino=trino, seamark=seamark or nowhere(), **arguments)
+        of_proxy = ProxySettings(trino=trino, seamark=seamark or reserve_dead_address(), **arguments)
         proxy = await stack.enter_async_context(open_proxy(of_proxy))
         await stack.enter_async_context(serving(proxy, of_proxy, sock, tls))
         http = aiohttp.ClientSession(

@@ -60,13 +60,13 @@ async def test_idle_connection_is_closed_after_its_time() -> None:
 
 async def test_silent_connections_are_closed_in_favour_of_active_ones() -> None:
     async with fake_server(echo) as trino, run_proxy(trino.url, connections=8) as rig, AsyncExitStack() as stack:
-        old = await connect(stack, rig)
-        assert await is_answered(old)
+        old_wire = await connect(stack, rig)
+        assert await is_answered(old_wire)
         for number in range(30):
             await connect(stack, rig, f"127.0.0.{2 + number % 4}")
-        fresh = await connect(stack, rig, "127.0.0.9")
-        assert await is_answered(fresh)
-        assert await is_answered(old)
+        new_wire = await connect(stack, rig, "127.0.0.9")
+        assert await is_answered(new_wire)
+        assert await is_answered(old_wire)
 
 
 async def test_address_has_a_connection_limit_that_interrupts_no_request() -> None:
@@ -232,15 +232,15 @@ async def test_connections_count_before_their_tls_handshake(authority: Authority
         run_proxy(trino.url, tls=server_context, connections=8) as rig,
         AsyncExitStack() as stack,
     ):
-        old = await connect(stack, rig, tls=trusted)
-        assert await is_answered(old)
+        old_wire = await connect(stack, rig, tls=trusted)
+        assert await is_answered(old_wire)
         silent = [await connect(stack, rig, f"127.0.0.{2 + number}") for number in range(30)]
-        fresh = await connect(stack, rig, tls=trusted)
+        new_wire = await connect(stack, rig, tls=trusted)
         reading = [asyncio.create_task(wire.rest()) for wire in silent]
         await until(lambda: sum(task.done() for task in reading) >= 30 - 8)
         assert {task.result() for task in reading if task.done()} == {b""}
-        assert await is_answered(old)
-        assert await is_answered(fresh)
+        assert await is_answered(old_wire)
+        assert await is_answered(new_wire)
         for task in reading:
             task.cancel()
         await asyncio.gather(*reading, return_exceptions=True)

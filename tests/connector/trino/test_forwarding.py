@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from seamark.formats.runtime.tls import server_tls
-from tests.connector.trino.rig import FakeServer, fake_server, nowhere, run_proxy, serve_requests
+from tests.connector.trino.rig import FakeServer, fake_server, reserve_dead_address, run_proxy, serve_requests
 from tests.waits import until
 
 MIB = 1 << 20
@@ -309,7 +309,7 @@ async def test_proxy_finishes_running_requests_before_it_stops() -> None:
 
 
 async def test_error_of_an_unreachable_coordinator_names_it() -> None:
-    dead_url = nowhere()
+    dead_url = reserve_dead_address()
     async with run_proxy(dead_url) as rig:
         for method, target in (("POST", "/v1/statement"), ("GET", "/v1/info")):
             status, _, body = await rig.ask(method, target, data=b"SELECT 1" if method == "POST" else None)
@@ -342,7 +342,7 @@ async def test_statements_rotate_over_coordinators_and_their_requests_stay() -> 
             page = {"Referer": f"http://proxy{prefixes[fake.url]}/ui/"}
             _, headers, _ = await rig.ask("GET", "/ui/api/stats", headers=page)
             assert headers["X-Fake"] == fake.url
-        async with run_proxy(first.url, nowhere()) as other:
+        async with run_proxy(first.url, reserve_dead_address()) as other:
             status, _, body = await other.ask("GET", f"{prefixes[second.url]}/v1/statement/queued/1")
             assert (status, b"No coordinator" in body) == (404, True)
             assert (await other.ask("GET", f"{prefixes[first.url]}/v1/statement/queued/1"))[0] == 200
@@ -355,7 +355,7 @@ async def test_single_coordinator_gets_no_prefix() -> None:
 
 
 async def test_statements_skip_an_unreachable_coordinator() -> None:
-    async with fake_server(echo) as up, run_proxy(nowhere(), up.url) as rig:
+    async with fake_server(echo) as up, run_proxy(reserve_dead_address(), up.url) as rig:
         for number in range(4):
             body = b"x" * (300_000 if number % 2 else 10)
             status, _, _ = await rig.ask("POST", "/v1/statement", data=body)
@@ -368,7 +368,7 @@ async def test_statements_skip_an_unreachable_coordinator() -> None:
 
 
 async def test_health_and_metrics_are_answered_without_trino() -> None:
-    async with run_proxy(nowhere()) as rig:
+    async with run_proxy(reserve_dead_address()) as rig:
         status, _, body = await rig.ask("GET", "/seamark/healthz")
         assert (status, b'"draining":false' in body) == (200, True)
         await rig.ask("GET", "/v1/info")
@@ -379,7 +379,7 @@ async def test_health_and_metrics_are_answered_without_trino() -> None:
 
 
 async def test_answers_of_the_proxy_contain_no_address_behind_it() -> None:
-    hidden = nowhere()
+    hidden = reserve_dead_address()
     async with run_proxy(hidden) as rig:
         for path in ("/seamark/healthz", "/seamark/metrics", "/seamark/nothing"):
             _, headers, body = await rig.ask("GET", path)
@@ -390,7 +390,7 @@ async def test_answers_of_the_proxy_contain_no_address_behind_it() -> None:
 async def test_logs_do_not_contain_the_secrets_of_query_results(
     several: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with fake_server(echo) as trino, run_proxy(trino.url, *[nowhere()] * several) as rig:
+    async with fake_server(echo) as trino, run_proxy(trino.url, *[reserve_dead_address()] * several) as rig:
         prefix = rig.proxy._coordinators.all[0].prefix
         for path in ("statement/queued/q1/SECRET/1", "statement/executing/q2/SECRET/1", "spooled/download/SECRET"):
             assert (await rig.ask("GET", f"{prefix}/v1/{path}"))[0] == 200

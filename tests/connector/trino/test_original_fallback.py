@@ -333,7 +333,7 @@ async def test_header_does_not_reveal_that_a_plan_keeps_all_files() -> None:
 
 # Queries that stay unchanged
 
-UNCHANGED = "SELECT 1"
+UNCHANGED_STATEMENT = "SELECT 1"
 
 
 async def test_unchanged_query_is_followed_out_of_the_queue_without_repeated_pages(
@@ -341,7 +341,7 @@ async def test_unchanged_query_is_followed_out_of_the_queue_without_repeated_pag
 ) -> None:
     monkeypatch.setattr("seamark.connector.trino.proxy._QUEUE_S", 30.0)
     async with run_stage(lambda _: [QUEUED, QUEUED, PLANNING, ROWS, END]) as (trino, rig):
-        rows, error, reported = await fetch_result(rig, UNCHANGED)
+        rows, error, reported = await fetch_result(rig, UNCHANGED_STATEMENT)
         assert (rows, error) == ([[1]], None)
         assert reported == "unchanged; it has no condition that could leave out files"
         assert trino.fetched == [(0, 1), (0, 2), (0, 3), (0, 4)]
@@ -368,7 +368,7 @@ async def test_statement_that_is_not_a_plain_query_gets_the_answer_of_trino(stat
 )
 async def test_page_after_the_queue_is_left_to_the_client(page: Page) -> None:
     async with run_stage(lambda _: [QUEUED, page, END]) as (_, rig):
-        _, _, body = await rig.ask("POST", "/v1/statement", data=UNCHANGED.encode())
+        _, _, body = await rig.ask("POST", "/v1/statement", data=UNCHANGED_STATEMENT.encode())
         answer = json.loads(body)
         assert "data" not in answer
         assert "error" not in answer
@@ -378,7 +378,7 @@ async def test_page_after_the_queue_is_left_to_the_client(page: Page) -> None:
 async def test_query_that_stays_in_the_queue_is_handed_over_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.connector.trino.proxy._QUEUE_S", 0.05)
     async with run_stage(lambda _: [QUEUED, {**QUEUED, "wait": 0.1}, *[QUEUED] * 5, END]) as (trino, rig):
-        _, _, body = await rig.ask("POST", "/v1/statement", data=UNCHANGED.encode())
+        _, _, body = await rig.ask("POST", "/v1/statement", data=UNCHANGED_STATEMENT.encode())
         assert len(trino.fetched) < 5  # The machine's speed decides how many of them come in time.
         assert json.loads(body)["nextUri"].endswith(f"/queued/0/slug/{len(trino.fetched) + 1}")
 
@@ -386,7 +386,7 @@ async def test_query_that_stays_in_the_queue_is_handed_over_soon(monkeypatch: py
 async def test_client_that_disconnects_in_the_queue_cancels_its_query(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.connector.trino.proxy._QUEUE_S", 30.0)
     async with run_stage(lambda _: [QUEUED, {**QUEUED, "wait": 5}, END]) as (trino, rig):
-        task = asyncio.create_task(rig.ask("POST", "/v1/statement", data=UNCHANGED.encode()))
+        task = asyncio.create_task(rig.ask("POST", "/v1/statement", data=UNCHANGED_STATEMENT.encode()))
         await until(lambda: (0, 1) in trino.fetched)
         task.cancel()
         await until(lambda: trino.deleted == [(0, 1)])
@@ -394,5 +394,5 @@ async def test_client_that_disconnects_in_the_queue_cancels_its_query(monkeypatc
 
 async def test_queued_query_is_sent_to_one_coordinator_only() -> None:
     async with run_stage(lambda _: [{**QUEUED, "gone": True}]) as (trino, rig):
-        status, _, _ = await rig.ask("POST", "/v1/statement", data=UNCHANGED.encode())
-        assert (status, trino.requests) == (502, [UNCHANGED])
+        status, _, _ = await rig.ask("POST", "/v1/statement", data=UNCHANGED_STATEMENT.encode())
+        assert (status, trino.requests) == (502, [UNCHANGED_STATEMENT])

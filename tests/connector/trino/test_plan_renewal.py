@@ -17,7 +17,7 @@ from tests.connector.trino.protocol import END, PLAN_ID, QUEUED, ROWS, Trino, fa
 from tests.connector.trino.rig import run_proxy
 
 STATEMENT = "SELECT x FROM lake.db.t WHERE x = 1"
-SLOW = RewriteLimits(budget_s=10)
+SLOW_LIMITS = RewriteLimits(budget_s=10)
 PLANS = [(("db", "t"), 5)]
 
 
@@ -71,7 +71,7 @@ async def fetch(trino: Trino, several: bool, slow_stage: str) -> list[str]:
             lease_s=1,
             hold_s=0,
             rules=False,
-            limits=SLOW,
+            limits=SLOW_LIMITS,
         ) as rig,
     ):
         patch = stack.enter_context(pytest.MonkeyPatch.context())
@@ -102,7 +102,9 @@ async def test_plans_of_a_running_statement_are_not_renewed() -> None:
 async def test_unreachable_seamark_does_not_fail_a_waiting_statement() -> None:
     async with AsyncExitStack() as seamark_stack, fake_trino(lambda _: [*[QUEUED] * 3, ROWS, END]) as trino:
         seamark = await seamark_stack.enter_async_context(fake_seamark())
-        async with run_proxy(trino.url, seamark=seamark.url, lease_s=1, hold_s=0, rules=False, limits=SLOW) as rig:
+        async with run_proxy(
+            trino.url, seamark=seamark.url, lease_s=1, hold_s=0, rules=False, limits=SLOW_LIMITS
+        ) as rig:
             _, _, body = await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
             await seamark_stack.aclose()
             await asyncio.sleep(0.3)

@@ -11,9 +11,9 @@ from seamark.connector.trino.protocol.access_rules import PlanInputs, RuleDecisi
 from tests.connector.trino.protocol import rules_of, table
 
 T, U, V = ("lake", "db", "t"), ("lake", "db", "u"), ("lake", "db", "v")
-JOINED = PlanInputs({T: frozenset({"x", "k"}), U: frozenset({"y", "k"})}, limiting=frozenset({U}))
-AGGREGATED = PlanInputs({T: frozenset({"x"})}, aggregated=frozenset({T}))
-VIEWED = PlanInputs({T: frozenset({"x"})}, views=frozenset({V}))
+JOINED_INPUTS = PlanInputs({T: frozenset({"x", "k"}), U: frozenset({"y", "k"})}, limiting=frozenset({U}))
+AGGREGATED_INPUTS = PlanInputs({T: frozenset({"x"})}, aggregated=frozenset({T}))
+VIEW_INPUTS = PlanInputs({T: frozenset({"x"})}, views=frozenset({V}))
 
 
 def check(used: PlanInputs, *tables: dict[str, Any], **properties: Any) -> RuleDecision:
@@ -23,30 +23,30 @@ def check(used: PlanInputs, *tables: dict[str, Any], **properties: Any) -> RuleD
 @pytest.mark.parametrize(
     ("used", "tables", "verdict"),
     [
-        (JOINED, [table("t"), table("u")], RuleDecision.NO_RULES),
-        (JOINED, [table("t"), table("u"), table("other")], RuleDecision.NO_RULES),
-        (JOINED, [table("t", filters=["a = 1"]), table("u")], RuleDecision.NO_EFFECT),
-        (JOINED, [table("t", masks={"z": "NULL"}), table("u")], RuleDecision.NO_EFFECT),
-        (JOINED, [table("t"), table("u", masks={"z": "NULL"})], RuleDecision.NO_EFFECT),
-        (JOINED, [table("t"), table("u"), table("other", filters=["a = 1"])], RuleDecision.NO_EFFECT),
-        (JOINED, [table("t"), table("u", filters=["a = 1"])], RuleDecision.FORBIDDEN),
-        (JOINED, [table("t", masks={"k": "NULL"}), table("u")], RuleDecision.FORBIDDEN),
-        (JOINED, [table("t"), table("u", masks={"Y": "NULL"})], RuleDecision.FORBIDDEN),
-        (JOINED, [table("t"), table("t", masks={"x": "1"}), table("u")], RuleDecision.FORBIDDEN),
-        (JOINED, [table("t", filters=["a IN (SELECT b FROM c)"]), table("u")], RuleDecision.FORBIDDEN),
-        (JOINED, [table("t", masks={"z": "(select 1)"}), table("u")], RuleDecision.FORBIDDEN),
-        (JOINED, [table("t")], RuleDecision.UNKNOWN),
-        (JOINED, [], RuleDecision.UNKNOWN),
-        (AGGREGATED, [table("t")], RuleDecision.NO_RULES),
-        (AGGREGATED, [table("t", filters=["a = 1"])], RuleDecision.FORBIDDEN),
-        (AGGREGATED, [table("t", masks={"x": "NULL"})], RuleDecision.FORBIDDEN),
-        (AGGREGATED, [table("t", masks={"z": "NULL"})], RuleDecision.NO_EFFECT),
-        (AGGREGATED, [], RuleDecision.UNKNOWN),
-        (VIEWED, [table("t"), table("v"), table("v~plan~0")], RuleDecision.NO_RULES),
-        (VIEWED, [table("t"), table("v", filters=["a = 1"]), table("v~plan~0")], RuleDecision.FORBIDDEN),
-        (VIEWED, [table("t"), table("v", masks={"z": "1"}), table("v~plan~0")], RuleDecision.FORBIDDEN),
-        (VIEWED, [table("t"), table("v"), table("v~plan~0", filters=["a = 1"])], RuleDecision.FORBIDDEN),
-        (VIEWED, [table("t"), table("v~plan~0")], RuleDecision.UNKNOWN),
+        (JOINED_INPUTS, [table("t"), table("u")], RuleDecision.NO_RULES),
+        (JOINED_INPUTS, [table("t"), table("u"), table("other")], RuleDecision.NO_RULES),
+        (JOINED_INPUTS, [table("t", filters=["a = 1"]), table("u")], RuleDecision.NO_EFFECT),
+        (JOINED_INPUTS, [table("t", masks={"z": "NULL"}), table("u")], RuleDecision.NO_EFFECT),
+        (JOINED_INPUTS, [table("t"), table("u", masks={"z": "NULL"})], RuleDecision.NO_EFFECT),
+        (JOINED_INPUTS, [table("t"), table("u"), table("other", filters=["a = 1"])], RuleDecision.NO_EFFECT),
+        (JOINED_INPUTS, [table("t"), table("u", filters=["a = 1"])], RuleDecision.FORBIDDEN),
+        (JOINED_INPUTS, [table("t", masks={"k": "NULL"}), table("u")], RuleDecision.FORBIDDEN),
+        (JOINED_INPUTS, [table("t"), table("u", masks={"Y": "NULL"})], RuleDecision.FORBIDDEN),
+        (JOINED_INPUTS, [table("t"), table("t", masks={"x": "1"}), table("u")], RuleDecision.FORBIDDEN),
+        (JOINED_INPUTS, [table("t", filters=["a IN (SELECT b FROM c)"]), table("u")], RuleDecision.FORBIDDEN),
+        (JOINED_INPUTS, [table("t", masks={"z": "(select 1)"}), table("u")], RuleDecision.FORBIDDEN),
+        (JOINED_INPUTS, [table("t")], RuleDecision.UNKNOWN),
+        (JOINED_INPUTS, [], RuleDecision.UNKNOWN),
+        (AGGREGATED_INPUTS, [table("t")], RuleDecision.NO_RULES),
+        (AGGREGATED_INPUTS, [table("t", filters=["a = 1"])], RuleDecision.FORBIDDEN),
+        (AGGREGATED_INPUTS, [table("t", masks={"x": "NULL"})], RuleDecision.FORBIDDEN),
+        (AGGREGATED_INPUTS, [table("t", masks={"z": "NULL"})], RuleDecision.NO_EFFECT),
+        (AGGREGATED_INPUTS, [], RuleDecision.UNKNOWN),
+        (VIEW_INPUTS, [table("t"), table("v"), table("v~plan~0")], RuleDecision.NO_RULES),
+        (VIEW_INPUTS, [table("t"), table("v", filters=["a = 1"]), table("v~plan~0")], RuleDecision.FORBIDDEN),
+        (VIEW_INPUTS, [table("t"), table("v", masks={"z": "1"}), table("v~plan~0")], RuleDecision.FORBIDDEN),
+        (VIEW_INPUTS, [table("t"), table("v"), table("v~plan~0", filters=["a = 1"])], RuleDecision.FORBIDDEN),
+        (VIEW_INPUTS, [table("t"), table("v~plan~0")], RuleDecision.UNKNOWN),
     ],
 )
 def test_rules_forbid_a_plan_by_the_columns_that_left_files_out(
@@ -64,7 +64,7 @@ def test_explain_is_forbidden_if_any_rule_applies() -> None:
 
 @pytest.mark.parametrize(("value", "verdict"), [("true", RuleDecision.FORBIDDEN), ("false", RuleDecision.NO_RULES)])
 def test_partition_filter_requirement_of_the_session_is_respected(value: str, verdict: RuleDecision) -> None:
-    assert check(VIEWED, table("t"), table("v"), query_partition_filter_required=value) is verdict
+    assert check(VIEW_INPUTS, table("t"), table("v"), query_partition_filter_required=value) is verdict
 
 
 @pytest.mark.parametrize("answer", [b"", b"[]", b"{}", b'{"referencedTables": []}', b"<html>", b'{"session": 1}'])

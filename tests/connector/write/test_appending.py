@@ -30,13 +30,17 @@ SCHEMA = Schema(
 )
 BY_LAND = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "land"))
 BY_BUCKET = PartitionSpec(PartitionField(1, 1000, BucketTransform(4), "id_bucket"))
-INDEXED = {"seamark.index.ids": "record(id)", "seamark.index.lands": "bitmap(land)", "seamark.index.b": "bloom(id)"}
+INDEX_PROPERTIES = {
+    "seamark.index.ids": "record(id)",
+    "seamark.index.lands": "bitmap(land)",
+    "seamark.index.b": "bloom(id)",
+}
 
 
 @pytest.fixture
 def client(server: ServerThread) -> Iterator[IndexClient]:
     with catalog_at(server.url) as catalog:
-        catalog.create_table("db.t", SCHEMA, partition_spec=BY_LAND, properties=INDEXED)
+        catalog.create_table("db.t", SCHEMA, partition_spec=BY_LAND, properties=INDEX_PROPERTIES)
         catalog.create_table("db.b", SCHEMA, partition_spec=BY_BUCKET)
     new_client = IndexClient(server.url)
     yield new_client
@@ -78,7 +82,7 @@ def test_append_with_too_many_index_files_succeeds_with_fewer(
     for where in ("seamark.connector.write.table_writer", "seamark.metaserver.commit.change_requests.change"):
         monkeypatch.setattr(f"{where}.INDEX_FILES_MAX", limit)
     into = open_destination(client, "db.t")
-    tasks = -(-(limit + 1) // len(INDEXED))
+    tasks = -(-(limit + 1) // len(INDEX_PROPERTIES))
     written = WrittenFiles.join(write_batches(into.target, [rows(number).to_batches()[0]]) for number in range(tasks))
     assert len(written.index_files) > limit
     into.commit(client, written)
@@ -87,7 +91,7 @@ def test_append_with_too_many_index_files_succeeds_with_fewer(
     assert len(puffins) == limit, "index files that no commit names are deleted"
     reported = client.indexes("db.t")
     assert sum(one.files for one in reported) == limit
-    assert sum(one.lag_files for one in reported) == tasks * len(INDEXED) - limit
+    assert sum(one.lag_files for one in reported) == tasks * len(INDEX_PROPERTIES) - limit
 
 
 def test_appends_to_the_same_table_all_succeed(client: IndexClient) -> None:

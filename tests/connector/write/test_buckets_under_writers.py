@@ -119,10 +119,10 @@ def make_upserting_writer(seed: int, mode: str) -> tuple[Callable[[int], Step], 
 
 def make_appending_writer(seed: int) -> tuple[Callable[[int], Step], Callable[[IndexClient, Step], None]]:
     """Return a writer that appends keys that no other writer uses."""
-    rng, fresh = random.Random(seed), itertools.count(10_000)
+    rng, new_keys = random.Random(seed), itertools.count(10_000)
 
     def make_step(number: int) -> Step:
-        return Step(number, "append", [row(rng, next(fresh), number) for _ in range(4)])
+        return Step(number, "append", [row(rng, next(new_keys), number) for _ in range(4)])
 
     def write(client: IndexClient, step: Step) -> None:
         append(client, "db.t", pa.Table.from_pylist(step.rows, ARROW), summary={"step": str(step.number)})
@@ -146,18 +146,18 @@ def snapshots(client: IndexClient) -> list[dict[str, Any]]:
 def judge_rows(client: IndexClient, committed_steps: Mapping[int, CommittedStep], version: int, note: str) -> None:
     """Check that every snapshot is the previous snapshot plus one step, and that each step occurs exactly once."""
     model: dict[int, dict[str, Any]] = {}
-    left = dict(committed_steps)
+    remaining_steps = dict(committed_steps)
     with catalog_at(client.url) as catalog:
         theirs = catalog.load_table("db.t")
         for snapshot in snapshots(client):
             number = int(snapshot["summary"]["step"])
-            model = left.pop(number).step.on(model)
+            model = remaining_steps.pop(number).step.on(model)
             expected, message = model_rows(model), f"{note}, after step {number}"
             assert read_rows(client, "db.t", At(snapshot_id=snapshot["snapshot-id"])) == expected, message
             if version == 2:  # PyIceberg reads the deletes of version 2.
                 actual = theirs.scan(snapshot_id=snapshot["snapshot-id"]).to_arrow().select(COLUMNS).sort_by("id")
                 assert [tuple(values.values()) for values in actual.to_pylist()] == expected, message
-    assert left == {}, f"{note}: these steps are lost"
+    assert remaining_steps == {}, f"{note}: these steps are lost"
 
 
 def judge_files(client: IndexClient, committed_steps: Mapping[int, CommittedStep], note: str) -> None:

@@ -228,7 +228,7 @@ def test_equality_deletes_are_written_to_the_partitions_of_their_keys(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("columns", "says"),
+    ("columns", "message"),
     [
         (["id"], r"partitioned by land, not in the key id"),
         (["land", "ratio"], "ratio"),
@@ -237,10 +237,10 @@ def test_equality_deletes_are_written_to_the_partitions_of_their_keys(tmp_path: 
         (["land", "land"], "each column only once"),
     ],
 )
-def test_columns_that_cannot_be_a_key_are_refused(tmp_path: Path, columns: list[str], says: str) -> None:
+def test_columns_that_cannot_be_a_key_are_refused(tmp_path: Path, columns: list[str], message: str) -> None:
     metadata = table(tmp_path, SCHEMA, spec=spec(("identity", 2)))
     keys = pa.table({"id": [1], "land": ["de"], "ratio": [0.5]})
-    with pytest.raises(Unwritable, match=says):
+    with pytest.raises(Unwritable, match=message):
         write_equality_deletes(target(metadata), keys, columns)
     assert files_in(tmp_path) == []
 

@@ -57,11 +57,11 @@ def test_equality_upsert_replaces_rows_with_its_keys_and_reads_no_file(
     assert lands(client) == expected | {5: "newer"}
     removed_delete = delete(client, "db.t", keys=pa.table({"id": [6, 7, 555]}), strategy=EQUALITY)
     assert removed_delete.files_written > 0
-    left = {key: land for key, land in (expected | {5: "newer"}).items() if key not in (6, 7)}
-    assert lands(client) == left
+    remaining_lands = {key: land for key, land in (expected | {5: "newer"}).items() if key not in (6, 7)}
+    assert lands(client) == remaining_lands
     report = upsert(client, "db.t", rows((5, "located"), (6, "back")), keys=["id"], mode="merge-on-read")
     assert (report.updated, report.inserted) == (1, 1)
-    assert lands(client) == left | {5: "located", 6: "back"}
+    assert lands(client) == remaining_lands | {5: "located", 6: "back"}
 
 
 def test_equality_upsert_replaces_keys_within_their_partitions(client: IndexClient) -> None:
@@ -97,8 +97,8 @@ def test_equality_upsert_of_a_promoted_int_key_near_the_minimum_is_refused(clien
     """Truncating the smallest int overflows, and truncating the same long does not."""
     ints = [{**one, "type": "int"} if one["name"] == "id" else one for one in FIELDS]
     create(client, spec=[("truncate[10]", 1)], fields=ints)
-    least = -(2**31)
-    append(client, "db.t", rows((least, "de"), (5, "de")))
+    minimum = -(2**31)
+    append(client, "db.t", rows((minimum, "de"), (5, "de")))
     updates = [
         {"action": "add-schema", "schema": {"type": "struct", "schema-id": 1, "fields": FIELDS}},
         {"action": "set-current-schema", "schema-id": -1},
@@ -106,10 +106,10 @@ def test_equality_upsert_of_a_promoted_int_key_near_the_minimum_is_refused(clien
     body = json.dumps({"requirements": [], "updates": updates}).encode()
     client._request("POST", "/v1/namespaces/db/tables/t", {}, body)
     with pytest.raises(Unwritable, match="a key of column id is next to the smallest int"):
-        upsert(client, "db.t", rows((least, "fr"), (5, "fr")), keys=["id"], strategy=EQUALITY)
-    upsert(client, "db.t", rows((5, "fr"), (least + 8, "fr")), keys=["id"], strategy=EQUALITY)
-    upsert(client, "db.t", rows((least, "it")), keys=["id"])
-    assert lands(client) == {least: "it", 5: "fr", least + 8: "fr"}
+        upsert(client, "db.t", rows((minimum, "fr"), (5, "fr")), keys=["id"], strategy=EQUALITY)
+    upsert(client, "db.t", rows((5, "fr"), (minimum + 8, "fr")), keys=["id"], strategy=EQUALITY)
+    upsert(client, "db.t", rows((minimum, "it")), keys=["id"])
+    assert lands(client) == {minimum: "it", 5: "fr", minimum + 8: "fr"}
     assert scan(client, "db.t", ["id"], where="id < 0").to_arrow().num_rows == 2
 
 
@@ -206,20 +206,20 @@ def test_equality_upsert_replaces_rows_of_a_concurrent_new_spec(
 ) -> None:
     create(client, spec=[("bucket[4]", 1)])
     append(client, "db.t", rows((1, "old"), (2, "old")))
-    fresh: set[Any] = set()
+    new_keys: set[Any] = set()
 
     def resize_and_upsert() -> None:
         before = server.written_files()
         resize(client, "db.t", buckets=8)
         upsert(client, "db.t", rows((1, "theirs"), (3, "theirs")), keys=["id"], mode="merge-on-read")
-        fresh.update(server.written_files() - before)
+        new_keys.update(server.written_files() - before)
 
     before = server.written_files()
     meanwhile(monkeypatch, resize_and_upsert)
     report = upsert(client, "db.t", rows((1, "ours"), (3, "ours")), keys=["id"], strategy=EQUALITY)
     assert report.attempts == 2
     assert lands(client) == {1: "ours", 2: "old", 3: "ours"}
-    assert len(server.written_files() - before - fresh) == report.files_written  # The first attempt left no file.
+    assert len(server.written_files() - before - new_keys) == report.files_written  # The first attempt left no file.
 
 
 def test_equality_upsert_replaces_rows_that_a_concurrent_compaction_moved(

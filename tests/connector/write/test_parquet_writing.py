@@ -137,11 +137,11 @@ def test_bounds_include_every_value_of_the_file(tmp_path: Path, kind: str) -> No
         if not present:
             assert (lower, upper) == ({}, {})
             return
-        least, most = decode(kind, lower[1]), decode(kind, upper[1]) if 1 in upper else None
-        assert all(least <= one for one in present)
-        assert most is None or all(one <= most for one in present)
+        minimum, maximum = decode(kind, lower[1]), decode(kind, upper[1]) if 1 in upper else None
+        assert all(minimum <= one for one in present)
+        assert maximum is None or all(one <= maximum for one in present)
         if kind not in ("string", "binary", "fixed[3]") or mode == "full":
-            assert (least, most) == (min(present), max(present))
+            assert (minimum, maximum) == (min(present), max(present))
         assert by_column(file["null-value-counts"])[1] == values.count(None)
         if kind in FLOATS:
             assert by_column(file["nan-value-counts"])[1] == sum(
@@ -264,7 +264,7 @@ def test_truncated_bytes_are_a_valid_bound(data: bytes, length: int) -> None:
 # Table properties
 
 
-WIDE = Schema(tuple(Field(1 + n, f"c{n}", False, "int") for n in range(120)))
+WIDE_SCHEMA = Schema(tuple(Field(1 + n, f"c{n}", False, "int") for n in range(120)))
 
 
 @pytest.mark.parametrize(
@@ -280,10 +280,10 @@ WIDE = Schema(tuple(Field(1 + n, f"c{n}", False, "int") for n in range(120)))
         ),
         (EVERY_TYPE, {"write.metadata.metrics.column.st.b.c": "none"}, {1, 2, 31}, {1, 2, 31}),
         (EVERY_TYPE, {"write.metadata.metrics.default": "nonsense"}, {1, 31, 32}, {1, 31, 32}),
-        (WIDE, {}, {1, 100}, {1, 100}),
-        (WIDE, {"write.metadata.metrics.max-inferred-column-defaults": "3"}, {1, 3}, {1, 3}),
-        (WIDE, {"write.metadata.metrics.column.c119": "counts"}, {1, 100}, {1, 100, 120}),
-        (WIDE, {"write.metadata.metrics.default": "full"}, {1, 120}, {1, 120}),
+        (WIDE_SCHEMA, {}, {1, 100}, {1, 100}),
+        (WIDE_SCHEMA, {"write.metadata.metrics.max-inferred-column-defaults": "3"}, {1, 3}, {1, 3}),
+        (WIDE_SCHEMA, {"write.metadata.metrics.column.c119": "counts"}, {1, 100}, {1, 100, 120}),
+        (WIDE_SCHEMA, {"write.metadata.metrics.default": "full"}, {1, 120}, {1, 120}),
     ],
 )
 def test_properties_decide_which_columns_have_metrics(
@@ -294,7 +294,7 @@ def test_properties_decide_which_columns_have_metrics(
     counts = {one for one, mode in modes.items() if mode.counts}
     assert with_bounds <= bounds
     assert with_counts <= counts
-    if schema is WIDE and "write.metadata.metrics.default" not in properties:
+    if schema is WIDE_SCHEMA and "write.metadata.metrics.default" not in properties:
         limit = int(properties.get("write.metadata.metrics.max-inferred-column-defaults", 100))
         assert bounds == set(range(1, limit + 1))
     if properties.get("write.metadata.metrics.default") == "none":
@@ -303,8 +303,8 @@ def test_properties_decide_which_columns_have_metrics(
 
 def test_columns_of_the_sort_order_always_have_bounds() -> None:
     by = order(("identity", 110, "asc", "nulls-first"), ("bucket[4]", 111, "asc", "nulls-first"))
-    assert {one for one, mode in modes_of(WIDE, {}, by).items() if mode.bounds} == {*range(1, 101), 110}
-    sparse = modes_of(WIDE, {"write.metadata.metrics.default": "none"}, by)
+    assert {one for one, mode in modes_of(WIDE_SCHEMA, {}, by).items() if mode.bounds} == {*range(1, 101), 110}
+    sparse = modes_of(WIDE_SCHEMA, {"write.metadata.metrics.default": "none"}, by)
     assert {one for one, mode in sparse.items() if mode.bounds} == {110}
 
 
@@ -333,7 +333,7 @@ def test_files_are_encoded_as_the_properties_say(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("properties", "says"),
+    ("properties", "message"),
     [
         ({"write.parquet.compression-codec": "lzo"}, "lzo"),
         ({"write.parquet.page-size-bytes": "large"}, "large"),
@@ -346,8 +346,8 @@ def test_files_are_encoded_as_the_properties_say(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_invalid_property_is_refused_by_name(tmp_path: Path, properties: dict[str, str], says: str) -> None:
-    with pytest.raises((Unwritable, BadRequest), match=says):
+def test_invalid_property_is_refused_by_name(tmp_path: Path, properties: dict[str, str], message: str) -> None:
+    with pytest.raises((Unwritable, BadRequest), match=message):
         write(tmp_path, pa.table({"id": [1]}), Schema((Field(1, "id", False, "long"),)), properties=properties)
     assert not list(tmp_path.rglob("*.parquet"))
 
@@ -363,7 +363,7 @@ NAIVE, AWARE = dt.datetime(2020, 1, 1), dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
 
 
 @pytest.mark.parametrize(
-    ("kind", "column", "says"),
+    ("kind", "column", "message"),
     [
         ("int", pa.array([1, 2**31, -5]), r"column c is int.*int64 from -5 to 2147483648"),
         ("int", pa.array([1.0]), "double"),
@@ -404,9 +404,9 @@ NAIVE, AWARE = dt.datetime(2020, 1, 1), dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
     ],
 )
 def test_value_that_a_cast_would_change_is_refused_with_its_column(
-    tmp_path: Path, kind: Any, column: pa.Array, says: str
+    tmp_path: Path, kind: Any, column: pa.Array, message: str
 ) -> None:
-    with pytest.raises(Unwritable, match=says):
+    with pytest.raises(Unwritable, match=message):
         write(tmp_path, pa.table({"c": column}), single_column(kind))
     assert not list(tmp_path.rglob("*.parquet"))
 

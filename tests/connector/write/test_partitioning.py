@@ -151,7 +151,7 @@ def test_partition_values_are_written_in_the_json_of_the_specification() -> None
 
 
 @pytest.mark.parametrize(
-    ("transform", "sources", "says"),
+    ("transform", "sources", "message"),
     [
         ("zorder", (1,), "zorder"),
         ("hour", (1,), "hour"),
@@ -160,9 +160,9 @@ def test_partition_values_are_written_in_the_json_of_the_specification() -> None
         ("identity", (99,), "one column"),
     ],
 )
-def test_spec_that_writers_do_not_support_is_refused(transform: str, sources: tuple[int, ...], says: str) -> None:
+def test_spec_that_writers_do_not_support_is_refused(transform: str, sources: tuple[int, ...], message: str) -> None:
     field = PartitionField("part", transform, sources[0] if len(sources) == 1 else None, sources[1:] and sources, 1000)
-    with pytest.raises(Unwritable, match=rf"part .*{says}"):
+    with pytest.raises(Unwritable, match=rf"part .*{message}"):
         Partitioner(PartitionSpec(1, (field,)), SCHEMA)
 
 

@@ -122,8 +122,8 @@ def test_concurrent_increments_of_counters_lose_none(
                     snapshot, value = read(mine, key)
                     assert value is not None
                     try:
-                        new = rows((key, "counter", value + 1))
-                        upsert(mine, "db.t", new, keys=["id"], mode=mode, read_snapshot_id=snapshot)
+                        new_row = rows((key, "counter", value + 1))
+                        upsert(mine, "db.t", new_row, keys=["id"], mode=mode, read_snapshot_id=snapshot)
                         break
                     except Conflict:
                         continue
@@ -144,7 +144,7 @@ def test_concurrent_increments_of_counters_lose_none(
     assert snapshots == [6]
 
 
-REPEATED: dict[str, Any] = {
+REPEATABLE_CHANGES: dict[str, Any] = {
     "upsert": lambda client, **how: upsert(client, "db.t", rows((1, "c", 2)), keys=["id"], **how),
     "delete": lambda client, **how: delete(client, "db.t", keys=pa.table({"id": [1]}), **how),
 }
@@ -152,7 +152,7 @@ REPEATED: dict[str, Any] = {
 
 @pytest.mark.each_pair
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", REPEATED)
+@pytest.mark.parametrize("name", REPEATABLE_CHANGES)
 @pytest.mark.parametrize("since", [False, True], ids=["as it was left", "others came since"])
 def test_repeated_change_of_a_producer_is_a_duplicate_although_it_changed_the_rows(
     client: IndexClient, server: ServerThread, name: str, mode: str, since: bool
@@ -162,16 +162,18 @@ def test_repeated_change_of_a_producer_is_a_duplicate_although_it_changed_the_ro
     append(client, "db.t", rows((1, "a", 1), (2, "a", 1)))
     snapshot, _ = read(client, 1)
     how: dict[str, Any] = {"mode": mode, "read_snapshot_id": snapshot}
-    first = REPEATED[name](client, **how, producer=("counter", 3))
+    first = REPEATABLE_CHANGES[name](client, **how, producer=("counter", 3))
     if since:
         upsert(client, "db.t", rows((1, "d", 3)), keys=["id"])
     before, written_files = read_rows(client), server.written_files()
-    second_report = REPEATED[name](client, **how, producer=("counter", 3))
+    second_report = REPEATABLE_CHANGES[name](client, **how, producer=("counter", 3))
     assert (second_report.duplicate, second_report.snapshot_id) == (True, first.snapshot_id)
     assert (read_rows(client), server.written_files()) == (before, written_files)
     with pytest.raises(Conflict, match="changed since snapshot"):
-        REPEATED[name](client, **how, producer=("counter", 4))
+        REPEATABLE_CHANGES[name](client, **how, producer=("counter", 4))
     with pytest.raises(Conflict, match="changed since snapshot"):
-        REPEATED[name](client, **how)
-    fresh, _ = read(client, 1)
-    assert not REPEATED[name](client, mode=mode, read_snapshot_id=fresh, producer=("counter", 4)).duplicate
+        REPEATABLE_CHANGES[name](client, **how)
+    current_rows, _ = read(client, 1)
+    assert not REPEATABLE_CHANGES[name](
+        client, mode=mode, read_snapshot_id=current_rows, producer=("counter", 4)
+    ).duplicate

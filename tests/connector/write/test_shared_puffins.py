@@ -64,9 +64,9 @@ def test_puffin_file_is_marked_as_removed_with_its_last_vector(
             ids = rng.sample(range(60), rng.randint(1, 12))
             action = rng.random()
             if action < 0.3:
-                new = list(range(100 * step + 100, 100 * step + 110))
-                append(client, "db.t", rows(new, f"{step}:"))
-                model.update((deleted_id, f"{step}:{deleted_id}") for deleted_id in new)
+                new_ids = list(range(100 * step + 100, 100 * step + 110))
+                append(client, "db.t", rows(new_ids, f"{step}:"))
+                model.update((deleted_id, f"{step}:{deleted_id}") for deleted_id in new_ids)
             elif action < 0.6:
                 upsert(client, "db.t", rows(ids, f"{step}:"), keys=["id"], mode=MERGE_ON_READ)
                 model.update((id_, f"{step}:{id_}") for id_ in ids)

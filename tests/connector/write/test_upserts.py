@@ -202,11 +202,11 @@ def test_too_many_keys_to_name_are_located_by_ranges_and_buckets(
         append(client, "db.ranged", pa.table({"id": key_array(list(range(start, start + 200)))}))
     append(client, "db.t", pa.table({"id": key_array(list(range(2000)))}))
     chosen = [3, 5, *range(1000, 1008), 1995]
-    for name, most in (("ranged", 3), ("t", len(chosen))):  # The tables have 10 and 64 files.
+    for name, maximum in (("ranged", 3), ("t", len(chosen))):  # The tables have 10 and 64 files.
         table = pa.table({"id": key_array(chosen)})
         report = upsert(client, f"db.{name}", table, keys=["id"], mode="merge-on-read")
         assert (report.updated, report.inserted) == (len(chosen), 0)
-        assert 0 < report.files_read <= most
+        assert 0 < report.files_read <= maximum
         values = scan(client, f"db.{name}", ["id"]).to_arrow()["id"].to_pylist()
         assert sorted(values) == key_array(list(range(2000))).to_pylist()
 
@@ -278,8 +278,8 @@ def test_upsert_without_effect_reports_the_rows_it_found(client: IndexClient, mo
     create(client)
     append(client, "db.t", rows((1, "a", 5), (3, "a", 5)))
     before = client.load_table("db.t").location
-    late = upsert(client, "db.t", rows((1, "b", 4), (3, "b", 4)), keys=["id"], precombine="ts", mode=mode)
-    assert late == Report(stale=2, files_read=1)
+    late_report = upsert(client, "db.t", rows((1, "b", 4), (3, "b", 4)), keys=["id"], precombine="ts", mode=mode)
+    assert late_report == Report(stale=2, files_read=1)
     assert delete(client, "db.t", keys=pa.table({"id": [2]}), mode=mode) == Report(files_read=1)
     assert delete(client, "db.t", where="land > 'a' OR id = 2", mode=mode) == Report(files_read=1)
     assert client.load_table("db.t").location == before, "nothing is committed"

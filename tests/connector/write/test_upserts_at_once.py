@@ -32,12 +32,12 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, *works: Any) -> list[int]:
 
     Return a list with the number of commit attempts.
     """
-    real, left, attempts = CommitClient.commit, list(works), [0]
+    real, remaining, attempts = CommitClient.commit, list(works), [0]
 
     def commit(self: CommitClient, table: Any, body: dict[str, Any]) -> dict[str, Any]:
         attempts[0] += 1
-        if left:
-            work = left.pop(0)
+        if remaining:
+            work = remaining.pop(0)
             monkeypatch.setattr(CommitClient, "commit", real)
             work()
             monkeypatch.setattr(CommitClient, "commit", commit)
@@ -55,12 +55,12 @@ def test_conflicting_upsert_is_repeated_on_the_new_snapshot(
     create(client)
     upsert(client, "db.t", rows((1, "a", 1), (2, "a", 1)), keys=["id"])
     files_before = server.written_files()
-    fresh: list[Path] = []
+    new_files: list[Path] = []
 
     def write_concurrently() -> None:
         before = server.written_files()
         upsert(client, "db.t", rows((1, "b", 2), (3, "b", 2)), keys=["id"], mode="merge-on-read")
-        fresh.extend(server.written_files() - before)
+        new_files.extend(server.written_files() - before)
 
     attempts = meanwhile(monkeypatch, write_concurrently)
     report = upsert(client, "db.t", rows((1, "c", 3), (3, "c", 3)), keys=["id"], columns=["land"], mode=mode)
@@ -68,7 +68,7 @@ def test_conflicting_upsert_is_repeated_on_the_new_snapshot(
     assert (report.updated, report.inserted) == (2, 0)
     assert read_rows(client) == [(1, "c", 2, None), (2, "a", 1, None), (3, "c", 2, None)]
     assert (
-        len(server.written_files() - files_before - set(fresh)) == report.files_written
+        len(server.written_files() - files_before - set(new_files)) == report.files_written
     )  # The first attempt left no file.
 
 
@@ -90,12 +90,12 @@ def test_upsert_gives_up_after_its_attempts_and_leaves_no_file(
 ) -> None:
     create(client)
     upsert(client, "db.t", rows((1, "a")), keys=["id"])
-    left = set()
+    remaining = set()
 
     def write_concurrently() -> None:
         before = server.written_files()
         upsert(client, "db.t", rows((1, "b")), keys=["id"])
-        left.update(server.written_files() - before)
+        remaining.update(server.written_files() - before)
 
     before = server.written_files()
     meanwhile(monkeypatch, write_concurrently, write_concurrently, write_concurrently)
@@ -103,7 +103,7 @@ def test_upsert_gives_up_after_its_attempts_and_leaves_no_file(
         upsert(client, "db.t", rows((1, "c")), keys=["id"], attempts=3)
     assert error.value.status == 409
     assert read_rows(client)[0][1] == "b"
-    assert server.written_files() == before | left
+    assert server.written_files() == before | remaining
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_upsert_with_a_lost_reply_is_committed_once(
     assert [row[:2] for row in read_rows(client)] == [(1, "b"), (2, "a"), (3, "b")]
 
 
-def at_once(client: IndexClient, works: Sequence[Any]) -> None:
+def run_in_threads(client: IndexClient, works: Sequence[Any]) -> None:
     """Run each of the works in its own thread, with its own client."""
     with ThreadPoolExecutor(len(works)) as pool:
         futures = [pool.submit(work, IndexClient(client.url)) for work in works]
@@ -230,7 +230,7 @@ def test_concurrent_upserts_to_different_buckets_have_no_conflicts(client: Index
 
         return work
 
-    at_once(client, [writer(keys) for keys in by_bucket])
+    run_in_threads(client, [writer(keys) for keys in by_bucket])
     assert len(reports) == 40
     assert {report.attempts for report in reports} == {1}
     expected = dict.fromkeys(range(400), 0)
@@ -263,7 +263,7 @@ def test_concurrent_upserts_to_one_bucket_all_succeed(client: IndexClient, mode:
 
         return work
 
-    at_once(client, [writer(number) for number in range(8)])
+    run_in_threads(client, [writer(number) for number in range(8)])
     assert max(attempts) > 1
     assert [(row[0], row[2]) for row in read_rows(client)] == [
         (1, 31),

@@ -113,7 +113,7 @@ class Step:
 
 
 def steps(rng: random.Random, count: int, modes: tuple[str, ...], *, unlocated: bool = False) -> Iterator[Step]:
-    fresh, settled = 1000, [1000]  # The next key to append, and that key after each step.
+    next_key, settled = 1000, [1000]  # The next key to append, and that key after each step.
 
     def row(key: int, number: int) -> Row:
         ts = None if rng.random() < 0.1 else rng.randrange(100)
@@ -124,11 +124,11 @@ def steps(rng: random.Random, count: int, modes: tuple[str, ...], *, unlocated: 
         kind = rng.choices(kinds, (2, 6, 4, 2, 1, 6 if unlocated else 0))[0]
         ids = [rng.randrange(-20, 60) for _ in range(rng.choice((1, 3, 12)))]
         if kind == "append":
-            ids = list(range(fresh, fresh + 5))
-            fresh += 5
+            ids = list(range(next_key, next_key + 5))
+            next_key += 5
         elif rng.random() < 0.3 and settled[-5:][0] > 1000:  # A concurrent append does not check for existing keys.
             ids.append(rng.randrange(1000, settled[-5:][0]))
-        settled.append(fresh)
+        settled.append(next_key)
         yield Step(
             number,
             kind,

@@ -32,7 +32,7 @@ from tests.connector.write.written import order, read_by_pyiceberg, spec, table,
 from tests.services.s3 import S3
 
 SCHEMA = Schema((Field(1, "id", True, "long"), Field(2, "name", False, "string"), Field(3, "day", False, "date")))
-INDEXED = {
+INDEX_PROPERTIES = {
     "seamark.index.names": "bloom(lower(name))",
     "seamark.index.days": "bitmap(day)",
     "seamark.index.ids": "record(id)",
@@ -125,7 +125,11 @@ def test_every_row_is_written_once_into_its_partition(
 ) -> None:
     by = order(*sorted_by) if sorted_by else order()
     metadata = table(
-        tmp_path, SCHEMA, spec=spec(*fields), order=by if sorted_by else _make_unsorted_order(), properties=INDEXED
+        tmp_path,
+        SCHEMA,
+        spec=spec(*fields),
+        order=by if sorted_by else _make_unsorted_order(),
+        properties=INDEX_PROPERTIES,
     )
     input_rows = rows(1500)
     written = write_batches(target(metadata), input_rows.to_batches(max_chunksize=200), limits=limits)
@@ -196,28 +200,28 @@ def test_memory_of_a_writer_is_bounded(tmp_path: Path) -> None:
             yield pa.RecordBatch.from_pydict({"id": ids, "name": names})
 
     before = pa.total_allocated_bytes()
-    most = 0
+    maximum = 0
     with TableWriter(target(metadata), WriteLimits(buffered_bytes=4 << 20)) as writer:
         for batch in batches():
             writer.write(batch)
             del batch
-            most = max(most, pa.total_allocated_bytes() - before)
+            maximum = max(maximum, pa.total_allocated_bytes() - before)
         written = writer.close()
     assert written.rows == 600_000
-    assert most < 40 << 20, "the input has 70 MB"
+    assert maximum < 40 << 20, "the input has 70 MB"
     del writer
     assert pa.total_allocated_bytes() - before < 1 << 20
 
 
 def test_writer_of_many_partitions_has_few_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: set[int] = set()
-    most = 0
+    maximum = 0
     begin, close = FileWriter._open_writer, FileWriter.close
 
     def begin_and_record(self: FileWriter, count: int) -> Any:
-        nonlocal most
+        nonlocal maximum
         opened.add(id(self))
-        most = max(most, len(opened))
+        maximum = max(maximum, len(opened))
         return begin(self, count)
 
     def close_and_forget(self: FileWriter) -> dict[str, Any]:
@@ -232,7 +236,7 @@ def test_writer_of_many_partitions_has_few_open_files(tmp_path: Path, monkeypatc
     limits = WriteLimits(buffered_bytes=300_000, open_files=7)
     written = write_batches(target(metadata), input_rows.to_batches(max_chunksize=100), limits=limits)
     check(metadata, written, input_rows)
-    assert most == 7
+    assert maximum == 7
     assert len(written.files) < 400, "there must not be a file for each batch and partition"
 
 
@@ -247,7 +251,7 @@ def test_zeros_of_two_signs_are_two_partitions_and_nan_is_one(tmp_path: Path) ->
 
 
 def test_failed_write_of_an_invalid_row_leaves_no_file(tmp_path: Path) -> None:
-    metadata = table(tmp_path, SCHEMA, spec=spec(("identity", 2)), properties=INDEXED)
+    metadata = table(tmp_path, SCHEMA, spec=spec(("identity", 2)), properties=INDEX_PROPERTIES)
     bad = pa.RecordBatch.from_pydict({"id": pa.array([None], pa.int64())})
     with pytest.raises(Unwritable, match="column id is required"):
         write_batches(
@@ -257,14 +261,14 @@ def test_failed_write_of_an_invalid_row_leaves_no_file(tmp_path: Path) -> None:
 
 
 def test_storage_failure_during_a_write_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    metadata = table(tmp_path, SCHEMA, spec=spec(("bucket[4]", 1)), properties=INDEXED)
-    left = 3
+    metadata = table(tmp_path, SCHEMA, spec=spec(("bucket[4]", 1)), properties=INDEX_PROPERTIES)
+    calls_left = 3
     write = FileWriter.write
 
     def failing(self: FileWriter, input_table: pa.Table) -> None:
-        nonlocal left
-        left -= 1
-        if left < 0:
+        nonlocal calls_left
+        calls_left -= 1
+        if calls_left < 0:
             raise OSError("the disk is full")
         write(self, input_table)
 
@@ -284,7 +288,7 @@ def test_files_are_written_to_s3_and_discarded(s3: S3, s3_bucket: str) -> None:
         }
     )
     location = f"s3://{s3_bucket}/db/t"
-    to = target_of(table(location, SCHEMA, spec=spec(("identity", 2)), properties=INDEXED), storage)
+    to = target_of(table(location, SCHEMA, spec=spec(("identity", 2)), properties=INDEX_PROPERTIES), storage)
     input_rows = rows(300)
 
     def list_objects() -> dict[str, int]:
@@ -314,7 +318,7 @@ def test_table_with_required_encryption_is_not_written(tmp_path: Path) -> None:
 
 
 def test_written_files_can_be_discarded_twice(tmp_path: Path) -> None:
-    metadata = table(tmp_path, SCHEMA, properties=INDEXED)
+    metadata = table(tmp_path, SCHEMA, properties=INDEX_PROPERTIES)
     written = write_batches(target(metadata), rows(10).to_batches())
     assert len([one for one in tmp_path.rglob("*") if one.is_file()]) == 4
     for _ in range(2):
@@ -323,7 +327,7 @@ def test_written_files_can_be_discarded_twice(tmp_path: Path) -> None:
 
 
 def test_index_without_keys_for_a_column_fails_no_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    metadata = table(tmp_path, SCHEMA, properties={"seamark.index.more": "bloom(name)", **INDEXED})
+    metadata = table(tmp_path, SCHEMA, properties={"seamark.index.more": "bloom(name)", **INDEX_PROPERTIES})
 
     def fail(*_: object) -> Any:
         raise ValueError("the key service does not answer")
@@ -347,7 +351,7 @@ def test_used_target_can_be_pickled(tmp_path: Path) -> None:
 
 
 def test_no_rows_make_no_file(tmp_path: Path) -> None:
-    metadata = table(tmp_path, SCHEMA, properties=INDEXED)
+    metadata = table(tmp_path, SCHEMA, properties=INDEX_PROPERTIES)
     assert write_batches(target(metadata), []) == WrittenFiles()
     assert write_batches(target(metadata), rows(3).slice(0, 0).to_batches()) == WrittenFiles()
     assert not list(tmp_path.rglob("*"))
@@ -379,7 +383,7 @@ def test_rows_are_accepted_in_every_form_of_arrow() -> None:
 # Locations of files
 
 
-PARTITIONED = {
+PARTITION_CASES = {
     "identity": (["name", "a day"], ["identity", "day"], ["string", "date"], ["x/y ü%", 19_000]),
     "null": (["name"], ["truncate[2]"], ["string"], [None]),
     "numbers": (["b", "y", "m", "h"], ["bucket[4]", "year", "month", "hour"], ["int"] * 4, [3, 50, 649, 438_291]),
@@ -388,7 +392,7 @@ PARTITIONED = {
 }
 
 
-@pytest.mark.parametrize("name", PARTITIONED)
+@pytest.mark.parametrize("name", PARTITION_CASES)
 def test_partition_folders_have_the_names_that_iceberg_gives_them(name: str) -> None:
     expected = {
         "identity": "name=x%2Fy+%C3%BC%25/a+day=2022-01-08",
@@ -397,7 +401,7 @@ def test_partition_folders_have_the_names_that_iceberg_gives_them(name: str) -> 
         "before": "y=1969/m=1969-12/h=1969-12-31-23/d=1969-12-31",
         "bytes": "b=%2FwA%3D/f=true",
     }
-    assert format_partition_path(*PARTITIONED[name]) == expected[name]
+    assert format_partition_path(*PARTITION_CASES[name]) == expected[name]
 
 
 @pytest.mark.parametrize(

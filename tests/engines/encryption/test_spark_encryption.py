@@ -24,7 +24,7 @@ from tests.connector.parquet.copied import merge
 from tests.engines.encryption.spark_files import CASES, MASTERS, ROWS
 from tests.services.java import java_17
 
-HERE = Path(__file__).parent
+FOLDER = Path(__file__).parent
 KEYS = ParquetKeys(MasterKeyFile({name: bytes([number]) * 16 for name, number in MASTERS.items()}))
 SCHEMA = pa.schema(
     [
@@ -33,7 +33,7 @@ SCHEMA = pa.schema(
         pa.field("tags", pa.list_(pa.field("element", pa.string())), metadata={"PARQUET:field_id": "201"}),
     ]
 )
-REPLACED = ("uniform", "columns", "signed", "plain")
+SCHEMES = ("uniform", "columns", "signed", "plain")
 EXPECTED = [2 * ROWS, 2 * sum(range(ROWS)), 2 * 97, 2 * sum(n % 3 for n in range(ROWS)), "998", 31, 6, 8]
 """The expected totals over two files that Spark has written."""
 
@@ -52,7 +52,7 @@ def test_spark_reads_the_merged_form_of_its_encrypted_files(tmp_path: Path) -> N
     java_17()
     jars = Path(pyspark.__file__).parent / "jars"
     classes = tmp_path / "classes"
-    subprocess.run(["javac", "-cp", f"{jars}/*", "-d", str(classes), str(HERE / "LocalKms.java")], check=True)
+    subprocess.run(["javac", "-cp", f"{jars}/*", "-d", str(classes), str(FOLDER / "LocalKms.java")], check=True)
     command = [sys.executable, "-m", "tests.engines.encryption.spark_files", str(tmp_path), str(classes)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path.cwd(), env=dict(os.environ)
@@ -79,13 +79,13 @@ def test_spark_reads_the_merged_form_of_its_encrypted_files(tmp_path: Path) -> N
                 with pq.ParquetFile(out, decryption_properties=KEYS.decryption_properties()) as file:
                     assert file.read().num_rows == 2 * ROWS
         # The merged file replaces Spark's file. Spark's checksums of the old bytes must be deleted, too.
-        for name in REPLACED:
-            old = next((tmp_path / f"{name}-0").glob("*.parquet"))
+        for name in SCHEMES:
+            old_file = next((tmp_path / f"{name}-0").glob("*.parquet"))
             place = tmp_path / f"replaced-{name}"
-            shutil.copytree(old.parent, place)
-            (place / old.name).unlink()
-            shutil.copyfile(tmp_path / f"ours-{name}.parquet", place / old.name)
-            assert (place / f".{old.name}.crc").exists()
+            shutil.copytree(old_file.parent, place)
+            (place / old_file.name).unlink()
+            shutil.copyfile(tmp_path / f"ours-{name}.parquet", place / old_file.name)
+            assert (place / f".{old_file.name}.crc").exists()
         process.stdin.write("merged\n")
         process.stdin.flush()
         answers = [json.loads(line) for line in process.stdout]
@@ -94,4 +94,4 @@ def test_spark_reads_the_merged_form_of_its_encrypted_files(tmp_path: Path) -> N
     assert sorted(answer[0] for answer in read) == sorted(path.stem for path in files)
     for name, *values in read:
         assert values == EXPECTED, name
-    assert replaced == [[f"replaced-{name}", "ChecksumException", EXPECTED[1]] for name in sorted(REPLACED)]
+    assert replaced == [[f"replaced-{name}", "ChecksumException", EXPECTED[1]] for name in sorted(SCHEMES)]

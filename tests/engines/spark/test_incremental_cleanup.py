@@ -36,7 +36,7 @@ from tests.seeds import first_seed
 from tests.server.rig import OffsetClock
 from tests.services.spark import new_catalog
 
-SMALL = CompactionPolicy(1 << 20, 2)
+SMALL_FILES_POLICY = CompactionPolicy(1 << 20, 2)
 FUTURE_MS = 1 << 45
 BEHIND_MS = 1000 * UNDONE_KEPT_MS
 """How far the server's clock is behind at first. Iceberg refuses to write metadata with a time in the future."""
@@ -101,7 +101,7 @@ def test_icebergs_clean_up_after_undone_jobs_keeps_live_files(lake: Lake, versio
             for step in range(rng.randint(3, 6)):
                 _change(lake.client, rng, model, f"{step}:")
             for attempt in range(rng.randint(1, 2)):
-                if not compact(lake.client, "db.t", policy=SMALL).commits:
+                if not compact(lake.client, "db.t", policy=SMALL_FILES_POLICY).commits:
                     continue
                 job = open_table(lake.client, "db.t", CURRENT).snapshot_id
                 for step in range(rng.randint(0, 2)):

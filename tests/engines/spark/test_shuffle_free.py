@@ -47,8 +47,8 @@ def conf(spark: SparkSession, **settings: str) -> Iterator[None]:
     try:
         yield
     finally:
-        for name, old in before:
-            spark.conf.unset(name) if old is None else spark.conf.set(name, old)
+        for name, old_value in before:
+            spark.conf.unset(name) if old_value is None else spark.conf.set(name, old_value)
 
 
 @pytest.fixture(autouse=True)

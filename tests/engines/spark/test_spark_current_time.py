@@ -95,7 +95,7 @@ def check(rig: Rig, conditions: Sequence[str], note: str) -> list[tuple[int, int
     return [(one.files, one.considered_files) for one in reported]
 
 
-def campaign(rig: Rig, seed: int, count: int, zone: str) -> Counter[str]:
+def run_campaign(rig: Rig, seed: int, count: int, zone: str) -> Counter[str]:
     rng, counts = random.Random(f"{seed}/{zone}"), Counter[str]()
     with settings(rig.spark, {"spark.sql.session.timeZone": zone}):
         for first in range(0, count, AT_ONCE):
@@ -120,10 +120,10 @@ def test_common_conditions_on_the_current_time_leave_old_files_out(rig: Rig) -> 
 
 
 def test_random_conditions_on_the_current_time_return_sparks_own_rows(rig: Rig) -> None:
-    assert campaign(rig, first_seed(), 12, "America/New_York")["fewer"] > 0
+    assert run_campaign(rig, first_seed(), 12, "America/New_York")["fewer"] > 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "Pacific/Kiritimati", "Etc/GMT+12"])
 def test_many_random_conditions_on_the_current_time_return_sparks_own_rows(rig: Rig, zone: str) -> None:
-    assert campaign(rig, first_seed() + 1, 150, zone)["fewer"] > 30
+    assert run_campaign(rig, first_seed() + 1, 150, zone)["fewer"] > 30

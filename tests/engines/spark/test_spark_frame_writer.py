@@ -51,8 +51,10 @@ def refusal_text(write: Any, *arguments: Any) -> str:
 
 def test_frame_writer_creates_tables_and_writes_in_all_modes(rig: Rig) -> None:
     a, b = rig.frame((1, "a", 1), (2, "b", 2)), rig.frame((3, "b", 3))
-    new = {"partitioning": "bucket(4, id)", "property.format-version": "3", "property.owner.Team": "x"}
-    rig.writer(a, None, **new).partitionBy("day").saveAsTable(f"{rig.db}.t")  # The default mode creates the table.
+    new_options = {"partitioning": "bucket(4, id)", "property.format-version": "3", "property.owner.Team": "x"}
+    rig.writer(a, None, **new_options).partitionBy("day").saveAsTable(
+        f"{rig.db}.t"
+    )  # The default mode creates the table.
     target = WriteTarget.of(rig.client.load_table("db.t"))
     assert target.format_version == 3
     assert target.properties["owner.Team"] == "x"

@@ -81,7 +81,7 @@ def test_expiration_removes_only_snapshots_that_iceberg_would_expire(
                 if rng.random() < 0.2:
                     tables.sql(f"ALTER TABLE {{db}}.{name} CREATE BRANCH b{number}")
             commits = [at for (at,) in tables.sql(f"SELECT committed_at FROM {{db}}.{name}.snapshots ORDER BY 1")]
-            older, least = rng.choice(commits[2:]), rng.randint(1, 3)
+            older, minimum = rng.choice(commits[2:]), rng.randint(1, 3)
             contents = {
                 id_: tables.sql(f"SELECT id FROM {{db}}.{name} VERSION AS OF {id_} ORDER BY id")
                 for (id_,) in tables.sql(f"SELECT snapshot_id FROM {{db}}.{name}.snapshots")
@@ -91,18 +91,18 @@ def test_expiration_removes_only_snapshots_that_iceberg_would_expire(
                 if at >= older
             }  # fmt: skip
             older_ms = int(older.timestamp() * 1000)
-            totals = expire(tables.client, f"db.{name}", older_than_ms=older_ms, retain_last=least)
-            left = {id_ for (id_,) in tables.sql(f"SELECT snapshot_id FROM {{db}}.{name}.snapshots")}
-            assert len(contents) - len(left) == totals.snapshots
+            totals = expire(tables.client, f"db.{name}", older_than_ms=older_ms, retain_last=minimum)
+            live_snapshots = {id_ for (id_,) in tables.sql(f"SELECT snapshot_id FROM {{db}}.{name}.snapshots")}
+            assert len(contents) - len(live_snapshots) == totals.snapshots
             removed += totals.snapshots
-            assert kept_by_spark <= left
+            assert kept_by_spark <= live_snapshots
             tables.sql(
-                f"CALL {catalog}.system.expire_snapshots(table => 'db.{name}', retain_last => {least}, "
+                f"CALL {catalog}.system.expire_snapshots(table => 'db.{name}', retain_last => {minimum}, "
                 f"older_than => TIMESTAMP '{older}')"
             )
             left_by_spark = {id_ for (id_,) in tables.sql(f"SELECT snapshot_id FROM {{db}}.{name}.snapshots")}
             heads = tables.sql(f"SELECT count(*) FROM {{db}}.{name}.refs WHERE type = 'BRANCH'")[0][0]
-            assert len(left - left_by_spark) <= heads
+            assert len(live_snapshots - left_by_spark) <= heads
             for id_ in left_by_spark:
                 actual = tables.sql(f"SELECT id FROM {{db}}.{name} VERSION AS OF {id_} ORDER BY id")
                 assert actual == contents[id_]

@@ -136,7 +136,7 @@ def table(request: pytest.FixtureRequest, rig: Rig) -> str:
 
 
 NAN, INF = float("nan"), float("inf")
-AT = datetime(2026, 1, 1, 5)
+SAMPLE_TIME = datetime(2026, 1, 1, 5)
 FILTERS: list[tuple[str, Filter]] = [
     ("id = 17", EqualTo(("id",), 17)),
     ("id IN (1, 2, 150, 5000)", In(("id",), (1, 2, 150, 5000))),
@@ -181,8 +181,8 @@ FILTERS: list[tuple[str, Filter]] = [
     ("text NOT IN ('s1', NULL)", Not(In(("text",), ("s1", None)))),
     ("b = CAST('b3' AS binary)", EqualTo(("b",), b"b3")),
     ("b > CAST('b3' AS binary)", GreaterThan(("b",), b"b3")),
-    ("ts >= TIMESTAMP'2026-01-01 05:00:00'", GreaterThanOrEqual(("ts",), AT.replace(tzinfo=UTC))),
-    ("nt < TIMESTAMP_NTZ'2026-01-01 05:00:00'", LessThan(("nt",), AT)),
+    ("ts >= TIMESTAMP'2026-01-01 05:00:00'", GreaterThanOrEqual(("ts",), SAMPLE_TIME.replace(tzinfo=UTC))),
+    ("nt < TIMESTAMP_NTZ'2026-01-01 05:00:00'", LessThan(("nt",), SAMPLE_TIME)),
     ("ok", EqualTo(("ok",), True)),
     ("NOT ok", Not(EqualTo(("ok",), True))),
     ("st IS NULL", IsNull(("st",))),
@@ -214,8 +214,8 @@ def test_inexact_filters_are_left_to_spark(rig: Rig, table: str) -> None:
         schema = open_table(client, f"db.{table}", At()).schema
     for value in (
         StringContains(("text",), "s"), EqualTo(("n",), "5"), EqualTo(("text",), 5), EqualTo(("n",), True),
-        EqualTo(("nt",), AT.replace(tzinfo=UTC)), EqualTo(("nothing",), 5), EqualTo(("li", "x"), 5),
-        Not(StringEndsWith(("text",), "s")), EqualTo(("st",), 1), LessThan(("m",), 1), EqualTo(("ts",), AT),
+        EqualTo(("nt",), SAMPLE_TIME.replace(tzinfo=UTC)), EqualTo(("nothing",), 5), EqualTo(("li", "x"), 5),
+        Not(StringEndsWith(("text",), "s")), EqualTo(("st",), 1), LessThan(("m",), 1), EqualTo(("ts",), SAMPLE_TIME),
     ):  # fmt: skip
         assert expression_of(value, schema) is None, value
 

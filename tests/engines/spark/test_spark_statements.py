@@ -273,8 +273,8 @@ def test_statements_have_the_result_of_icebergs_statements(rig: Rig, layout: str
     counts = run_statements(rig, layout, version, mode, first_seed(), 4 - len(first) // 2, first)
     assert counts[LOCATED] >= max(1, len(first) - 1), counts
     if first:
-        least = {"MERGE by key": 3, "UPDATE by key": 1, "DELETE by key": 1}
-        assert all(counts[kind] >= count for kind, count in least.items()), counts
+        minimum = {"MERGE by key": 3, "UPDATE by key": 1, "DELETE by key": 1}
+        assert all(counts[kind] >= count for kind, count in minimum.items()), counts
 
 
 @pytest.mark.slow

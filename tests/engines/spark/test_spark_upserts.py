@@ -20,7 +20,7 @@ from seamark.connector.spark.frames import upserts as upserting
 from seamark.connector.write.upserts import COPY_ON_WRITE, MERGE_ON_READ, MODES, upsert
 from seamark.spark import write
 from tests.engines.conftest import rows
-from tests.engines.spark.test_spark_writing import EVERYTHING
+from tests.engines.spark.test_spark_writing import ALL_TYPE_COLUMNS
 from tests.engines.spark.upserts import BUCKETS, RECORD, TASKS, Model, Rig, Row
 
 
@@ -41,9 +41,9 @@ def step(rig: Rig, rng: random.Random, table: str, number: int, model: Model) ->
     row: Row = (None, None, None)
     new_rows = {row_id: (rng.choice(("de", "fr", None)), number, rng.randrange(40)) for row_id in some_numbers}
     if kind == "insert":
-        fresh = {100 * number + row_id: row for row_id, row in new_rows.items()}
-        write(rig.frame(fresh), f"db.{table}", client=rig.client)
-        return kind, model | fresh
+        inserted_rows = {100 * number + row_id: row for row_id, row in new_rows.items()}
+        write(rig.frame(inserted_rows), f"db.{table}", client=rig.client)
+        return kind, model | inserted_rows
     if kind == "delete":
         removed_ids = rig.frame(new_rows).select("id")
         rig.delete(removed_ids, table, **how)
@@ -57,16 +57,16 @@ def step(rig: Rig, rng: random.Random, table: str, number: int, model: Model) ->
         return f"{kind} {how}", model | merged
     # Each key has several rows. The row with the latest ts replaces the stored row if it is not older.
     frame, new_model = rig.frame(new_rows), dict(model)
-    late = {
+    late_rows = {
         row_id: ("late", number, ts + 1)
         for row_id, (_, _, ts) in new_rows.items()
         if ts is not None and row_id % 3 == 0
     }
-    rig.upsert(frame.union(rig.frame(late)).union(frame), table, precombine="ts", **how)
-    for row_id, new in (new_rows | late).items():
+    rig.upsert(frame.union(rig.frame(late_rows)).union(frame), table, precombine="ts", **how)
+    for row_id, new_row in (new_rows | late_rows).items():
         stored = model.get(row_id)
-        if stored is None or stored[2] is None or (new[2] is not None and new[2] >= stored[2]):
-            new_model[row_id] = new
+        if stored is None or stored[2] is None or (new_row[2] is not None and new_row[2] >= stored[2]):
+            new_model[row_id] = new_row
     return f"{kind} {how}", new_model
 
 
@@ -221,7 +221,7 @@ def test_tasks_upsert_frames_with_every_type(rig: Rig, spec: str) -> None:
         "nt timestamp_ntz, ok boolean, st struct<a: int, u: string>, li array<struct<x: int>>, m map<string, int>"
     )
     rig.create(table, spec, columns=columns)
-    frame = rig.spark.range(120).selectExpr(*EVERYTHING)
+    frame = rig.spark.range(120).selectExpr(*ALL_TYPE_COLUMNS)
     rig.upsert(frame.where("id < 80"), table, **TASKS)
     rig.upsert(frame.where("id > 40"), table, row_mode=MERGE_ON_READ, **TASKS)
     table_frame = rig.spark.table(f"{rig.db}.{table}")
@@ -253,7 +253,7 @@ def test_keys_are_compared_in_the_type_of_the_table(rig: Rig, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    ("most", "how", "by_tasks"),
+    ("maximum", "how", "by_tasks"),
     [
         (0, {"row_mode": COPY_ON_WRITE}, True),
         (0, {"row_mode": MERGE_ON_READ}, False),
@@ -264,7 +264,7 @@ def test_keys_are_compared_in_the_type_of_the_table(rig: Rig, monkeypatch: pytes
     ids=["many bytes", "nothing is copied", "few bytes", "many rows", "few rows"],
 )
 def test_driver_changes_a_small_frame_unless_it_must_copy_many_bytes(
-    rig: Rig, most: int, how: dict[str, Any], by_tasks: bool, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, maximum: int, how: dict[str, Any], by_tasks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = f"small_{len(rig.sql('SHOW TABLES IN {db}'))}"
     rig.create(table, BUCKETS)
@@ -273,7 +273,7 @@ def test_driver_changes_a_small_frame_unless_it_must_copy_many_bytes(
     jobs: list[str] = []
     spread = upserting.run_tasks
     monkeypatch.setattr(upserting, "run_tasks", lambda *given: jobs.append("tasks") or spread(*given))
-    monkeypatch.setattr(upserting, "DRIVER_COPY_BYTES_MAX", most)
+    monkeypatch.setattr(upserting, "DRIVER_COPY_BYTES_MAX", maximum)
     frame = rig.spark.range(0, 42, 3).selectExpr("int(id) id", "'x' land", "1 v", "int(null) ts")
     report = rig.upsert(frame, table, **how)
     assert jobs == ["tasks"] * by_tasks
@@ -281,11 +281,11 @@ def test_driver_changes_a_small_frame_unless_it_must_copy_many_bytes(
     assert rig.read_model(table) == model | dict.fromkeys(range(0, 42, 3), ("x", 1, None))
 
 
-@pytest.mark.parametrize("most", [2**31 - 1, 1 << 40, 0, -1])
-def test_driver_accepts_the_configured_number_of_rows(rig: Rig, most: int) -> None:
+@pytest.mark.parametrize("maximum", [2**31 - 1, 1 << 40, 0, -1])
+def test_driver_accepts_the_configured_number_of_rows(rig: Rig, maximum: int) -> None:
     table = f"most_{len(rig.sql('SHOW TABLES IN {db}'))}"
     rig.create(table)
-    report = rig.upsert(rig.spark.range(0, 5).selectExpr("int(id) id"), table, driver_rows=most)
+    report = rig.upsert(rig.spark.range(0, 5).selectExpr("int(id) id"), table, driver_rows=maximum)
     assert report.inserted == 5
 
 

@@ -31,11 +31,11 @@ def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 def run_before_commits(monkeypatch: pytest.MonkeyPatch, *works: Any) -> None:
     """Run the first of the works just before the next commit, the second before the commit after it, and so on."""
-    real, left = CommitClient.commit, list(works)
+    real, pending_works = CommitClient.commit, list(works)
 
     def commit(self: CommitClient, table: Any, body: dict[str, Any]) -> dict[str, Any]:
-        if left:
-            work = left.pop(0)
+        if pending_works:
+            work = pending_works.pop(0)
             with monkeypatch.context() as patch:
                 patch.setattr(CommitClient, "commit", real)
                 work()
@@ -54,7 +54,7 @@ def test_conflicting_upsert_is_repeated_with_the_same_rows_and_leaves_no_file(
     model: Model = dict.fromkeys(range(20), ("de", 0, 0))
     write(rig.frame(model), f"db.{table}", client=rig.client)
     accumulator = rig.spark.sparkContext.accumulator(0)
-    fresh: set[str] = set()
+    new_files: set[str] = set()
 
     def write_concurrently() -> None:
         before = rig.files(table)
@@ -62,7 +62,7 @@ def test_conflicting_upsert_is_repeated_with_the_same_rows_and_leaves_no_file(
             {"id": [7], "land": ["plain"], "v": pa.array([9], pa.int32()), "ts": pa.array([9], pa.int32())}
         )
         upsert(rig.client, f"db.{table}", named_table, keys=["id"])
-        fresh.update(rig.files(table) - before)
+        new_files.update(rig.files(table) - before)
 
     def record_sizes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -82,7 +82,7 @@ def test_conflicting_upsert_is_repeated_with_the_same_rows_and_leaves_no_file(
     assert {one: row[1:] for one, row in rows_before.items() if one not in (7, *range(20, 25))} == {
         number: (0, 0) for number in range(20) if number != 7
     }
-    assert len(rig.files(table) - before - fresh) == report.files_written
+    assert len(rig.files(table) - before - new_files) == report.files_written
 
 
 def test_failed_upsert_job_leaves_no_file_and_no_snapshot(rig: Rig) -> None:

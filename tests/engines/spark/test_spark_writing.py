@@ -27,7 +27,7 @@ from seamark.spark import write
 from tests.engines.spark.star import rows
 from tests.services.seamark import Seamark
 
-EVERYTHING = (
+ALL_TYPE_COLUMNS = (
     "id",
     "IF(id % 7 = 0, NULL, CAST(id % 20 AS int)) AS n",
     "CASE WHEN id % 11 = 0 THEN float('NaN') WHEN id % 5 = 0 THEN -0.0F ELSE CAST(id % 4 AS float) END AS f",
@@ -83,7 +83,7 @@ def test_iceberg_reads_the_written_rows_of_every_type(rig: Rig, version: int) ->
         f"CREATE TABLE {{db}}.{table} ({COLUMNS}) USING iceberg PARTITIONED BY (day, bucket(2, id)) "
         f"TBLPROPERTIES ('format-version'='{version}')"
     )
-    frame = rig.spark.range(300).selectExpr(*EVERYTHING)
+    frame = rig.spark.range(300).selectExpr(*ALL_TYPE_COLUMNS)
     report = rig.write(frame, table)
     assert (report.rows, report.files, report.snapshot_id is not None) == (300, 6, True)
     as_written = frame.withColumn("p", frame.p.cast("decimal(18,4)"))
@@ -113,14 +113,14 @@ def test_small_files_of_tasks_are_merged_before_the_commit(rig: Rig, version: in
     assert (report.files, report.merged) == (4, 9)
     assert rows(rig.sql(f"SELECT * FROM {{db}}.{table}")) == rows(written_table)
     assert len(rig.files(table)) == 4
-    new = rig.spark.range(5000, 5100, 1, 4).selectExpr("id", "id % 2 AS k")
-    report = rig.write(new, table, mode="overwrite_partitions", distribution="none", merge_files=True)
+    new_rows = rig.spark.range(5000, 5100, 1, 4).selectExpr("id", "id % 2 AS k")
+    report = rig.write(new_rows, table, mode="overwrite_partitions", distribution="none", merge_files=True)
     assert (report.files, report.merged) == (2, 8)
-    assert rows(rig.sql(f"SELECT * FROM {{db}}.{table}")) == rows(written_table.where("k > 1").union(new))
+    assert rows(rig.sql(f"SELECT * FROM {{db}}.{table}")) == rows(written_table.where("k > 1").union(new_rows))
     frame = rig.spark.range(6000, 6050, 1, 2).selectExpr("id", "2L AS k")
     report = rig.write(frame, table, mode="overwrite", where="k = 2", distribution="none", merge_files=True)
     assert (report.files, report.merged) == (1, 2)
-    expected = written_table.where("k = 3").union(new).union(frame)
+    expected = written_table.where("k = 3").union(new_rows).union(frame)
     assert rows(rig.sql(f"SELECT * FROM {{db}}.{table}")) == rows(expected)
     sink(rig, frame.selectExpr("id + 100 AS id", "k"), table, "append", distribution="none", merge_files="true")
     assert rig.sql(f"SELECT * FROM {{db}}.{table}.files WHERE partition.k = 2").count() == 2
@@ -156,24 +156,24 @@ def test_overwrite_replaces_the_rows_of_its_filter(rig: Rig) -> None:
     rig.sql("CREATE TABLE {db}.days (id bigint, day date) USING iceberg PARTITIONED BY (day)")
     table = rig.spark.range(30).selectExpr("id", "date_add(DATE'2026-01-01', CAST(id % 3 AS int)) AS day")
     rig.write(table, "days")
-    new = rig.spark.range(100, 103).selectExpr("id", "DATE'2026-01-02' AS day")
-    rig.write(new, "days", mode="overwrite", where="day = '2026-01-02'")
-    expected = rows(table.where("day <> DATE'2026-01-02'").union(new))
+    new_rows = rig.spark.range(100, 103).selectExpr("id", "DATE'2026-01-02' AS day")
+    rig.write(new_rows, "days", mode="overwrite", where="day = '2026-01-02'")
+    expected = rows(table.where("day <> DATE'2026-01-02'").union(new_rows))
     assert rows(rig.sql("SELECT * FROM {db}.days")) == expected
     with pytest.raises(Refused, match="may match the filter"):
-        rig.write(new, "days", mode="overwrite", where="id < 5")
+        rig.write(new_rows, "days", mode="overwrite", where="id < 5")
     assert rows(rig.sql("SELECT * FROM {db}.days")) == expected
-    rig.write(new, "days", mode="overwrite")
-    assert rows(rig.sql("SELECT * FROM {db}.days")) == rows(new)
+    rig.write(new_rows, "days", mode="overwrite")
+    assert rows(rig.sql("SELECT * FROM {db}.days")) == rows(new_rows)
 
 
 def test_overwrite_of_partitions_keeps_the_other_partitions(rig: Rig) -> None:
     rig.sql("CREATE TABLE {db}.parts (id bigint, k int) USING iceberg PARTITIONED BY (k)")
     table = rig.spark.range(30).selectExpr("id", "CAST(id % 3 AS int) AS k")
     rig.write(table, "parts")
-    new = rig.spark.range(100, 104).selectExpr("id", "CAST(id % 2 AS int) AS k")
-    rig.write(new, "parts", mode="overwrite_partitions")
-    assert rows(rig.sql("SELECT * FROM {db}.parts")) == rows(table.where("k = 2").union(new))
+    new_rows = rig.spark.range(100, 104).selectExpr("id", "CAST(id % 2 AS int) AS k")
+    rig.write(new_rows, "parts", mode="overwrite_partitions")
+    assert rows(rig.sql("SELECT * FROM {db}.parts")) == rows(table.where("k = 2").union(new_rows))
 
 
 def test_index_files_are_committed_with_the_rows_and_used_by_the_next_plan(rig: Rig) -> None:
@@ -221,11 +221,11 @@ def test_format_seamark_appends_and_overwrites(rig: Rig) -> None:
     table = rig.spark.range(30).selectExpr("id", "CAST(id % 3 AS int) AS k")
     sink(rig, table, "sunk", "append")
     assert rows(rig.sql("SELECT * FROM {db}.sunk")) == rows(table)
-    new = rig.spark.range(100, 104).selectExpr("id", "CAST(id % 2 AS int) AS k")
-    sink(rig, new, "sunk", "overwrite", replace_partitions="true")
-    assert rows(rig.sql("SELECT * FROM {db}.sunk")) == rows(table.where("k = 2").union(new))
-    sink(rig, new.where("k = 1"), "sunk", "overwrite", replace_where="k = 1 OR k = 2")
-    assert rows(rig.sql("SELECT * FROM {db}.sunk")) == rows(new)
+    new_rows = rig.spark.range(100, 104).selectExpr("id", "CAST(id % 2 AS int) AS k")
+    sink(rig, new_rows, "sunk", "overwrite", replace_partitions="true")
+    assert rows(rig.sql("SELECT * FROM {db}.sunk")) == rows(table.where("k = 2").union(new_rows))
+    sink(rig, new_rows.where("k = 1"), "sunk", "overwrite", replace_where="k = 1 OR k = 2")
+    assert rows(rig.sql("SELECT * FROM {db}.sunk")) == rows(new_rows)
     sink(rig, table, "sunk", "overwrite")
     assert rows(rig.sql("SELECT * FROM {db}.sunk")) == rows(table)
 

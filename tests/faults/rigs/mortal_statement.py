@@ -46,12 +46,12 @@ def run_killed_at(number: int, job: StatementJob, env: Mapping[str, str] | None 
 
 
 def main(number: int) -> None:
-    left = number
+    passes_left = number
 
     def event() -> None:
-        nonlocal left
-        left -= 1
-        if left == 0:
+        nonlocal passes_left
+        passes_left -= 1
+        if passes_left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def watch_method(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -118,7 +118,7 @@ def test_row_matches_when_its_partition_satisfies_the_strict_projection(data: st
         ("bucket[4]", predicate(Op.EQ, "int", 2, transform="bucket[8]"), "p0 not-null"),
     ],
 )
-def test_inclusive_projection_examples(transform: str, condition: Bound, expected: str) -> None:
+def test_inclusive_projection_gives_the_partition_predicate(transform: str, condition: Bound, expected: str) -> None:
     assert expression_text(project_inclusive(condition, spec(transform))) == expected
 
 
@@ -312,7 +312,7 @@ def test_large_value_list_is_projected_to_one_range_or_nothing() -> None:
         (predicate(Op.EQ, "int", 1), "x eq 1"),
     ],
 )
-def test_source_range_examples(condition: Bound, expected: str) -> None:
+def test_transformed_predicate_becomes_ranges_of_its_source(condition: Bound, expected: str) -> None:
     assert expression_text(source_ranges(condition)) == expected
 
 

@@ -42,8 +42,8 @@ def evolve_spec(draw: st.DrawFn, m: TableMetadata) -> list[Json]:
     spec_id = max(s.spec_id for s in m.partition_specs) + 1
     if m.format_version == 1:
         # A version 1 spec keeps the fields of the spec before it.
-        old = m.partition_specs[-1].fields
-        fields = [(f.source_id or 0, f.transform, f.name) for f in old]
+        old_fields = m.partition_specs[-1].fields
+        fields = [(f.source_id or 0, f.transform, f.name) for f in old_fields]
         fields.append((1, f"bucket[{spec_id + 1}]", f"p{spec_id}"))
         ids = tuple(range(1000, 1000 + len(fields)))
     else:

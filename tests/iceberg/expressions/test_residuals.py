@@ -74,7 +74,7 @@ DAY_100 = (100 * DAY, 101 * DAY)
         (predicate(Op.NOT_NULL, "timestamp"), "true"),
     ],
 )
-def test_residual_for_a_day_partition_examples(condition: Bound, expected: str) -> None:
+def test_day_partition_decides_a_timestamp_filter_or_keeps_it(condition: Bound, expected: str) -> None:
     assert residual(condition, "day", 100) == {"true": TRUE, "false": FALSE, "rest": condition}[expected]
 
 

@@ -179,8 +179,8 @@ class Case:
             wide |= {column: "timestamp" for column, kind in self.kinds.items() if kind == "date"}
         columns = [{"id": i, "name": f"c{i}", "required": False, "type": kind} for i, kind in wide.items()]
         schema = {"type": "struct", "schema-id": 1, "fields": columns}
-        old = self.json()["schema"]
-        return self.read(**{"schemas": [old, schema], "schema": schema, "current-schema-id": 1})
+        old_schema = self.json()["schema"]
+        return self.read(**{"schemas": [old_schema, schema], "schema": schema, "current-schema-id": 1})
 
 
 STATISTICS = (

@@ -92,9 +92,9 @@ def _branch(schema: list[Any], value: Any) -> int:
 
 
 def _blocks(items: list[bytes], split: Split) -> bytes:
-    out, left = b"", iter(items)
+    out, remaining_items = b"", iter(items)
     for size in split(len(items)):
-        data = b"".join(itertools.islice(left, abs(size)))
+        data = b"".join(itertools.islice(remaining_items, abs(size)))
         out += varint(size) + (varint(len(data)) if size < 0 else b"") + data
     return out + varint(0)
 
@@ -232,7 +232,7 @@ def manifest_schema(
 
 
 def read_by_fastavro(data: bytes, prefix: str = "") -> list[dict[str, Any]]:
-    """Return the live entries as fastavro reads them, each in the form of `flat`."""
+    """Return the live entries as fastavro reads them, each in the form of `to_plain_entries`."""
     reader = fastavro.reader(io.BytesIO(data))
     schema = json.loads(reader.metadata["avro.schema"])
     file_schema = next(f["type"] for f in schema["fields"] if f["name"] == f"{prefix}data_file")
@@ -286,7 +286,7 @@ def raw(value: Any) -> Any:
 DECIMAL_SCALE = 2
 
 
-def flat(manifest: DecodedManifest) -> list[dict[str, Any]]:
+def to_plain_entries(manifest: DecodedManifest) -> list[dict[str, Any]]:
     """Return the entries of a decoded manifest, row by row, as plain values."""
     rows: list[dict[str, Any]] = [{name: {} for name in MAPS} for _ in range(manifest.rows)]
     for name, column in manifest.longs.items():

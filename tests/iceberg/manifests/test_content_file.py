@@ -312,9 +312,9 @@ def test_column_has_its_latest_type() -> None:
     case = Case(1, 3)
     case.kinds = {1: "int", 2: "int"}
     case.fields = []
-    old = case.json()["schema"]
-    wide = {**old, "schema-id": 1, "fields": [{**old["fields"][0], "type": "long"}]}
-    metadata = case.read(**{"schemas": [old, wide], "current-schema-id": 1})
+    old_schema = case.json()["schema"]
+    wide = {**old_schema, "schema-id": 1, "fields": [{**old_schema["fields"][0], "type": "long"}]}
+    metadata = case.read(**{"schemas": [old_schema, wide], "current-schema-id": 1})
     assert [column_type(metadata, column) for column in (1, 2, 3)] == ["long", "int", None]
 
 

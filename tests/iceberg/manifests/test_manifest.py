@@ -154,7 +154,7 @@ def comparable(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def test_every_manifest_decodes_to_what_fastavro_reads(seed: int, version: int, codec: str, prefix: str) -> None:
     data = any_manifest(random.Random(seed), version, codec, prefix)
     decoded = decode_manifest(data, "m.avro")
-    assert comparable(files.flat(decoded)) == comparable(files.read_by_fastavro(data, prefix))
+    assert comparable(files.to_plain_entries(decoded)) == comparable(files.read_by_fastavro(data, prefix))
     assert set(decoded.longs) == set(LONGS)
     assert set(decoded.texts) == set(TEXTS)
     assert all(column.dtype == np.int64 and len(column) == decoded.rows for column in decoded.longs.values())
@@ -190,9 +190,9 @@ SCHEMA = files.manifest_schema(3, [("day", ["null", "int"])])
 @pytest.mark.parametrize("codec", ["null", "deflate", "snappy", "zstandard"])
 def test_each_codec_decodes_to_the_same_rows(codec: str) -> None:
     rows = [entry(SCHEMA, day=i, file_path=f"s3://b/t/ü-{i}.parquet", split_offsets=[4, i]) for i in range(500)]
-    plain = files.flat(decode_manifest(manifest(SCHEMA, *rows), "m.avro"))
+    plain = files.to_plain_entries(decode_manifest(manifest(SCHEMA, *rows), "m.avro"))
     assert len(plain) == 500
-    assert files.flat(decode_manifest(manifest(SCHEMA, *rows, codec=codec), "m.avro")) == plain
+    assert files.to_plain_entries(decode_manifest(manifest(SCHEMA, *rows, codec=codec), "m.avro")) == plain
 
 
 @pytest.mark.parametrize("codec", ["null", "deflate"])
@@ -204,7 +204,7 @@ def test_manifests_of_fastavro_are_read(codec: str) -> None:
     fastavro.writer(out, fastavro.parse_schema(SCHEMA), rows, codec=codec, sync_interval=1000)
     decoded = decode_manifest(out.getvalue(), "m.avro")
     assert decoded.rows == sum(i % 3 != 2 for i in range(400))
-    assert comparable(files.flat(decoded)) == comparable(files.read_by_fastavro(out.getvalue()))
+    assert comparable(files.to_plain_entries(decoded)) == comparable(files.read_by_fastavro(out.getvalue()))
 
 
 def test_deleted_entries_are_dropped_with_their_statistics() -> None:
@@ -244,20 +244,22 @@ def test_statistics_are_read_whether_all_rows_name_the_same_columns_or_not(
         bounds = [{"key": id_, "value": b"%d" % (i + at)} for at, id_ in enumerate(ids)]
         rows.append(entry(SCHEMA, day=i, status=2 * (i % 7 == 5), value_counts=counts, upper_bounds=bounds))
     data = manifest(SCHEMA, *rows, codec="deflate")
-    assert comparable(files.flat(decode_manifest(data, "m.avro"))) == comparable(files.read_by_fastavro(data))
+    assert comparable(files.to_plain_entries(decode_manifest(data, "m.avro"))) == comparable(
+        files.read_by_fastavro(data)
+    )
 
 
 def test_last_value_counts_when_all_rows_name_a_column_twice() -> None:
     counts = [{"key": 3, "value": 1}, {"key": 3, "value": 2}]
     decoded = decode_manifest(manifest(SCHEMA, *[entry(SCHEMA, value_counts=counts)] * 5), "m.avro")
-    assert [item["value_counts"] for item in files.flat(decoded)] == [{3: 2}] * 5
+    assert [item["value_counts"] for item in files.to_plain_entries(decoded)] == [{3: 2}] * 5
 
 
 @pytest.mark.parametrize("blocks", [[], [[]], [[], []]])
 def test_manifest_without_entries_has_no_rows(blocks: list[list[bytes]]) -> None:
     decoded = decode_manifest(files.container(SCHEMA, blocks, codec="deflate"), "m.avro")
     assert decoded.rows == 0
-    assert files.flat(decoded) == []
+    assert files.to_plain_entries(decoded) == []
 
 
 def test_field_that_the_format_version_lacks_is_missing() -> None:
@@ -282,7 +284,7 @@ def test_fields_without_ids_are_found_by_standard_names() -> None:
     spec = json.dumps([{"name": "day", "transform": "day", "source-id": 1, "field-id": 1007}])
     row = entry(schema, day=4, file_path="x", value_counts=[{"key": 1, "value": 10}])
     decoded = decode_manifest(manifest(schema, row, metadata={"partition-spec": spec}), "m.avro")
-    [actual] = files.flat(decoded)
+    [actual] = files.to_plain_entries(decoded)
     assert actual["file_path"] == "x"
     assert actual["value_counts"] == {1: 10}
     assert actual["partition"] == [(1007, 4)]
@@ -300,7 +302,7 @@ def test_field_id_takes_precedence_over_the_name() -> None:
     by_name = {field["name"]: field for field in fields}
     by_name["record_count"]["name"], by_name["file_size_in_bytes"]["name"] = "file_size_in_bytes", "record_count"
     row = entry(schema, record_count=1000, file_size_in_bytes=5)
-    [actual] = files.flat(decode_manifest(manifest(schema, row), "m.avro"))
+    [actual] = files.to_plain_entries(decode_manifest(manifest(schema, row), "m.avro"))
     assert (actual["record_count"], actual["file_size_in_bytes"]) == (5, 1000)
 
 
@@ -314,7 +316,7 @@ def test_unions_of_several_number_or_text_types_are_read() -> None:
         entry(schema, file_path=(1, "two"), p=(2, 2**40), q=(0, 0.1)),
         entry(schema, file_path=(1, "three"), p=(1, None), q=(2, None)),
     ]
-    result = files.flat(decode_manifest(manifest(schema, *rows), "m.avro"))
+    result = files.to_plain_entries(decode_manifest(manifest(schema, *rows), "m.avro"))
     assert [row["file_path"] for row in result] == ["one", "two", "three"]
     assert [row["partition"][0][1] for row in result] == [5, 2**40, None]
     assert [row["partition"][1][1] for row in result] == [files.raw(0.5), files.raw(0.1), None]
@@ -329,7 +331,7 @@ def test_named_type_may_be_reused() -> None:
     schema["fields"][-1]["type"] = "org.example.e"
     partition = schema["fields"][-3]["type"]["fields"][3]["type"]["fields"]
     partition[1]["type"][1] = "id"
-    [actual] = files.flat(decode_manifest(files.container(schema, [[row]]), "m.avro"))
+    [actual] = files.to_plain_entries(decode_manifest(files.container(schema, [[row]]), "m.avro"))
     assert actual["partition"] == [(1000, b"12"), (1001, b"34")]
 
 
@@ -343,20 +345,20 @@ def test_memory_for_a_thousand_columns_depends_on_stored_statistics() -> None:
     lower = decoded.bounds["lower_bounds"]
     assert set(lower) == set(range(1000))
     assert sum(len(at) for at, _, _ in lower.values()) == 4000
-    assert files.flat(decoded)[999]["lower_bounds"] == {(999 * 7 + k) % 1000: b"v999" for k in range(4)}
+    assert files.to_plain_entries(decoded)[999]["lower_bounds"] == {(999 * 7 + k) % 1000: b"v999" for k in range(4)}
 
 
 def test_last_value_counts_when_an_entry_names_a_column_twice() -> None:
     counts = [{"key": 1, "value": 10}, {"key": 2, "value": 20}, {"key": 1, "value": 30}]
     rows = [entry(SCHEMA, value_counts=counts), entry(SCHEMA, value_counts=[{"key": 1, "value": 5}])]
-    result = files.flat(decode_manifest(manifest(SCHEMA, *rows), "m.avro"))
+    result = files.to_plain_entries(decode_manifest(manifest(SCHEMA, *rows), "m.avro"))
     assert [row["value_counts"] for row in result] == [{1: 30, 2: 20}, {1: 5}]
 
 
 def test_any_buffer_type_is_accepted() -> None:
     data = manifest(SCHEMA, entry(SCHEMA), codec="null")
-    expected = files.flat(decode_manifest(data, "m.avro"))
+    expected = files.to_plain_entries(decode_manifest(data, "m.avro"))
     mutable = bytearray(b"before" + data + b"after")
     decoded = decode_manifest(memoryview(mutable)[6:-5], "m.avro", inflated_limit_bytes=INFLATED_LIMIT_BYTES)
     mutable.clear()  # The decoder keeps no reference to the input.
-    assert files.flat(decoded) == expected
+    assert files.to_plain_entries(decoded) == expected

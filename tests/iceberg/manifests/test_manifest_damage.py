@@ -51,7 +51,7 @@ def survives(data: bytes, decode: Any = decode_manifest) -> bool:
         assert refused.startswith("the-file: ")
         return False
     if decode is decode_manifest:
-        for row in files.flat(decoded):  # Every span is in the heap, and the lengths of every list add up.
+        for row in files.to_plain_entries(decoded):  # Every span is in the heap, and the lengths of every list add up.
             assert isinstance(row["file_path"], str)
     return True
 
@@ -124,7 +124,7 @@ def body(*, count: int = 1, data: bytes, schema: Any = SCHEMA) -> bytes:
     return files.container(schema, []) + files.varint(count) + files.add_length(data) + files.SYNC
 
 
-ONE = files.encode(SCHEMA, ROWS[0])
+ENCODED_ROW = files.encode(SCHEMA, ROWS[0])
 TO_PATH = files.encode("int", 1) + b"\x00" * 3 + files.encode("int", 0)
 """A row's bytes before its file_path: status, three nulls, content"""
 FORTY_GIB = files.varint(40 << 30)
@@ -139,22 +139,28 @@ FORTY_GIB = files.varint(40 << 30)
         (b"Obj\x01\x00" + files.SYNC, "has no schema in its header"),
         (files.container("{", []), "rows|not a type|unknown type"),
         (make_manifest().replace(files.SYNC, bytes(16))[:-16] + files.SYNC, "does not end with the file's sync marker"),
-        (body(data=ONE[:-1]), "block 0, at byte .*ends in the middle of a value"),
-        (body(data=ONE + b"\x00"), "holds more bytes than its rows take"),
-        (body(count=2, data=ONE), "block 0, at byte .*: ends in the middle of a value"),
-        (body(count=1 << 40, data=ONE), "claims more rows than its bytes can hold"),
-        (body(count=-1, data=ONE), "a block's row count is negative"),
+        (body(data=ENCODED_ROW[:-1]), "block 0, at byte .*ends in the middle of a value"),
+        (body(data=ENCODED_ROW + b"\x00"), "holds more bytes than its rows take"),
+        (body(count=2, data=ENCODED_ROW), "block 0, at byte .*: ends in the middle of a value"),
+        (body(count=1 << 40, data=ENCODED_ROW), "claims more rows than its bytes can hold"),
+        (body(count=-1, data=ENCODED_ROW), "a block's row count is negative"),
         (files.container(SCHEMA, []) + files.varint(1) + FORTY_GIB, "ends in the middle of a block"),
         (files.container(SCHEMA, []) + b"\xff" * 12, "is not a 64-bit number"),
         (files.container(SCHEMA, []) + b"\xff" * 9, "ends in the middle of a block's row count"),
         (body(data=b"\xff" * 300), "status: a number is longer than 64 bits"),
-        (body(data=files.varint(2**31) + ONE), "status: a number does not fit the 32 bits"),
-        (body(data=b"\x02\x04" + ONE), "snapshot_id: a union names a branch"),
-        (body(data=b"\x02\x01" + ONE), "snapshot_id: a union names a branch"),
-        (body(data=TO_PATH + files.varint(-5) + ONE), "file_path: a length or count is negative"),
-        (body(data=TO_PATH + FORTY_GIB + ONE), "file_path: a length or count is more than the bytes that follow"),
-        (body(data=TO_PATH + files.add_length(b"\xc0\xaf") + ONE), "file_path: a string is not UTF-8"),
-        (body(data=TO_PATH + files.add_length(b"a" * 9 + b"\xed\xa0\x80") + ONE), "file_path: a string is not UTF-8"),
+        (body(data=files.varint(2**31) + ENCODED_ROW), "status: a number does not fit the 32 bits"),
+        (body(data=b"\x02\x04" + ENCODED_ROW), "snapshot_id: a union names a branch"),
+        (body(data=b"\x02\x01" + ENCODED_ROW), "snapshot_id: a union names a branch"),
+        (body(data=TO_PATH + files.varint(-5) + ENCODED_ROW), "file_path: a length or count is negative"),
+        (
+            body(data=TO_PATH + FORTY_GIB + ENCODED_ROW),
+            "file_path: a length or count is more than the bytes that follow",
+        ),
+        (body(data=TO_PATH + files.add_length(b"\xc0\xaf") + ENCODED_ROW), "file_path: a string is not UTF-8"),
+        (
+            body(data=TO_PATH + files.add_length(b"a" * 9 + b"\xed\xa0\x80") + ENCODED_ROW),
+            "file_path: a string is not UTF-8",
+        ),
     ],
 )
 def test_error_names_the_file_and_the_field(data: bytes, message: str) -> None:
@@ -319,7 +325,7 @@ def test_statistics_of_too_many_columns_are_rejected() -> None:
 @pytest.mark.slow
 def test_decoding_leaks_no_memory() -> None:
     good, cut = make_manifest("deflate"), make_manifest("null")[:-40]
-    bad_row = body(data=ONE[:-1])
+    bad_row = body(data=ENCODED_ROW[:-1])
 
     def decode_all() -> None:
         assert decode_manifest(good, "m").rows == 12

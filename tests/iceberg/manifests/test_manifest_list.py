@@ -106,7 +106,7 @@ def test_manifests_of_pyiceberg_are_read(version: Any, codec: Any, tmp_path: Pat
             )
     decoded = decode_manifest(path.read_bytes(), str(path))
     assert (decoded.metadata["partition-spec-id"], decoded.metadata["format-version"]) == ("4", str(version))
-    result = files.flat(decoded)
+    result = files.to_plain_entries(decoded)
     assert [row["file_path"] for row in result] == [f"s3://b/t/{i}.parquet" for i in range(5)]
     assert [row["column_sizes"] for row in result] == [{1: i, 2: 7} for i in range(5)]
     assert [row["lower_bounds"] for row in result] == [{1: bytes([i])} for i in range(5)]

@@ -215,10 +215,10 @@ def test_partition_values_have_the_promoted_type_of_their_column(seed: int) -> N
     (manifest,) = write_and_read_list(
         case, [new_entries.to_manifest_file("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)]
     )
-    old = read_entries(new_entries.data, manifest, case.metadata)
+    old_entries = read_entries(new_entries.data, manifest, case.metadata)
     days = [
         value or 0
-        for entry in old
+        for entry in old_entries
         for (_, source, transform, _), value in zip(case.fields, entry.file.partition, strict=True)
         if (transform, case.kinds[source]) == ("identity", "date")
     ]
@@ -226,20 +226,20 @@ def test_partition_values_have_the_promoted_type_of_their_column(seed: int) -> N
         with pytest.raises(Corrupt, match=r"^m\.avro: partition field .* is outside the range of timestamp"):
             read_entries(new_entries.data, manifest, wide)
         return
-    new = read_entries(new_entries.data, manifest, wide)
-    for before, after in zip(old, new, strict=True):
+    wide_entries = read_entries(new_entries.data, manifest, wide)
+    for before, after in zip(old_entries, wide_entries, strict=True):
         expected = tuple(
             value * DAY_US if (transform, case.kinds[source]) == ("identity", "date") and value is not None else value
             for (_, source, transform, _), value in zip(case.fields, before.file.partition, strict=True)
         )
         assert cases.comparable(after.file.partition) == cases.comparable(expected), case
     second_manifest = write_manifest(
-        [msgspec.structs.replace(entry, status=EXISTING) for entry in new], metadata=wide, spec_id=0, content=0
+        [msgspec.structs.replace(entry, status=EXISTING) for entry in wide_entries], metadata=wide, spec_id=0, content=0
     )
     (described,) = write_and_read_list(
         case, [second_manifest.to_manifest_file("n.avro", snapshot_id=SNAPSHOT + 1, sequence_number=SEQUENCE + 1)]
     )
-    for before, after in zip(new, read_entries(second_manifest.data, described, wide), strict=True):
+    for before, after in zip(wide_entries, read_entries(second_manifest.data, described, wide), strict=True):
         assert are_same(msgspec.structs.replace(before, status=EXISTING), after), case
 
 
@@ -389,14 +389,14 @@ def test_first_row_ids_are_assigned_to_data_manifests_without_them() -> None:
 def test_files_inherit_first_row_ids_in_the_order_of_their_manifest() -> None:
     """Spec, "First Row ID Inheritance": existing files of upgraded tables have no ids either."""
     case = table(3)
-    old = {"status": EXISTING, "snapshot_id": 1, "sequence_number": 1}
+    old_entries = {"status": EXISTING, "snapshot_id": 1, "sequence_number": 1}
     entries = [
         added_entry(
             data_file(first_row_id=3, record_count=50)
         ),  # The writer of an added file does not choose this number.
-        added_entry(data_file(first_row_id=70, record_count=25), **old),
-        added_entry(data_file(record_count=5), **old),
-        added_entry(data_file(record_count=9), **old | {"status": DELETED}),
+        added_entry(data_file(first_row_id=70, record_count=25), **old_entries),
+        added_entry(data_file(record_count=5), **old_entries),
+        added_entry(data_file(record_count=9), **old_entries | {"status": DELETED}),
         added_entry(data_file(record_count=1)),
     ]
     new_entries = encode_entries(case, entries)

@@ -48,18 +48,18 @@ def test_decoded_arrays_stay_unchanged_while_others_are_decoded() -> None:
     def rows(number: int) -> bytes:
         counts = [{"key": 1, "value": number}, {"key": 2, "value": 7}]
         bounds = [{"key": 1, "value": b"%d" % number}]
-        single_entry = entry(
+        encoded_entry = entry(
             SCHEMA, day=number, value_counts=counts, lower_bounds=bounds, file_path=f"{number}.parquet"
         )
-        return manifest(SCHEMA, *[single_entry] * 3_000, codec="deflate")
+        return manifest(SCHEMA, *[encoded_entry] * 3_000, codec="deflate")
 
     data = rows(1)
     decoded = decode_manifest(data, "m.avro")
-    before = files.flat(decoded)
+    before = files.to_plain_entries(decoded)
     counts, heap = decoded.counts["value_counts"][1][1], decoded.heap
     for number in range(2, 12):
         decode_manifest(rows(number), "m.avro")
-    assert files.flat(decoded) == before
+    assert files.to_plain_entries(decoded) == before
     del decoded
     for number in range(2, 12):
         decode_manifest(rows(number), "m.avro")

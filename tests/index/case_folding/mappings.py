@@ -36,13 +36,13 @@ def java_mappings(java: str) -> tuple[Mappings, set[int]]:
 
 
 def python_mappings() -> Mappings:
-    return _different((text, text.lower(), text.upper()) for text in _texts())
+    return _keep_different((text, text.lower(), text.upper()) for text in _texts())
 
 
 def duckdb_mappings() -> Mappings:
     texts = pa.table({"text": list(_texts())})
     rows = duckdb.connect().from_arrow(texts).project("text, lower(text), upper(text)").fetchall()
-    return _different(iter(rows))
+    return _keep_different(iter(rows))
 
 
 def _texts() -> Iterator[str]:
@@ -50,7 +50,7 @@ def _texts() -> Iterator[str]:
     return (chr(point) for point in range(1, 0x110000) if not 0xD800 <= point <= 0xDFFF)
 
 
-def _different(rows: Iterator[tuple[str, str, str]]) -> Mappings:
+def _keep_different(rows: Iterator[tuple[str, str, str]]) -> Mappings:
     return {ord(text): {lower, upper} - {text} for text, lower, upper in rows if {lower, upper} != {text}}
 
 

@@ -6,9 +6,9 @@ import random
 import unicodedata
 from functools import cache
 
-ODD = "İıßẞſKÅΣσςǰŉΐᾳᾼﬁﬅևŸÿµΜǅǆÌÍĨĮΆᾍἇϴθꭰᎠႠⴀꟜƛÄäẚ𐐀𐐨"
+UNUSUAL_LETTERS = "İıßẞſKÅΣσςǰŉΐᾳᾼﬁﬅևŸÿµΜǅǆÌÍĨĮΆᾍἇϴθꭰᎠႠⴀꟜƛÄäẚ𐐀𐐨"
 MARKS = "\u0307\u0301\u0300\u0303\u0345\u0308\u030c"
-UNASSIGNED = "\u0378\U0010ffff\ua7dd"
+UNASSIGNED_LETTERS = "\u0378\U0010ffff\ua7dd"
 """Characters that some version of Unicode lacks"""
 
 
@@ -26,10 +26,20 @@ def random_texts(rng: random.Random, count: int) -> list[str]:
 def random_text(rng: random.Random) -> str:
     letters = [
         rng.choice(
-            ["aAkKiIsSjJtT@. 1", ODD, ODD, MARKS, list_cased_characters(), UNASSIGNED if rng.random() < 0.1 else "x"]
+            [
+                "aAkKiIsSjJtT@. 1",
+                UNUSUAL_LETTERS,
+                UNUSUAL_LETTERS,
+                MARKS,
+                list_cased_characters(),
+                UNASSIGNED_LETTERS if rng.random() < 0.1 else "x",
+            ]
         )
     ]
-    letters += [rng.choice(["aAkKiIsSjJtT@. 1", ODD, MARKS, list_cased_characters()]) for _ in range(rng.randrange(7))]
+    letters += [
+        rng.choice(["aAkKiIsSjJtT@. 1", UNUSUAL_LETTERS, MARKS, list_cased_characters()])
+        for _ in range(rng.randrange(7))
+    ]
     return "".join(rng.choice(letter) for letter in letters)
 
 

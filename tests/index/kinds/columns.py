@@ -17,9 +17,18 @@ import pyarrow as pa
 from seamark.formats.index.keys.keys import KeyRange, KeyRanges, key_of
 
 NAN = math.nan
-LONG = "x" * 1023
+LONG_TEXT = "x" * 1023
 STRINGS = ["", "a", "ab", "abc", "b", "a\0", "a\0\0", "ä", "ß", "日本語", "😀", "\uffff", "Customer#1", "Customer#10"]
-HUGE = [LONG, LONG + "a", LONG + "aa", LONG + "ab", LONG + "aab", LONG + "b" * 3000, LONG + "é" * 5, LONG + "c\0"]
+HUGE = [
+    LONG_TEXT,
+    LONG_TEXT + "a",
+    LONG_TEXT + "aa",
+    LONG_TEXT + "ab",
+    LONG_TEXT + "aab",
+    LONG_TEXT + "b" * 3000,
+    LONG_TEXT + "é" * 5,
+    LONG_TEXT + "c\0",
+]
 FLOATS = [0.0, -0.0, 1.5, -1.5, math.inf, -math.inf, 5e-324, -5e-324, 1.7e38, -2.25, 3.0, 7.0]
 
 
@@ -55,8 +64,8 @@ def _decimals(digits: int, scale: int) -> Callable[[Sequence[Any]], pa.Array]:
 
 
 def _make_unscaled(digits: int) -> Callable[[random.Random], int]:
-    most = 10**digits - 1
-    return lambda rng: rng.choice([rng.randrange(-3, 3), rng.randrange(-most, most + 1), most, -most])
+    maximum = 10**digits - 1
+    return lambda rng: rng.choice([rng.randrange(-3, 3), rng.randrange(-maximum, maximum + 1), maximum, -maximum])
 
 
 def _text(huge: bool) -> Callable[[random.Random], str]:

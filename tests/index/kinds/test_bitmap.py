@@ -19,7 +19,7 @@ from seamark.formats.index.keys.keys import KeyRange, KeyRanges, mask_of
 from seamark.formats.index.kinds import bitmap, postings
 from seamark.formats.index.kinds.bitmap import Bitmap, FileBitmap
 from seamark.formats.index.kinds.slices import EQUALITY, SLICES, slice_count
-from tests.index.kinds.columns import KINDS, LONG, Kind, draw_column, draw_predicate, kind_of
+from tests.index.kinds.columns import KINDS, LONG_TEXT, Kind, draw_column, draw_predicate, kind_of
 from tests.seeds import quick
 
 ROWS = (0, 1, 2, 63, 64, 65, 127, 200, 700)
@@ -33,7 +33,7 @@ def open_bitmap(entries: Sequence[FileBitmap]) -> Bitmap:
     return Bitmap(memoryview(b"".join(bitmap.encode(entries))))
 
 
-def of_longs(values: Sequence[int | None] | np.ndarray[Any, Any]) -> FileBitmap:
+def build_of_longs(values: Sequence[int | None] | np.ndarray[Any, Any]) -> FileBitmap:
     return bitmap.build(keys_of(pa.array(values, pa.int64()), "long"))
 
 
@@ -116,7 +116,7 @@ def test_files_with_matches_is_right_for_any_number_of_files(files: int, shared:
     columns = [
         [rng.randrange(50) if shared else number * 7 + rng.randrange(9) for _ in range(5)] for number in range(files)
     ]
-    index = open_bitmap([of_longs(values) for values in columns])
+    index = open_bitmap([build_of_longs(values) for values in columns])
     for _ in range(60):
         low = rng.randrange(-5, 7 * files + 60)
         for ranges, holds in (
@@ -130,8 +130,8 @@ def test_files_with_matches_is_right_for_any_number_of_files(files: int, shared:
 
 def test_keys_shared_by_files_are_stored_once_and_others_with_their_files() -> None:
     rng = np.random.default_rng(1)
-    shared = [of_longs(rng.integers(0, 1000, 20_000)) for _ in range(20)]
-    alone = [of_longs(rng.integers(-(1 << 62), 1 << 62, 20_000)) for _ in range(20)]
+    shared = [build_of_longs(rng.integers(0, 1000, 20_000)) for _ in range(20)]
+    alone = [build_of_longs(rng.integers(-(1 << 62), 1 << 62, 20_000)) for _ in range(20)]
     sizes = {}
     for name, entries in (("shared", shared), ("alone", alone)):
         sections = sum(entry.size_bytes for entry in entries)
@@ -145,7 +145,7 @@ def test_file_has_as_many_slices_as_its_ranks_have_bits() -> None:
         0, 0, 1, 2, 2, 3, 4, 10, 20, 21,
     ]  # fmt: skip
     rng = np.random.default_rng(2)
-    section = open_bitmap([of_longs(rng.integers(0, 1000, 100_000))]).section(0)
+    section = open_bitmap([build_of_longs(rng.integers(0, 1000, 100_000))]).section(0)
     assert section.layout == SLICES
     assert section.bitmaps_bytes <= 10 * 8 * (-(-100_000 // 64))
 
@@ -153,7 +153,7 @@ def test_file_has_as_many_slices_as_its_ranks_have_bits() -> None:
 def test_rare_values_are_stored_by_value_when_that_is_smaller() -> None:
     rng = np.random.default_rng(3)
     values = np.where(rng.random(300_000) < 0.01, rng.integers(1, 30, 300_000), 0)
-    index = open_bitmap([of_longs(values)])
+    index = open_bitmap([build_of_longs(values)])
     assert index.section(0).layout == EQUALITY
     assert index.section(0).bitmaps_bytes < 5 * 3000  # 2 bytes for each rare row, and 2 runs
     for requested_files in ({3}, {0}, {3, 4}, set(range(1, 29)), set(range(30)) - {7}):
@@ -165,7 +165,7 @@ def test_rare_values_are_stored_by_value_when_that_is_smaller() -> None:
 def test_in_lists_of_any_length_find_the_same_rows(bounds: int) -> None:
     rng = np.random.default_rng(bounds)
     values = rng.integers(0, 5000, 10_007)
-    index = open_bitmap([of_longs(values)])
+    index = open_bitmap([build_of_longs(values)])
     requested_files = rng.choice(5000, bounds, replace=False)
     expected = np.flatnonzero(np.isin(values, requested_files)).tolist()
     assert find_rows(index, 0, ranges_of(*requested_files.tolist()), len(values)) == expected
@@ -186,7 +186,7 @@ def test_in_lists_of_any_length_find_the_same_rows(bounds: int) -> None:
     ids=["ascending", "descending", "spread", "random", "few and far", "dense", "constant", "extremes"],
 )
 def test_every_method_to_rank_keys_finds_the_same_rows(values: np.ndarray[Any, np.dtype[np.int64]]) -> None:
-    index = open_bitmap([of_longs(values)])
+    index = open_bitmap([build_of_longs(values)])
     distinct = np.unique(values)
     assert index.section(0).cardinality == len(distinct)
     for at in np.random.default_rng(7).integers(0, len(distinct), 20):
@@ -196,13 +196,13 @@ def test_every_method_to_rank_keys_finds_the_same_rows(values: np.ndarray[Any, n
 
 
 def test_only_bounds_longer_than_a_kibibyte_are_inexact() -> None:
-    stem = LONG + "a"
-    values = ["short", stem, stem + "1", stem + "2", LONG + "b", None]
+    stem = LONG_TEXT + "a"
+    values = ["short", stem, stem + "1", stem + "2", LONG_TEXT + "b", None]
     index = open_bitmap([bitmap.build(keys_of(pa.array(values), "string"))])
     for text, rows, exact in (
         ("short", [0], True),
         (stem, [1], True),
-        (LONG + "b", [4], True),
+        (LONG_TEXT + "b", [4], True),
         (stem + "1", [2], True),
         (stem + "12", [2], False),
         (stem + "22", [3], False),
@@ -231,25 +231,25 @@ def test_index_of_no_files_is_valid() -> None:
 
 
 def test_built_index_can_be_sent_to_another_process() -> None:
-    index = of_longs([1, None, 3])
+    index = build_of_longs([1, None, 3])
     assert pickle.loads(pickle.dumps(index)) == index
 
 
 def test_index_is_not_probed_with_keys_of_another_form() -> None:
-    index = open_bitmap([of_longs([1, 2])])
+    index = open_bitmap([build_of_longs([1, 2])])
     with pytest.raises(ValueError, match="codes does not support keys of type string"):
         index.files_with(KeyRanges("string", (KeyRange(b"1", None),)))
     with pytest.raises(ValueError, match="8 bytes for some files"):
-        bitmap.encode([of_longs([1]), bitmap.build(keys_of(pa.array(["1"]), "string"))])
+        bitmap.encode([build_of_longs([1]), bitmap.build(keys_of(pa.array(["1"]), "string"))])
 
 
 def test_file_mask_of_another_length_is_rejected() -> None:
     with pytest.raises(ValueError, match="there are 2 marks for the 1 files"):
-        bitmap.merge([(open_bitmap([of_longs([1])]), np.array([True, False]))])
+        bitmap.merge([(open_bitmap([build_of_longs([1])]), np.array([True, False]))])
 
 
 def test_section_is_sufficient_for_the_rows_of_a_file() -> None:
-    index = open_bitmap([of_longs([5, 6, 7]), of_longs([7, 8, 9, 9])])
+    index = open_bitmap([build_of_longs([5, 6, 7]), build_of_longs([7, 8, 9, 9])])
     start, length = index.section_range(1)
     hidden = bytearray(index.memory)
     first, first_length = index.section_range(0)

@@ -220,7 +220,7 @@ def test_runs_of_many_rows_are_expanded_in_steps() -> None:
     bit_map = pyroaring.BitMap(row_numbers.astype(np.uint32))
     text = bits.decode(Piece(Coding.ROARING, bit_map.serialize()), rows)
     assert not isinstance(text, bool)
-    assert np.array_equal(bits.positions(text), row_numbers)
+    assert np.array_equal(bits.list_positions(text), row_numbers)
 
 
 def test_small_section_is_not_decoded_to_gigabytes() -> None:

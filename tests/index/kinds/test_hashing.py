@@ -28,7 +28,7 @@ def test_hashes_equal_the_vectors_of_the_specification() -> None:
         data.append(state >> 56 & 0xFF)
         state = state * 11400714785074694797 % 2**64
     prime = 2654435761
-    known_values = {
+    hash_vectors = {
         (0, 0): 0xEF46DB3751D8E999,
         (0, prime): 0xAC75FDA2929B17EF,
         (1, 0): 0xE934A84ADB052768,
@@ -39,7 +39,7 @@ def test_hashes_equal_the_vectors_of_the_specification() -> None:
         (222, 0): 0xB641AE8CB691C174,
         (222, prime): 0x20CB8AB7AE10C14A,
     }
-    assert {(n, seed): hash_key(bytes(data[:n]), seed) for n, seed in known_values} == known_values
+    assert {(n, seed): hash_key(bytes(data[:n]), seed) for n, seed in hash_vectors} == hash_vectors
 
 
 @given(data=st.binary(max_size=200), seed=SEEDS)

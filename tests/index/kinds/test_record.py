@@ -89,7 +89,7 @@ class Lake:
             (q, *place) for q, row in enumerate(all_keys) for place in positions_by_key[tuple(map(normalize, row))]
         ]
         assert matches(record.lookup(hi, lo)) == expected
-        assert matches(cold(record, hi, lo)) == expected
+        assert matches(look_up_remotely(record, hi, lo)) == expected
         for at in range(0, len(all_keys), 17):
             assert record.find(int(hi[at]), int(lo[at])) == positions_by_key[tuple(map(normalize, all_keys[at]))]
         assert record.count == sum(len(self.files[number]) for number in numbers)
@@ -110,7 +110,7 @@ def matches(positions: tuple[Any, Any, Any]) -> list[tuple[int, int, int]]:
     return list(zip(*(array.tolist() for array in positions), strict=True))
 
 
-def cold(record: RecordBlob, hi: Any, lo: Any) -> tuple[Any, Any, Any]:
+def look_up_remotely(record: RecordBlob, hi: Any, lo: Any) -> tuple[Any, Any, Any]:
     """Return the lookup of a reader that has the directory and reads pages by range."""
     blob = blob_of(record)
     tail = blob[-Fences.directory_bytes(blob[-64:], len(blob)) :]
@@ -194,12 +194,12 @@ def test_equal_and_extreme_hashes_are_distinguished_where_possible(seed: int) ->
     hi, lo = hashes([hi for hi, _ in pairs]), hashes([lo for _, lo in pairs])
     expected = [(query, *place) for query, pair in enumerate(pairs) for place in positions_by_key[pair]]
     assert matches(record.lookup(hi, lo)) == expected
-    assert matches(cold(record, hi, lo)) == expected
+    assert matches(look_up_remotely(record, hi, lo)) == expected
     assert [record.find(*pair) for pair in pairs] == [positions_by_key[pair] for pair in pairs]
     for at in range(len(pairs)):
-        assert [match[1:] for match in matches(cold(record, hi[at : at + 1], lo[at : at + 1]))] == positions_by_key[
-            pairs[at]
-        ]
+        assert [
+            match[1:] for match in matches(look_up_remotely(record, hi[at : at + 1], lo[at : at + 1]))
+        ] == positions_by_key[pairs[at]]
 
 
 def uniform(rows: int, seed: int = 0) -> tuple[Any, Any]:
@@ -230,7 +230,7 @@ def test_index_without_entries_finds_nothing() -> None:
         open_record(encode([build([keys_of(pa.array([], pa.int64()), "long")])] * 3)),
     ):
         assert (record.count, record.find(1, 2), matches(record.lookup(*uniform(5)))) == (0, [], [])
-        assert matches(cold(record, *uniform(5))) == []
+        assert matches(look_up_remotely(record, *uniform(5))) == []
         record.verify()
 
 
@@ -416,7 +416,7 @@ def test_reader_of_the_documented_format_finds_every_entry() -> None:
         results += inside
     pairs = [zip(hi.tolist(), lo.tolist(), strict=True) for hi, lo in rows]
     assert results == sorted(
-        (*pair, file, at) for file, single_pair in enumerate(pairs) for at, pair in enumerate(single_pair)
+        (*pair, file, at) for file, file_pairs in enumerate(pairs) for at, pair in enumerate(file_pairs)
     )
 
 

@@ -40,7 +40,7 @@ from tests.planner.lakes.indexing import IndexedTable, Planning, create_namespac
 from tests.planner.lakes.tables import RecordingObjects, Table, numbers_of
 
 FILES = range(6)
-ODD = {"type": "eq", "term": "id", "value": 13}
+ODD_ID_FILTER = {"type": "eq", "term": "id", "value": 13}
 """A filter for a value in the range of file 1 that no row of the file has."""
 
 
@@ -300,13 +300,13 @@ async def test_index_file_covers_the_rows_of_the_files_it_describes(rig: Rig) ->
 async def test_plan_keeps_files_without_index_entries(rig: Rig) -> None:
     table = await rig.create(b="bitmap(id)")
     planning = await rig.open_planning()
-    assert await rig.plan_files(planning, ODD) == [1]
+    assert await rig.plan_files(planning, ODD_ID_FILTER) == [1]
     await table.index("b", [0, 2, 3])
-    assert await rig.plan_files(planning, ODD) == [1]
+    assert await rig.plan_files(planning, ODD_ID_FILTER) == [1]
     await table.index("b", [1])
-    assert await rig.plan_files(planning, ODD) == []
+    assert await rig.plan_files(planning, ODD_ID_FILTER) == []
     assert await rig.plan_files(planning, eq(14)) == [1]
-    assert await rig.plan_files(planning, or_filter(ODD, eq(55))) == [5]
+    assert await rig.plan_files(planning, or_filter(ODD_ID_FILTER, eq(55))) == [5]
 
 
 async def test_only_bitmaps_prune_by_values_that_never_share_a_row(rig: Rig) -> None:
@@ -329,9 +329,9 @@ async def test_plan_reports_what_each_index_pruned(rig: Rig, kind: str) -> None:
     )
     await table.index("i", FILES)
     planning = await rig.open_planning()
-    scan = await rig.scan(planning, or_filter(ODD, eq(14)))
+    scan = await rig.scan(planning, or_filter(ODD_ID_FILTER, eq(14)))
     assert numbers_of(scan) == [1]
-    scan = await rig.scan(planning, or_filter(ODD, eq(24)))
+    scan = await rig.scan(planning, or_filter(ODD_ID_FILTER, eq(24)))
     assert numbers_of(scan) == [2]
     (use,) = scan.indexes
     assert (use.name, use.kind) == ("i", kind)
@@ -343,30 +343,32 @@ async def test_plan_reports_what_each_index_pruned(rig: Rig, kind: str) -> None:
 
 async def test_plan_skips_a_late_index_and_the_next_plan_uses_it(rig: Rig) -> None:
     table = await rig.create(b="bitmap(id)")
-    late = await table.index("b", [1])
+    late_index = await table.index("b", [1])
     await table.index("b", [3])
     stores: list[RecordingObjects] = []
 
     def record_objects(inner: ObjectStore) -> ObjectStore:
         stores.append(RecordingObjects(inner))
-        stores[0].hold = late.name
+        stores[0].hold = late_index.name
         return stores[0]
 
     planning = await rig.open_planning(record_objects, index_wait_s=0.2)
-    scan = await rig.scan(planning, or_filter(ODD, eq(35)))
+    scan = await rig.scan(planning, or_filter(ODD_ID_FILTER, eq(35)))
     assert numbers_of(scan) == [1]
     assert not scan.complete
     hits = planning.planner.stats().plan_hits
-    results = await asyncio.gather(*(rig.scan(planning, or_filter(ODD, eq(value))) for value in (31, 33, 35, 37)))
+    results = await asyncio.gather(
+        *(rig.scan(planning, or_filter(ODD_ID_FILTER, eq(value))) for value in (31, 33, 35, 37))
+    )
     assert [numbers_of(result) for result in results] == [[1]] * 4
-    assert stores[0].reads.count(late.name) == 1
+    assert stores[0].reads.count(late_index.name) == 1
     stores[0].let_go()
-    (file,) = [file for file in await table.files() if file.location == late.as_uri()]
+    (file,) = [file for file in await table.files() if file.location == late_index.as_uri()]
     await wait_until(lambda: planning.indexes.in_memory(file) is not None)
-    scan_result = await rig.scan(planning, or_filter(ODD, eq(35)))
+    scan_result = await rig.scan(planning, or_filter(ODD_ID_FILTER, eq(35)))
     assert (numbers_of(scan_result), scan_result.complete) == ([], True)
     assert planning.planner.stats().plan_hits == hits
-    assert await rig.scan(planning, or_filter(ODD, eq(35))) is scan_result
+    assert await rig.scan(planning, or_filter(ODD_ID_FILTER, eq(35))) is scan_result
 
 
 async def test_plan_skips_an_index_that_a_bug_keeps_from_opening(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,10 +380,10 @@ async def test_plan_skips_an_index_that_a_bug_keeps_from_opening(rig: Rig, monke
         raise ZeroDivisionError
 
     monkeypatch.setattr(KINDS["bitmap"], "open", fault)
-    scan = await rig.scan(planning, ODD)
+    scan = await rig.scan(planning, ODD_ID_FILTER)
     assert (numbers_of(scan), scan.complete) == ([1], False)
     monkeypatch.undo()
-    assert await rig.plan_files(planning, ODD) == []
+    assert await rig.plan_files(planning, ODD_ID_FILTER) == []
 
 
 async def open_planner_with_remote_indexes(rig: Rig, path: Path, **options: Any) -> tuple[Planning, RecordingObjects]:
@@ -404,14 +406,14 @@ async def test_large_bloom_index_is_probed_by_range_until_it_is_local(rig: Rig) 
     table = await rig.create(l="bloom(id)", b="bitmap(id)")
     path = await table.index("l", FILES)
     planning, storage = await open_planner_with_remote_indexes(rig, path)
-    first = await rig.scan(planning, ODD)
+    first = await rig.scan(planning, ODD_ID_FILTER)
     assert (numbers_of(first), first.complete) == ([], True)
     opening = len(storage.ranges)
     assert set(storage.ranges) == {path.name}
     second = await rig.scan(planning, or_filter(eq(15), eq(34)))
     assert (numbers_of(second), second.complete) == ([3], True)
     assert 1 <= len(storage.ranges) - opening <= 2 * 7
-    assert await rig.scan(planning, ODD) is first
+    assert await rig.scan(planning, ODD_ID_FILTER) is first
     storage.let_go()
     (file,) = await table.files()
     await wait_until(lambda: planning.indexes.in_memory(file) is not None)
@@ -426,7 +428,7 @@ async def test_large_index_of_each_kind_is_probed_by_range(rig: Rig, kind: str) 
     table = await rig.create(i=f"{kind}(id)")
     path = await table.index("i", FILES)
     planning, storage = await open_planner_with_remote_indexes(rig, path)
-    assert await rig.plan_files(planning, ODD) == []
+    assert await rig.plan_files(planning, ODD_ID_FILTER) == []
     opening = len(storage.ranges)
     assert opening <= 7
     assert await rig.plan_files(planning, or_filter(eq(15), eq(34))) == [3]
@@ -517,7 +519,7 @@ async def test_damaged_remote_index_widens_the_plan_and_is_quarantined(rig: Rig,
         data[spot[how]] ^= 1
         path.write_bytes(data)
     planning, storage = await open_planner_with_remote_indexes(rig, path, index_wait_s=0.5)
-    scan = await rig.scan(planning, ODD)
+    scan = await rig.scan(planning, ODD_ID_FILTER)
     assert 1 in numbers_of(scan)
     assert not scan.complete
     storage.let_go()
@@ -528,11 +530,11 @@ async def test_cached_plan_is_replaced_when_an_index_file_is_added_or_removed(ri
     table = await rig.create(b="bitmap(id)")
     planning = await rig.open_planning()
     first = await table.index("b", [0])
-    before = await rig.scan(planning, ODD)
-    assert await rig.scan(planning, ODD) is before
+    before = await rig.scan(planning, ODD_ID_FILTER)
+    assert await rig.scan(planning, ODD_ID_FILTER) is before
     await table.index("b", FILES, remove=[first.as_uri()])
     first.unlink()
-    assert await rig.plan_files(planning, ODD) == []
+    assert await rig.plan_files(planning, ODD_ID_FILTER) == []
     assert planning.indexes.failures == 0
 
 
@@ -573,9 +575,9 @@ async def test_index_damage_found_by_a_probe_widens_the_plan_and_quarantines_the
     (file,) = await table.files()
     assert file.state is IndexFileState.QUARANTINED
     assert file.reason
-    assert await rig.plan_files(planning, ODD) == [1]
+    assert await rig.plan_files(planning, ODD_ID_FILTER) == [1]
     await table.index("b", FILES)
-    assert await rig.plan_files(planning, ODD) == []
+    assert await rig.plan_files(planning, ODD_ID_FILTER) == []
 
 
 async def test_bitmap_with_a_different_row_count_is_ignored(rig: Rig) -> None:
@@ -597,7 +599,7 @@ async def test_diverged_tables_with_one_uuid_keep_separate_definitions(rig: Rig)
     table = await rig.create(b="bitmap(id)", k="bitmap(day)")
     await table.index("b", FILES)
     planning = await rig.open_planning()
-    assert await rig.plan_files(planning, ODD) == []
+    assert await rig.plan_files(planning, ODD_ID_FILTER) == []
     document: dict[str, Any] = json.loads(json.dumps(table.table._json()))
     document["properties"] = dict(table.metadata.properties)
     document["schemas"][0]["fields"][0]["name"], document["schemas"][0]["fields"][1]["name"] = "day", "id"

@@ -59,8 +59,8 @@ from tests.planner.lakes.lake import DataFile, Lake
 from tests.planner.lakes.literal_forms import FORMS
 from tests.planner.lakes.predicates import (
     IEEE,
-    ORDERED,
-    SPARKS,
+    JAVA_MEANING,
+    SPARK_MEANING,
     Meaning,
     Names,
     columns_of,
@@ -74,15 +74,15 @@ from tests.planner.test_oracle import seeds
 from tests.seeds import examples
 from tests.services.java_planner import JavaPlanner
 
-CLIENTS = (IEEE, ORDERED)
-CLIENTS_WITH_NAN_ABOVE = (*CLIENTS, SPARKS)
+CLIENTS = (IEEE, JAVA_MEANING)
+CLIENTS_WITH_NAN_ABOVE = (*CLIENTS, SPARK_MEANING)
 """All clients, including one for which NaN is above every number, as in Spark.
 
 Plans for other clients may contain its rows by chance.
 """
 
 
-async def campaign(chosen: Sequence[int], per_lake: int, folder: Path, java: JavaPlanner) -> Counter[str]:
+async def run_campaign(chosen: Sequence[int], per_lake: int, folder: Path, java: JavaPlanner) -> Counter[str]:
     """Check `per_lake` cases on the lake of each seed, and return counts of the situations that occurred."""
     counts: Counter[str] = Counter()
     clock = SystemClock()
@@ -98,10 +98,10 @@ async def campaign(chosen: Sequence[int], per_lake: int, folder: Path, java: Jav
                 mine = list(cases(seed, folder, per_lake))
                 rng = random.Random(f"indexes of {seed}")
                 lake = mine[0].lake
-                single_lake = lakes[seed] = await register_lake(lake, store, registry, random_definitions(rng, lake))
-                await index_randomly(rng, single_lake)
+                indexed_lake = lakes[seed] = await register_lake(lake, store, registry, random_definitions(rng, lake))
+                await index_randomly(rng, indexed_lake)
                 random_cases += [
-                    _with_indexed_values(rng, single_lake, case) if rng.random() < 0.7 else case for case in mine
+                    _with_indexed_values(rng, indexed_lake, case) if rng.random() < 0.7 else case for case in mine
                 ]
             judging = asyncio.create_task(asyncio.to_thread(plan_with_java, java, random_cases))
             async with open_planning(folder, registry) as sound:
@@ -193,7 +193,7 @@ async def _plan_with_damage(
 async def test_plans_with_indexes_keep_all_matching_files_even_when_indexes_are_damaged(
     tmp_path: Path, java: JavaPlanner
 ) -> None:
-    counts = await campaign(seeds(range(examples(30, 22))), 8, tmp_path, java)
+    counts = await run_campaign(seeds(range(examples(30, 22))), 8, tmp_path, java)
     print(dict(counts))
     if "PLANNER_SEEDS" not in os.environ:
         assert counts["kept without indexes"] > counts["kept with damaged indexes"] + 10
@@ -209,7 +209,7 @@ async def test_plans_with_indexes_keep_all_matching_files_even_when_indexes_are_
 async def test_plans_with_indexes_keep_all_matching_files_in_thousands_of_cases(
     start: int, tmp_path: Path, java: JavaPlanner
 ) -> None:
-    counts = await campaign(range(start, start + 500), 10, tmp_path, java)
+    counts = await run_campaign(range(start, start + 500), 10, tmp_path, java)
     print(f"seeds from {start}: {dict(counts)}")
     assert counts["case"] == 5000
 
@@ -268,7 +268,7 @@ def find_matching_files(
     }
 
 
-async def exact_campaign(chosen: Sequence[int], per_lake: int, folder: Path) -> Counter[str]:
+async def run_exact_campaign(chosen: Sequence[int], per_lake: int, folder: Path) -> Counter[str]:
     counts: Counter[str] = Counter()
     clock = SystemClock()
     async with open_store(f"sqlite:///{folder / 'seamark.db'}", clock=clock) as store:
@@ -338,7 +338,7 @@ def _path_at(scan: ScanPlan, row: int) -> str:
 
 async def test_plan_is_exact_when_bitmaps_cover_all_files(tmp_path: Path) -> None:
     count = examples(30, 8)
-    counts = await exact_campaign(seeds(range(500, 500 + count)), 15, tmp_path)
+    counts = await run_exact_campaign(seeds(range(500, 500 + count)), 15, tmp_path)
     print(dict(counts))
     if "PLANNER_SEEDS" not in os.environ:
         assert counts["case"] > 7 * count
@@ -348,6 +348,6 @@ async def test_plan_is_exact_when_bitmaps_cover_all_files(tmp_path: Path) -> Non
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 async def test_plan_is_exact_when_bitmaps_cover_all_files_in_thousands_of_cases(tmp_path: Path) -> None:
-    counts = await exact_campaign(range(30_000, 30_600), 20, tmp_path)
+    counts = await run_exact_campaign(range(30_000, 30_600), 20, tmp_path)
     print(dict(counts))
     assert counts["case"] > 8000

@@ -25,7 +25,7 @@ from tests.planner.indexes.test_indexed_evolution import EvolvedTable, column, c
 from tests.planner.lakes.indexing import create_namespace, open_planning
 from tests.planner.lakes.tables import numbers_of
 
-COMPARED: dict[str, Callable[[Any, Any], bool]] = {
+COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     "eq": operator.eq,
     "not-eq": operator.ne,
     "lt": operator.lt,
@@ -42,7 +42,7 @@ FILTERS = [
         "left": {"type": op, "term": "price", "value": first},
         "right": {"type": op, "term": "price", "value": other},
     }
-    for joined, op, (first, other) in product(("or", "and"), COMPARED, permutations(ZEROS))
+    for joined, op, (first, other) in product(("or", "and"), COMPARISONS, permutations(ZEROS))
 ]
 
 
@@ -66,7 +66,7 @@ def holds(filter: Any, value: float, semantics: ComparisonSemantics) -> bool:
     if filter["type"] in ("or", "and"):
         both = [holds(filter[side], value, semantics) for side in ("left", "right")]
         return any(both) if filter["type"] == "or" else all(both)
-    compare = COMPARED[filter["type"]]
+    compare = COMPARISONS[filter["type"]]
     return any(compare(key(value), key(filter["value"])) for key in CLIENTS[semantics])
 
 

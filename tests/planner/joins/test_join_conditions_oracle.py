@@ -29,7 +29,13 @@ DAY_US = 86_400_000_000
 DAYS = [-400, -1, 0, 1, 30, 31, 59, 365, 366, 18_262, 18_292, 18_293, 18_322, 18_628]
 """Days since 1970 near the beginnings of months and years, also before 1970."""
 FACT = {"ts": "timestamp", "tz": "timestamptz", "d": "date", "f1": "int", "f2": "long", "c": "int"}
-KEYED = {"amount": "decimal(9, 2)", "wide": "decimal(30, 4)", "text": "string", "real": "float", "double": "double"}
+KEY_COLUMNS = {
+    "amount": "decimal(9, 2)",
+    "wide": "decimal(30, 4)",
+    "text": "string",
+    "real": "float",
+    "double": "double",
+}
 """Further columns of the fact table, which are compared in the order of their keys."""
 DIMENSIONS = {
     "days": {"day": "date", "start": "timestamp", "year": "int", "x": "int", "last": "date", "end": "timestamp"},
@@ -49,13 +55,16 @@ PERIODS = [
     *((column, "year", "year", f"year({column})") for column in ("ts", "tz", "d")),
 ]
 """Column, transform, the other table's column, and the expression in DuckDB."""
-COMPARED = [
+EQUAL_CONDITIONS = [
     *(("d", "days", other) for other in ("day", "start")),
     *(("ts", "days", other) for other in ("day", "start")),
     *((column, dimension, "k") for column in ("f1", "f2", "c") for dimension in ("one", "two")),
 ]
 """Column, and the other table with a column that it is compared with."""
-RANGED = [*COMPARED, *((column, "limits", f"{column}_start") for column in KEYED for _ in range(3))]
+RANGE_CONDITIONS = [
+    *EQUAL_CONDITIONS,
+    *((column, "limits", f"{column}_start") for column in KEY_COLUMNS for _ in range(3)),
+]
 ENDS = {"days": ["last", "end"], "one": ["until"], "two": ["until"]}
 """Columns that end a range."""
 OPERATORS = ["<", "<=", ">", ">="]
@@ -155,7 +164,7 @@ def join(rng: random.Random, names: dict[str, str]) -> tuple[dict[str, Any], str
 
 def extreme_join(rng: random.Random, names: dict[str, str]) -> tuple[dict[str, Any], str]:
     """A filter that is not exact has more rows than the subquery."""
-    column, dimension, other = rng.choice(COMPARED)
+    column, dimension, other = rng.choice(EQUAL_CONDITIONS)
     extreme, op = rng.choice(["min", "max"]), rng.choice(["=", *OPERATORS])
     exact = rng.random() < 0.7
     request: dict[str, Any] = {"on": {column: other}, "transform": extreme, "operator": op, "exact": exact}
@@ -171,7 +180,7 @@ def extreme_join(rng: random.Random, names: dict[str, str]) -> tuple[dict[str, A
 
 
 def range_join(rng: random.Random, names: dict[str, str]) -> tuple[dict[str, Any], str]:
-    column, dimension, other = rng.choice(RANGED)
+    column, dimension, other = rng.choice(RANGE_CONDITIONS)
     op = rng.choice(OPERATORS)
     request: dict[str, Any] = {"on": {column: other}, "transform": "range", "operator": op}
     condition = f"{column} {op} o.{other}"
@@ -203,7 +212,7 @@ async def one_star(seed: str, api: Api, monkeypatch: pytest.MonkeyPatch, counts:
     monkeypatch.setattr(periods, "RANGES_MAX", rng.choice([1, 2, 200]))
     monkeypatch.setattr(ranges, "RANGES_MAX", rng.choice([1, 2, 200]))
     table_names = {name: f"{name}_{seed.replace('/', '_')}" for name in ("fact", *DIMENSIONS)}
-    fact = await create_table(rng, api, table_names["fact"], {**FACT, **KEYED}, 30)
+    fact = await create_table(rng, api, table_names["fact"], {**FACT, **KEY_COLUMNS}, 30)
     con = duckdb.connect()
     con.execute("SET TimeZone = 'UTC'")
     into_duckdb(con, "fact", fact)
@@ -237,19 +246,19 @@ async def one_star(seed: str, api: Api, monkeypatch: pytest.MonkeyPatch, counts:
         counts += Counter(plans=1, wanted=len(expected), kept=len(kept_paths), files=len(paths))
 
 
-async def campaign(seed: int, stars: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def run_campaign(seed: int, stars: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts: Counter[str] = Counter()
     async with running(folder) as server:
         for number in range(stars):
             await one_star(f"{seed}/{number}", Api(server), monkeypatch, counts)
     assert counts["wanted"] > 0
     assert all(counts[transform] > 0 for transform in ("min", "max", "range", "day", "equal")), counts
-    assert sum(counts[column] for column in KEYED) > 5 * stars, counts
+    assert sum(counts[column] for column in KEY_COLUMNS) > 5 * stars, counts
     assert counts["kept"] < 0.9 * counts["files"], counts
 
 
 async def test_plan_keeps_the_rows_that_duckdb_joins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    await campaign(first_seed(), 2, tmp_path, monkeypatch)
+    await run_campaign(first_seed(), 2, tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
@@ -257,7 +266,7 @@ async def test_plan_keeps_the_rows_that_duckdb_joins(tmp_path: Path, monkeypatch
 async def test_plans_keep_the_rows_that_duckdb_joins_in_many_cases(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await campaign(first_seed() + 1, 60, tmp_path, monkeypatch)
+    await run_campaign(first_seed() + 1, 60, tmp_path, monkeypatch)
 
 
 async def test_an_extreme_of_some_rows_is_limited_by_files_whose_rows_all_count(tmp_path: Path) -> None:

@@ -123,13 +123,13 @@ class _History:
                 self.pools[column.id] = pool(self.rng, column.kind, size)
                 continue
             # A wider type brings wider values, but only values for which existing transforms have a result.
-            fresh = pool(self.rng, column.kind, 4)
+            new_values = pool(self.rng, column.kind, 4)
             if base(column.kind) in ("int", "long"):
-                fresh = [value for value in fresh if int(value) > limits(column.kind)[0] + 1000]
-            elif column.kind in partitioning.TIMES:
-                fresh = [value for value in fresh if partitioning.has_hour(column.kind, int(value))]
+                new_values = [value for value in new_values if int(value) > limits(column.kind)[0] + 1000]
+            elif column.kind in partitioning.TIME_KINDS:
+                new_values = [value for value in new_values if partitioning.has_hour(column.kind, int(value))]
             reprs = {repr(value) for value in self.pools[column.id]}
-            self.pools[column.id] += [value for value in fresh if repr(value) not in reprs]
+            self.pools[column.id] += [value for value in new_values if repr(value) not in reprs]
 
     def _add_spec(self) -> None:
         """Add a new default spec. Version 1 keeps removed fields, with the void transform."""
@@ -139,7 +139,9 @@ class _History:
             for part in self.specs[self.default_spec]:
                 is_deleted = rng.random() < 0.4
                 fields.append(PartitionField(part.id, part.name, part.source, "void") if is_deleted else part)
-        known_values = {(part.source, part.transform): part for old in self.specs.values() for part in old}
+        fields_by_source = {
+            (part.source, part.transform): part for old_spec in self.specs.values() for part in old_spec
+        }
         leaves = list(self.schema.leaves().values())
         for column in rng.sample(leaves, min(len(leaves), rng.choice([0, 1, 1, 1, 2, 3]))):
             transform = partitioning.random_transform(
@@ -147,15 +149,15 @@ class _History:
             )
             if any(part.source == column.id for part in fields):
                 continue
-            if self.version > 1 and (column.id, transform) in known_values:
-                fields.append(known_values[column.id, transform])
+            if self.version > 1 and (column.id, transform) in fields_by_source:
+                fields.append(fields_by_source[column.id, transform])
                 continue
             self.last_partition_id += 1
             name = f"{column.name}_{base(transform)}_{self.last_partition_id}"
             fields.append(PartitionField(self.last_partition_id, name, column.id, transform))
         results = tuple(fields)
-        for spec_id, old in self.specs.items():
-            if old == results:
+        for spec_id, old_spec in self.specs.items():
+            if old_spec == results:
                 self.default_spec = spec_id
                 return
         self.default_spec = len(self.specs)
@@ -263,9 +265,9 @@ class _History:
             elif self.version >= 3:
                 referenceds = {vector.referenced for vector in delete_files}
                 targets = [file for file in live + data if file.path not in referenceds]
-                old = [delete for delete in head.delete_files if delete.content == 1]
-                new, replaced = self.files.vectors(targets, old)
-                delete_files += new
+                old_vectors = [delete for delete in head.delete_files if delete.content == 1]
+                new_vectors, replaced = self.files.vectors(targets, old_vectors)
+                delete_files += new_vectors
                 removed |= {id(delete) for delete in replaced}
             else:
                 delete_files += self.files.positions(live + data)
@@ -402,8 +404,8 @@ def _summary(
     kind = partitioning.result_kind(part.transform, kinds[part.source])
     values = [file.partition[at] for file in files]
     nans = [value for value in values if value != value]
-    known_values = [value for value in values if value is not None and value == value]
-    ordered = sorted(known_values, key=lambda value: order(kind, value))
+    comparable_values = [value for value in values if value is not None and value == value]
+    ordered = sorted(comparable_values, key=lambda value: order(kind, value))
     return {
         "contains_null": None in values,
         "contains_nan": bool(nans) if rng.random() < 0.9 else None,

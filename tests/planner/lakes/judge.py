@@ -45,11 +45,17 @@ from seamark.metaserver.store.model import Entry
 from tests.planner.lakes.cases import Case, cases
 from tests.planner.lakes.kinds import FLOATS, LONG_MIN
 from tests.planner.lakes.lake import ContentFile, DataFile, DeleteFile
-from tests.planner.lakes.predicates import IEEE, ORDERED, SPARKS, find_transformed, is_judged_otherwise_by_java
+from tests.planner.lakes.predicates import (
+    IEEE,
+    JAVA_MEANING,
+    SPARK_MEANING,
+    find_transformed,
+    is_judged_otherwise_by_java,
+)
 from tests.services.java_planner import JavaPlan, JavaPlanner, PlanRequest
 
 LAKES_AT_ONCE = 20
-CLIENTS = (IEEE, ORDERED, SPARKS)
+CLIENTS = (IEEE, JAVA_MEANING, SPARK_MEANING)
 
 
 @dataclass(frozen=True)
@@ -168,10 +174,10 @@ def judge(case: Case, ours: dict[str, Task], java: JavaPlan, unfiltered: JavaPla
             raise AssertionError(f"{_describe_file(file)} is planned, but Java prunes it\n{case}")
         judge_deletes(case, file, ours[path], expected, unfiltered, counts)
         for meaning, meant in zip(CLIENTS, (equal, ordered, sparks), strict=True):
-            left = case.match_rows(file, ours[path].residual, meaning)
+            residual_matches = case.match_rows(file, ours[path].residual, meaning)
             if case.nan_above:  # The residual then tests for NaN, however the client compares it.
                 meant = case.match_rows(file, case.filter, replace(meaning, nan_greatest=True))
-            assert left == meant or (case.names_infinity and left == sparks), (
+            assert residual_matches == meant or (case.names_infinity and residual_matches == sparks), (
                 f"residual {ours[path].residual} of {_describe_file(file)} for {meaning}\n{case}"
             )
     return counts
@@ -182,7 +188,7 @@ def judge_deletes(
 ) -> None:
     """Check the delete files of a planned file. `java` is Java's plan of the snapshot without a filter."""
     lake = case.lake
-    applicable = {delete.name: delete for delete in lake.applicable(case.snapshot, file)}
+    applicable = {delete.name: delete for delete in lake.find_applicable_deletes(case.snapshot, file)}
     deletes = set(task.deletes)
     assert len(deletes) == len(task.deletes), f"a delete file twice for {_describe_file(file)}\n{case}"
     assert deletes <= set(applicable), f"{deletes - set(applicable)} do not apply to {_describe_file(file)}\n{case}"
@@ -221,8 +227,8 @@ def _is_bounded_by_the_least_long(file: ContentFile) -> bool:
 
     Our columns represent "no bound" by this value, so one bound in 2**64 is not used. No file is lost.
     """
-    least = LONG_MIN.to_bytes(8, "little", signed=True)
-    return any(least in (column.lower, column.upper) for column in file.metrics.values())
+    minimum = LONG_MIN.to_bytes(8, "little", signed=True)
+    return any(minimum in (column.lower, column.upper) for column in file.metrics.values())
 
 
 def _may_be_misrounded(case: Case, file: DataFile) -> bool:
@@ -258,7 +264,7 @@ def _describe_file(file: DataFile) -> str:
     return f"{file.path} (spec {file.spec_id}, {file.partition}, sequence {file.sequence}, {file.metrics}, {file.rows})"
 
 
-async def campaign(seeds: Sequence[int], per_lake: int, folder: Path, java: JavaPlanner) -> Counter[str]:
+async def run_campaign(seeds: Sequence[int], per_lake: int, folder: Path, java: JavaPlanner) -> Counter[str]:
     """Check `per_lake` cases on the lake of each seed, and return counts of the situations that occurred."""
     counts: Counter[str] = Counter()
     settings = Settings(home=folder / "home", warehouse=folder.as_uri(), plan_disk_bytes=0)

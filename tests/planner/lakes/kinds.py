@@ -111,21 +111,21 @@ def limits(kind: str) -> tuple[int, int]:
 
 
 def _draw_whole(rng: random.Random, kind: str) -> int:
-    least, greatest = limits(kind)
+    minimum, greatest = limits(kind)
     middle = {"date": 19_000, "time": DAY_US // 2, "timestamp": 19_000 * DAY_US, "timestamptz": 19_000 * DAY_US}
     centre = middle.get(kind, 19_000 * DAY_US * 1000 if kind in V3_ONLY else 0)
     unit = {"date": 30, "int": 10, "long": 10, "decimal": 5}.get(base(kind), 3_600_000_000)
     unit *= 1000 if kind in V3_ONLY else 1
     shape = rng.random()
     if shape < 0.06:
-        return rng.choice([least, greatest])
+        return rng.choice([minimum, greatest])
     if shape < 0.12:
-        return rng.choice([least + 1, greatest - 1])
+        return rng.choice([minimum + 1, greatest - 1])
     if shape < 0.2:
-        return rng.randint(least, greatest)
+        return rng.randint(minimum, greatest)
     if shape < 0.4:  # Values near zero, which is 1970 for times
-        return max(least, min(greatest, rng.randint(-3, 3) * rng.choice([1, unit])))
-    return max(least, min(greatest, centre + rng.randint(-40, 40) * unit + rng.choice([0, 0, 1, -1])))
+        return max(minimum, min(greatest, rng.randint(-3, 3) * rng.choice([1, unit])))
+    return max(minimum, min(greatest, centre + rng.randint(-40, 40) * unit + rng.choice([0, 0, 1, -1])))
 
 
 def _draw_float(rng: random.Random, kind: str) -> float:

@@ -139,7 +139,7 @@ class Lake:
                 new_row[column.id] = None if absent else column.default
         return new_row
 
-    def applicable(self, snapshot: Snapshot, file: DataFile) -> list[DeleteFile]:
+    def find_applicable_deletes(self, snapshot: Snapshot, file: DataFile) -> list[DeleteFile]:
         """Return the delete files that apply to a data file, by the specification's three rules."""
         deletes = snapshot.delete_files
         positional = [

@@ -43,16 +43,16 @@ def column_metrics(rng: random.Random, kind: str, values: Sequence[Any]) -> Colu
     )
     if mode == "counts" or not ordered:
         return column_metrics
-    least, greatest = ordered[0], ordered[-1]
+    minimum, greatest = ordered[0], ordered[-1]
     if kind in FLOATS and rng.random() < 0.5:  # Some writers do not distinguish the zeros.
-        least, greatest = (-0.0 if least == 0 else least), (0.0 if greatest == 0 else greatest)
+        minimum, greatest = (-0.0 if minimum == 0 else minimum), (0.0 if greatest == 0 else greatest)
     if kind == "uuid" and rng.random() < 0.5:
-        least, greatest = min(ordered, key=javas_uuid_order), max(ordered, key=javas_uuid_order)
-    lower: bytes | None = to_bytes(kind, least)
+        minimum, greatest = min(ordered, key=javas_uuid_order), max(ordered, key=javas_uuid_order)
+    lower: bytes | None = to_bytes(kind, minimum)
     upper: bytes | None = to_bytes(kind, greatest)
     if mode == "truncate" and base(kind) in ("string", "binary", "fixed"):
         length = rng.choice([1, 4, 16, 16, 16])
-        lower, upper = to_bytes(kind, least[:length]), truncate_upper(greatest, length)
+        lower, upper = to_bytes(kind, minimum[:length]), truncate_upper(greatest, length)
     silent = rng.random()
     return ColumnMetrics(
         column_metrics.values,

@@ -12,8 +12,8 @@ import numpy as np
 from tests.planner.lakes.kinds import DAY_US, V3_ONLY, base, limits
 
 HOUR_US = 3_600_000_000
-TRUNCATED = ("int", "long", "decimal", "string", "binary")
-TIMES = ("timestamp", "timestamptz", *V3_ONLY)
+TRUNCATED_KINDS = ("int", "long", "decimal", "string", "binary")
+TIME_KINDS = ("timestamp", "timestamptz", *V3_ONLY)
 
 
 def width_of(transform: str) -> int:
@@ -36,15 +36,15 @@ def random_transform(rng: random.Random, kind: str, values: list[Any], *, void: 
     choices = ["identity", "identity"] if name != "fixed" or rng.random() < 0.1 else ["bucket[8]"]
     if name not in ("boolean", "float", "double"):
         choices += [f"bucket[{rng.choice([1, 2, 4, 16])}]"] * 2
-    if name in TRUNCATED:
+    if name in TRUNCATED_KINDS:
         width = rng.choice([2, 3, 10] if name == "decimal" else [1, 2, 5, 10, 100])
-        least = limits(kind)[0] if name in ("int", "long") else None
+        minimum = limits(kind)[0] if name in ("int", "long") else None
         # Below this number the result is outside the type's range, and writers differ.
-        if least is None or all(value >= least + width for value in values):
+        if minimum is None or all(value >= minimum + width for value in values):
             choices += [f"truncate[{width}]"] * 2
-    if name in ("date", *TIMES):
+    if name in ("date", *TIME_KINDS):
         choices += ["year", "month", "day"] * 2
-    if name in TIMES and all(has_hour(kind, value) for value in values):
+    if name in TIME_KINDS and all(has_hour(kind, value) for value in values):
         choices += ["hour"]
     return "void" if void and rng.random() < 0.1 else rng.choice(choices)
 

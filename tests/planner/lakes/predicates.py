@@ -21,7 +21,7 @@ from tests.planner.lakes.lake import Lake
 from tests.planner.lakes.literal_forms import parse, render
 from tests.planner.lakes.schemas import Column, Schema
 
-NEGATED = {
+NEGATED_OPERATORS = {
     "is-null": "not-null",
     "is-nan": "not-nan",
     "lt": "gt-eq",
@@ -30,15 +30,15 @@ NEGATED = {
     "in": "not-in",
     "starts-with": "not-starts-with",
 }
-NEGATED |= {opposite: op for op, opposite in NEGATED.items()}
+NEGATED_OPERATORS |= {opposite: op for op, opposite in NEGATED_OPERATORS.items()}
 UNARY = ("is-null", "not-null", "is-nan", "not-nan")
-COMPARED: dict[str, Callable[[Any, Any], bool]] = {
+ORDER_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     "lt": operator.lt,
     "lt-eq": operator.le,
     "gt": operator.gt,
     "gt-eq": operator.ge,
 }
-COMPARISONS = [*COMPARED, "eq", "not-eq"]
+COMPARISONS = [*ORDER_COMPARISONS, "eq", "not-eq"]
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class Meaning:
 
 
 IEEE = Meaning()
-ORDERED = Meaning(zeros_equal=False)
-SPARKS = Meaning(nan_greatest=True)
+JAVA_MEANING = Meaning(zeros_equal=False)
+SPARK_MEANING = Meaning(nan_greatest=True)
 
 
 class Names:
@@ -93,7 +93,7 @@ def _matches(expression: Any, row: Mapping[int, Any], names: Names, meaning: Mea
     column = names[name]
     value = partitioning.apply(transform, column.kind, row[column.id])
     result = column.kind if column.kind == "struct" else partitioning.result_kind(transform, column.kind)
-    op = NEGATED[kind] if negated else kind
+    op = NEGATED_OPERATORS[kind] if negated else kind
     literals = expression.get("values", [expression["value"]] if "value" in expression else [])
     return _holds(op, value, [parse(result, _bare(literal)) for literal in literals], result, meaning)
 
@@ -107,7 +107,7 @@ def _holds(op: str, value: Any, literals: list[Any], kind: str, meaning: Meaning
     if op in UNARY:
         return {"is-null": value is None, "not-null": value is not None, "is-nan": nan, "not-nan": not nan}[op]
     if op.startswith("not-"):
-        return not _holds(NEGATED[op], value, literals, kind, meaning)
+        return not _holds(NEGATED_OPERATORS[op], value, literals, kind, meaning)
     if value is None:
         return False
     if nan:
@@ -118,7 +118,7 @@ def _holds(op: str, value: Any, literals: list[Any], kind: str, meaning: Meaning
     keys = [_key(literal, kind, meaning) for literal in literals]
     if op in ("eq", "in"):
         return key in keys
-    return COMPARED[op](key, keys[0])
+    return ORDER_COMPARISONS[op](key, keys[0])
 
 
 def _key(value: Any, kind: str, meaning: Meaning) -> Any:
@@ -248,15 +248,15 @@ def _near(rng: random.Random, kind: str, value: Any) -> Any:
         beside = math.nextafter(value, math.inf) if math.isfinite(value) else value
         return rng.choice([-value, beside, value / 2, math.inf, -math.inf])
     if isinstance(value, int):
-        least, greatest = limits(kind)
+        minimum, greatest = limits(kind)
         shape = rng.random()
         if shape < 0.1:
-            return rng.choice([least, greatest])
+            return rng.choice([minimum, greatest])
         if shape < 0.2 and name == "int":
             return rng.choice([INT_MAX + 1, INT_MIN - 1, 2**40])
         if shape < 0.27 and name in ("int", "long", "decimal"):
             return value + Fraction(1, 2) if abs(value) < 2**50 else value
-        return max(least, min(greatest, value + rng.choice([-1, 1])))
+        return max(minimum, min(greatest, value + rng.choice([-1, 1])))
     if isinstance(value, str):
         return rng.choice([value[:-1], value + "a", value + "\U0010ffff", "", value[:1]])
     if name == "binary":

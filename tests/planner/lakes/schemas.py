@@ -104,8 +104,8 @@ class SchemaMaker:
         rng = self._rng
         self.last_id += 1
         own = self.last_id
-        fresh = [name for name in NAMES + self._dropped if name not in names]
-        name = rng.choice(fresh) if fresh and rng.random() < 0.8 else f"c{own}"
+        free_names = [name for name in NAMES + self._dropped if name not in names]
+        name = rng.choice(free_names) if free_names and rng.random() < 0.8 else f"c{own}"
         names.add(name)
         required = rng.random() < 0.3 and not added
         shape = rng.random()
@@ -142,9 +142,9 @@ class SchemaMaker:
         return self._grow_fields(fields, version)
 
     def _grow_fields(self, fields: tuple[Field, ...], version: int) -> tuple[Field, ...]:
-        new = self._field(version, {field.name for field in fields}, depth=1, added=True)
+        new_field = self._field(version, {field.name for field in fields}, depth=1, added=True)
         results = list(fields)
-        results.insert(self._rng.randint(0, len(results)), new)
+        results.insert(self._rng.randint(0, len(results)), new_field)
         return self._uniquely_named(results)
 
     def _drop(self, fields: tuple[Field, ...], _: int, keep: set[int]) -> tuple[Field, ...]:

@@ -52,8 +52,8 @@ SCHEMA: dict[str, Any] = {
         {"id": 2, "name": "day", "required": False, "type": "int"},
     ],
 }
-PLAIN = Style(shuffled=False, sparse=False, codec="deflate", old_names=False, summaries=True, seed=0)
-STORED = Style(shuffled=False, sparse=False, codec="null", old_names=False, summaries=True, seed=0)
+PLAIN_STYLE = Style(shuffled=False, sparse=False, codec="deflate", old_names=False, summaries=True, seed=0)
+UNCOMPRESSED_STYLE = Style(shuffled=False, sparse=False, codec="null", old_names=False, summaries=True, seed=0)
 
 
 class Table:
@@ -62,7 +62,7 @@ class Table:
     Each snapshot lists exactly the manifests that it is given.
     """
 
-    def __init__(self, folder: Path, *, style: Style = PLAIN) -> None:
+    def __init__(self, folder: Path, *, style: Style = PLAIN_STYLE) -> None:
         self.folder = folder
         self.style = style
         self._snapshots: list[dict[str, Any]] = []
@@ -268,5 +268,5 @@ def make_between(low: int, high: int) -> dict[str, Any]:
     return {"type": "and", "left": first, "right": {"type": "lt-eq", "term": "id", "value": 10 * high + 9}}
 
 
-def on_day(day: int) -> dict[str, Any]:
+def day_filter(day: int) -> dict[str, Any]:
     return {"type": "eq", "term": "day", "value": day}

@@ -182,11 +182,11 @@ async def test_view_that_was_loading_when_damage_was_found_is_loaded_again(tmp_p
         return watcheds[0]
 
     async with open_test_planner(tmp_path, watch, plan_disk_bytes=FOLDER_BYTES) as planner:
-        old = ScanRequest(snapshot_id=1, filter=parse_expression(make_between(10, 19)))
+        old_request = ScanRequest(snapshot_id=1, filter=parse_expression(make_between(10, 19)))
         await planner.view(table.metadata, ScanRequest(snapshot_id=1))
         loading = asyncio.create_task(planner.view(table.metadata, ScanRequest()))
         await until(lambda: watcheds[0].held)
-        assert len((await planner.bind_and_plan(table.metadata, old)).entry_ids) == 10
+        assert len((await planner.bind_and_plan(table.metadata, old_request)).entry_ids) == 10
         watcheds[0].let_go()
         await loading
         for at_snapshot in (2, 1):

@@ -29,9 +29,9 @@ from tests.planner.lakes.manifests import Manifest
 from tests.planner.lakes.tables import (
     RecordingObjects,
     Table,
+    day_filter,
     make_between,
     numbers_of,
-    on_day,
     open_test_planner,
     path_of,
 )
@@ -78,9 +78,9 @@ class Lake:
     def append(self) -> None:
         day, first = self.rng.randrange(DAYS), self.files
         self.files += self.rng.randrange(1, 5)
-        new = range(first, self.files)
-        manifest = self.table.manifest(f"m{first}", new, day=day, snapshot_id=len(self.states) + 1)
-        self.manifests.insert(0, (manifest, dict.fromkeys(new, day)))
+        new_files = range(first, self.files)
+        manifest = self.table.manifest(f"m{first}", new_files, day=day, snapshot_id=len(self.states) + 1)
+        self.manifests.insert(0, (manifest, dict.fromkeys(new_files, day)))
 
     def commit(self) -> TableMetadata:
         deletes = [manifest for manifest, files in self.manifests if manifest.content]
@@ -127,13 +127,13 @@ async def test_plans_of_prepared_snapshots_equal_those_without_preparation(tmp_p
             filter, expected = rng.choice(
                 [
                     (make_between(low, low + 5), {number for number in record_counts if low <= number <= low + 5}),
-                    (on_day(day), {number for number, of in record_counts.items() if of == day}),
+                    (day_filter(day), {number for number, of in record_counts.items() if of == day}),
                     (True, set(record_counts)),
                 ]
             )
-            actual_plan, fresh = await plan(planner, metadata, filter), await plan(other, metadata, filter)
+            actual_plan, other_plan = await plan(planner, metadata, filter), await plan(other, metadata, filter)
             assert sorted(numbers_of(actual_plan)) == sorted(expected), f"seed {seed}"
-            assert tasks(actual_plan) == tasks(fresh), f"seed {seed}"
+            assert tasks(actual_plan) == tasks(other_plan), f"seed {seed}"
 
         last = lake.states[-1]
         await check(*last)

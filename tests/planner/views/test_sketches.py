@@ -12,7 +12,7 @@ from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.index.packing import Form
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_stats
 from seamark.metaserver.planner.view import view as view_module
-from seamark.metaserver.planner.view.view import Selection, TableView, never
+from seamark.metaserver.planner.view.view import Selection, TableView, return_false
 from tests.planner.views.test_view_base import READ_AS, make_block, manifest, value
 from tests.seeds import first_seed
 
@@ -60,14 +60,14 @@ def test_plan_with_sketches_keeps_the_same_files_as_without(turn: int, monkeypat
     more = [make_block("n", rng, rows=2000, spread=SPREAD, absent=0.0), *blocks[1:]]
     after = TableView([manifest() for _ in more], more, base=sketched)
     monkeypatch.setattr(view_module, "_SKETCHED_ROWS_MIN", 1 << 40)
-    fresh = TableView([manifest() for _ in more], more)
+    fresh_view = TableView([manifest() for _ in more], more)
     assert [find_remaining_rows(after, bound) for bound in bounds] == [
-        find_remaining_rows(fresh, bound) for bound in bounds
+        find_remaining_rows(fresh_view, bound) for bound in bounds
     ], f"seed {seed}"
 
 
 def find_remaining_rows(view: TableView, expression: Expression) -> list[int]:
     selection = Selection.everything(view)
-    narrow_by_stats(selection, expression, never)
+    narrow_by_stats(selection, expression, return_false)
     selection.check_invariants()
     return selection.entry_ids().tolist()

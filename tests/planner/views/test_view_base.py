@@ -108,15 +108,17 @@ def test_columns_reused_from_another_view_equal_those_of_a_new_view(turn: int) -
     count = 0
     for snapshot in range(SNAPSHOTS):
         view = TableView([manifest() for _ in listed_blocks], listed_blocks, base=base)
-        fresh = TableView([manifest() for _ in listed_blocks], listed_blocks)
+        fresh_view = TableView([manifest() for _ in listed_blocks], listed_blocks)
         for column_id, kind in enumerate(READ_AS, start=1):
             if rng.random() < 0.7:
-                assert parts(view.stats(column_id, kind)) == parts(fresh.stats(column_id, kind)), f"seed {seed}"
+                assert parts(view.stats(column_id, kind)) == parts(fresh_view.stats(column_id, kind)), f"seed {seed}"
                 count += base is not None and base.find_computed_stats(column_id, kind) is not None
         for field_id, kind in PARTITIONS:
             if rng.random() < 0.7:
-                assert values(view.partition(field_id, kind)) == values(fresh.partition(field_id, kind)), f"seed {seed}"
-        assert heads(view) == heads(fresh), f"seed {seed}"
+                assert values(view.partition(field_id, kind)) == values(fresh_view.partition(field_id, kind)), (
+                    f"seed {seed}"
+                )
+        assert heads(view) == heads(fresh_view), f"seed {seed}"
         listing = [manifest() for _ in range(3)]
         choices = rng.choices([*view.manifests, *listing], k=6)
         of_manifest = {id(manifest): block for manifest, block in zip(view.manifests, view.blocks, strict=True)}

@@ -86,8 +86,8 @@ def folder(rng: random.Random, odd: float) -> str:
 
 def make_manifest(name: str, rng: random.Random, content: int, odd: float) -> tuple[ManifestFile, Block, list[str]]:
     """Return a manifest of files in one folder or in several, and the paths of all files."""
-    single_folder = folder(rng, odd)
-    folders = [single_folder if rng.random() < 0.8 else folder(rng, odd) for _ in range(rng.randrange(1, 5))]
+    location_folder = folder(rng, odd)
+    folders = [location_folder if rng.random() < 0.8 else folder(rng, odd) for _ in range(rng.randrange(1, 5))]
     paths = [f"{place}/{rng.choice(['f', '..f', 'é'])}{row}.parquet" for row, place in enumerate(folders)]
     kind = POSITION_DELETES if content else DATA
     entries = [Entry(ADDED, 1, None, None, DataFile(path, kind, "PARQUET", 0, (), 10, 100, {})) for path in paths]

@@ -15,7 +15,7 @@ import pytest
 
 from seamark.formats.runtime.errors import BadRequest, TooLarge
 from seamark.metaserver.streams.incoming.avro_rows import INFLATED_BYTES_MAX, read_avro
-from tests.streams.topic_source import encode_avro
+from tests.streams.topics.topic_source import encode_avro
 
 
 def read(data: bytes, *, rows_max: int = 1000) -> pa.RecordBatch:

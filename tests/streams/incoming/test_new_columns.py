@@ -120,6 +120,90 @@ async def test_rows_whose_columns_cannot_be_added_are_refused(
     status, answer = await stream.send_refused(json.dumps(rows).encode())
     assert (status, message in answer) == (400, True), answer
     assert await stream.ids() == []
+    assert list(await columns(stream)) == ["id", "name", "day"]
+
+
+def envelope(after: dict[str, Any], *fields: dict[str, Any], op: str = "c") -> dict[str, Any]:
+    """Return a message of Debezium with the types of new columns in its schema, or without a schema."""
+    payload = {"op": op, "before": None, "after": after}
+    if not fields:
+        return payload
+    stated = [{"field": "id", "type": "int64"}, *fields]
+    return {"schema": {"fields": [{"field": "after", "fields": stated}]}, "payload": payload}
+
+
+async def send_envelopes(stream: Stream, *messages: Any) -> tuple[int, Any]:
+    lines = b"\n".join(json.dumps(message).encode() for message in messages)
+    return await stream.send(lines, LINES, "?envelope=debezium")
+
+
+async def test_table_gets_the_columns_of_debezium_messages_with_the_types_of_their_schema(stream: Stream) -> None:
+    fields = [
+        {"field": "small", "type": "int32"},
+        {"field": "ratio", "type": "float"},
+        {"field": "raw", "type": "bytes"},
+        {"field": "born", "type": "int32", "name": "io.debezium.time.Date"},
+        {"field": "at", "type": "int64", "name": "io.debezium.time.MicroTimestamp"},
+        {"field": "seen", "type": "string", "name": "io.debezium.time.ZonedTimestamp"},
+        {"field": "kind", "type": "string", "name": "io.debezium.data.Enum"},
+        {
+            "field": "price",
+            "type": "bytes",
+            "name": "org.apache.kafka.connect.data.Decimal",
+            "parameters": {"scale": "2", "connect.decimal.precision": "9"},
+        },
+        {"field": "later", "type": "int32"},
+    ]
+    after = {"id": 1, "small": 7, "ratio": 1, "raw": "AP8=", "born": 20_484, "at": 1_769_860_800_000_001}
+    after |= {"seen": "2026-01-31T12:00:00Z", "kind": "x", "price": "+yc=", "later": None}
+    wider = [{"field": "small", "type": "int64"}]
+    status, answer = await send_envelopes(
+        stream, envelope(after, *fields), envelope({"id": 2, "small": 1 << 40}, *wider), None, {"op": "m"}
+    )
+    assert status == 200, answer
+    added = {"small": "long", "ratio": "float", "raw": "binary", "born": "date", "at": "timestamp"}
+    added |= {"seen": "timestamptz", "kind": "string", "price": "decimal(9, 2)"}
+    present = await columns(stream)
+    assert present == {"id": "long", "name": "string", "day": "date"} | added
+    for _ in range(2):
+        first, second = await read(stream)
+        assert (first["small"], first["raw"], first["born"]) == (7, b"\x00\xff", datetime.date(2026, 1, 31))
+        assert (str(first["price"]), first["kind"], second["small"]) == ("-12.41", "x", 1 << 40)
+        await stream.flush()
+
+
+async def test_table_gets_the_columns_of_debezium_messages_without_schema(stream: Stream) -> None:
+    status, answer = await send_envelopes(
+        stream, envelope({"id": 1, "town": "Ulm", "size": 3}), envelope({"id": 2, "town": None, "empty": None}, op="u")
+    )
+    assert (status, "has the kind update, and the table has no key" in str(answer)) == (400, True)
+    assert "town" not in await columns(stream)
+    status, answer = await send_envelopes(
+        stream, envelope({"id": 1, "town": "Ulm", "size": 3}), envelope({"id": 2, "town": None, "empty": None})
+    )
+    assert status == 200, answer
+    assert (await read(stream))[0] | {"town": "Ulm", "size": 3} == (await read(stream))[0]
+    assert "empty" not in await columns(stream)
+    for field, message in (
+        ({"field": "place", "type": "struct"}, "several types, or are objects or arrays"),
+        ({"field": "place", "type": "bytes", "name": "org.apache.kafka.connect.data.Decimal"}, "several types"),
+    ):
+        status, answer = await send_envelopes(stream, envelope({"id": 3, "place": "AA=="}, field))
+        assert (status, message in str(answer)) == (400, True), answer
+
+
+async def test_value_that_the_database_did_not_send_gives_no_column(stream: Stream) -> None:
+    status, answer = await send_envelopes(stream, envelope({"id": 1, "text": "__debezium_unavailable_value"}))
+    assert (status, "replica identity" in str(answer)) == (400, True)
+    assert "text" not in await columns(stream)
+
+
+async def test_table_can_refuse_debezium_messages_with_new_columns(tmp_path: Path) -> None:
+    async with streaming(tmp_path) as stream:
+        await create_letters(stream)
+        await create(stream, properties={DEAD_LETTER_TABLE: "db.t_errors", NEW_COLUMNS: "refuse"})
+        status, answer = await send_envelopes(stream, envelope({"id": 1, "town": "Ulm"}))
+        assert (status, "seamark.stream.new-columns refuses such rows" in str(answer)) == (400, True)
 
 
 async def test_rule_of_the_table_decides_over_rows_with_new_columns(tmp_path: Path) -> None:

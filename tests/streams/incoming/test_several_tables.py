@@ -11,6 +11,7 @@ import pytest
 
 from seamark.metaserver.api.streams import several_tables
 from seamark.metaserver.streams.incoming.dead_letters import DEAD_LETTER_TABLE
+from seamark.metaserver.streams.incoming.new_columns import NEW_COLUMNS
 from seamark.metaserver.streams.stream_properties import ENABLED
 from tests.streams.incoming.test_dead_letters import create_letters, read_letters
 from tests.streams.test_rows_over_http import SCHEMA, Stream, streaming
@@ -73,6 +74,35 @@ async def test_tables_share_a_dead_letter_table(stream: Stream) -> None:
     assert sorted(letter["table"] for letter in await read_letters(stream)) == ["db.t", "db.u"]
     status, answer = await send(stream, t=[{"id": "x"}], t_errors=[{"raw": "a", "reason": "b"}])
     assert (status, "db.t_errors is a dead-letter table" in answer["error"]["message"]) == (400, True)
+
+
+async def test_tables_get_the_columns_of_their_rows_if_all_rows_fit(stream: Stream) -> None:
+    def set_rule(name: str, rule: str) -> None:
+        with stream.catalog.load_table(f"db.{name}").transaction() as change:
+            change.set_properties({NEW_COLUMNS: rule})
+
+    async def list_columns() -> list[list[str]]:
+        tables = [await asyncio.to_thread(stream.catalog.load_table, f"db.{name}") for name in ("t", "u")]
+        return [[field.name for field in table.schema().fields] for table in tables]
+
+    present = await list_columns()
+    await asyncio.to_thread(set_rule, "t", "add")
+    rows = [{"id": 1, "town": "Ulm", "later": None}]
+    for other in ([{"id": 1, "size": 3}], [{"id": "x"}]):
+        status, answer = await send(stream, t=rows, u=other)
+        assert status == 400, answer
+        assert await list_columns() == present, "a request that is refused adds no columns"
+    await asyncio.to_thread(set_rule, "u", "add")
+    for is_repeated in (False, True):
+        status, answer = await send(stream, "?producer=p&sequence=0", t=rows, u=[{"id": 2, "size": 3}, {"id": 3}])
+        assert status == 200, answer
+        assert [table["duplicate"] for table in answer["tables"]] == [is_repeated] * 2
+    assert await list_columns() == [[*present[0], "town"], [*present[1], "size"]]
+    t, u = [
+        await asyncio.to_thread(lambda name=name: stream.catalog.load_table(f"db.{name}").scan().to_arrow())
+        for name in ("t", "u")
+    ]
+    assert (t.column("town").to_pylist(), sorted(u.column("size").to_pylist(), key=str)) == (["Ulm"], [3, None])
 
 
 async def test_rows_of_all_tables_have_one_limit_of_bytes(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:

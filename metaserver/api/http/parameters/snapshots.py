@@ -94,7 +94,7 @@ def parse_whole_number(text: str | None, name: str) -> int | None:
     return int(text)
 
 
-def by_schema(metadata: TableMetadata, schema_id: int) -> TableMetadata:
+def select_schema(metadata: TableMetadata, schema_id: int) -> TableMetadata:
     """Return the metadata with this schema as its current schema, to resolve names in filters.
 
     Raises:

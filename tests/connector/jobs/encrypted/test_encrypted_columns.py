@@ -99,9 +99,9 @@ def test_job_derives_no_partition_values_from_encrypted_columns(
     texts = [row["payload"].encode() for row in before.values() if row["payload"]]
     assert not any(text in data for data in list_published_files(client, tmp_path) for text in texts)
     for mode in MODES:
-        new = pa.Table.from_pylist([{**before[5], "payload": "mine"}], schema=ARROW)
+        new_rows = pa.Table.from_pylist([{**before[5], "payload": "mine"}], schema=ARROW)
         with pytest.raises(Unwritable, match="encrypt the column payload, and the partition spec"):
-            upsert(client, "db.t", new, keys=["id"], mode=mode, file_keys=encrypted.keys())
+            upsert(client, "db.t", new_rows, keys=["id"], mode=mode, file_keys=encrypted.keys())
     with catalog_at(server.url) as catalog, catalog.load_table("db.t").update_spec() as update:
         update.remove_field("leak")
     assert cluster_incrementally(client, "db.t").commits == 1

@@ -98,11 +98,11 @@ def test_random_jobs_keep_rows_in_files_with_the_same_protection(
     for configuration in rng.sample([*CONFIGURATIONS, *CONFIGURATIONS], 8):
         size = rng.choice([20, 700])
         append(client, "db.t", rows(rng, range(first, first + size)))
-        new = [path for path in paths(client) if path not in known_keys]
-        known_keys.update(new)
-        for path in new if configuration is not None else []:
+        new_paths = [path for path in paths(client) if path not in known_keys]
+        known_keys.update(new_paths)
+        for path in new_paths if configuration is not None else []:
             encrypt(path, configuration)
-        owners |= dict.fromkeys(range(first, first + size), protections(new[0]))
+        owners |= dict.fromkeys(range(first, first + size), protections(new_paths[0]))
         first += size
     model = read(client, lineage=version == 3)
     merged = merge_files(client, "db.t")
@@ -138,8 +138,8 @@ def _check_files(client: IndexClient, owners: dict[int, set[tuple[str, str]]], h
         if actual:
             secret = {"id": 1, "payload": 3, "price": 4, "place.city": 7}
             for metric in METRICS:
-                known_values = {*(task.file.get(metric) or {"keys": []})["keys"]}
-                assert not known_values & {secret[name] for name, _ in actual if name in secret}, metric
+                metric_values = {*(task.file.get(metric) or {"keys": []})["keys"]}
+                assert not metric_values & {secret[name] for name, _ in actual if name in secret}, metric
 
 
 def test_statement_process_takes_its_keys_from_its_environment(
@@ -204,11 +204,11 @@ def test_encrypted_files_of_a_sorted_table_are_sorted_and_stay_encrypted(
     rng, known_keys, secret = random.Random(first_seed() + version), set[str](), set[int]()
     for number in range(6):
         append(client, "db.t", rows(rng, range(number * 400, number * 400 + 400)))
-        new = [path for path in paths(client) if path not in known_keys]
-        known_keys.update(new)
+        new_paths = [path for path in paths(client) if path not in known_keys]
+        known_keys.update(new_paths)
         if number % 2:
             secret.update(range(number * 400, number * 400 + 400))
-            for path in new:
+            for path in new_paths:
                 encrypt(path, CONFIGURATIONS[2])
     model = read(client, lineage=version == 3)
     merged = merge_files(client, "db.t")

@@ -49,11 +49,11 @@ def fill(client: IndexClient, rng: random.Random, configurations: list[Any], siz
     for number, configuration in enumerate(configurations):
         ids = range(number * size, number * size + size)
         append(client, "db.t", rows(rng, ids))
-        new = [path for path in paths(client) if path not in known_keys]
-        known_keys.update(new)
-        for path in new if configuration is not None else []:
+        new_paths = [path for path in paths(client) if path not in known_keys]
+        known_keys.update(new_paths)
+        for path in new_paths if configuration is not None else []:
             encrypt(path, configuration)
-        owners |= dict.fromkeys(ids, protections(new[0]))
+        owners |= dict.fromkeys(ids, protections(new_paths[0]))
     return owners
 
 

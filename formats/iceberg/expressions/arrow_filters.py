@@ -12,16 +12,18 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from seamark.connector.arrow.arrays import Mask
 from seamark.formats.iceberg.expressions.arrow import arrow_array
 from seamark.formats.iceberg.expressions.evaluation import NULL_MATCHES
 from seamark.formats.iceberg.expressions.expression import Always, And, Bound, Expression, Op, Or
-from seamark.formats.iceberg.types.transforms import IDENTITY, function
+from seamark.formats.iceberg.types.transforms import IDENTITY, make_function
 from seamark.formats.iceberg.types.types import base_name
 from seamark.formats.iceberg.types.values import FLOATS, Value, decimal_scale, floor_unscaled
+
+Mask = npt.NDArray[np.bool_]
 
 _COMPARED: dict[Op, Callable[[pa.Array, pa.Scalar], pa.Array]] = {
     Op.LT: pc.less,
@@ -107,7 +109,7 @@ def _is_in(column: pa.Array, predicate: Bound) -> pa.Array:
 
 def _transform_distinct(predicate: Bound, column: pa.Array) -> pa.Array:
     """Apply the predicate's transform once to each distinct value."""
-    apply = function(predicate.transform, predicate.kind)
+    apply = make_function(predicate.transform, predicate.kind)
     encoded = column.dictionary_encode()
     results = [None if value is None else apply(value) for value in to_literals(encoded.dictionary, predicate.kind)]
     return arrow_array(_result_type_of(predicate), results).take(encoded.indices)

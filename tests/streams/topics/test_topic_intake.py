@@ -24,7 +24,7 @@ from seamark.metaserver.streams.topics.intake import ENVELOPE, TopicIntake
 from tests.seeds import first_seed, quick
 from tests.streams.incoming.test_dead_letters import create_letters, read_letters
 from tests.streams.test_rows_over_http import Stream, create, streaming
-from tests.streams.topic_source import ENCODERS, MemoryTopic, encode_arrow, encode_avro, encode_json
+from tests.streams.topics.topic_source import ENCODERS, MemoryTopic, encode_arrow, encode_avro, encode_json
 from tests.waits import until
 
 

@@ -19,7 +19,7 @@ from tests.streams.incoming.test_dead_letters import create_letters, read_letter
 from tests.streams.test_fleet import make_shared_settings
 from tests.streams.test_read_servers import READ
 from tests.streams.test_rows_over_http import Stream, create, streaming
-from tests.streams.topic_source import ENCODERS, encode_avro, encode_json
+from tests.streams.topics.topic_source import ENCODERS, encode_avro, encode_json
 
 
 @pytest.fixture(autouse=True)

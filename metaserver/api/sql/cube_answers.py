@@ -1,0 +1,322 @@
+"""Answers of `POST /api/v1/aggregate` from cubes, in the server's process.
+
+The request is structured, so it needs no SQL engine if it follows from a cube that has an entry of each data file. The
+groups of a snapshot are merged once (`planner/cubes/segments.py`), then grouped by the dimensions of the request, and
+finally filtered and aggregated. Each of the three results is kept in memory, within a limit of bytes. If anything else
+is needed, such as rows of a file, the request runs as a statement.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from typing import Literal, NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from aiohttp import web
+
+from seamark.cache.memory import MemoryCache
+from seamark.formats.index.definitions import IndexDefinition, read_definitions
+from seamark.formats.index.keys.measures import ColumnOperand, list_columns
+from seamark.formats.index.kinds.kinds import KINDS
+from seamark.formats.protocol.json_rows import to_json_rows
+from seamark.formats.runtime.clock import Clock
+from seamark.metaserver.access.principal import ANONYMOUS
+from seamark.metaserver.access.worker_tokens import SERVICE_PRINCIPAL
+from seamark.metaserver.api.formats.arrow import ARROW_STREAM
+from seamark.metaserver.api.http.components import ServerComponents
+from seamark.metaserver.api.http.dispatch import Call
+from seamark.metaserver.api.sql.fair_slots import FairSlots
+from seamark.metaserver.api.sql.protocol import CubeUse, StatementColumn, StatementPlan, TableRead
+from seamark.metaserver.catalog.values import LoadedTable
+from seamark.metaserver.history.history import StatementRead
+from seamark.metaserver.history.shapes import Aggregate, QueryShape, columns_of_shape, conjuncts_of
+from seamark.metaserver.planner.cubes.aggregation import (
+    CubeAnswer,
+    GroupQuery,
+    NotFromGroups,
+    aggregate_groups,
+    find_answer,
+    reduce_groups,
+)
+from seamark.metaserver.planner.cubes.file_tree import Ids
+from seamark.metaserver.planner.cubes.segments import SegmentTooLarge
+from seamark.metaserver.planner.indexes.coverage import list_file_ids
+from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
+from seamark.metaserver.planner.scan.scan_plan import ScanPlan
+from seamark.metaserver.settings.settings import Settings
+from seamark.metaserver.store.model import Entry
+
+Format = Literal["json", "arrow"]
+
+ENGINE = "cube"
+_HISTORY_ENGINE = "seamark"
+_WHY = "the request follows from a cube that has all data files"
+_AT_ONCE = 16
+"""The maximum number of requests whose answers are computed at once."""
+_IN_LOOP_GROUPS = 5_000
+"""The maximum number of groups that are aggregated in the event loop. This takes a few milliseconds."""
+_SHARE_OF_ANSWERS, _SHARE_OF_GROUPS = 8, 4
+"""The divisors of the memory for cubes: for answers, and for groups by the dimensions of requests."""
+_SNAPSHOTS_BYTES = 32 << 20
+_ANSWER_BYTES_MAX = 1 << 20
+_ABSENT_BYTES = 100
+
+
+class _SnapshotFiles(NamedTuple):
+    """The data files of a snapshot.
+
+    Attributes:
+        ids: Their identities, or None if a file has no identity, is listed twice, or has deleted rows.
+    """
+
+    ids: Ids | None
+
+
+class _EncodedAnswer(NamedTuple):
+    """An answer to a request.
+
+    Attributes:
+        body: JSON or an Arrow stream, with a placeholder for the id of the statement.
+        definition_id: The cube that answers.
+        read: The statement, for the query history.
+    """
+
+    body: bytes
+    definition_id: str
+    read: StatementRead
+
+
+class CubeAnswers:
+    """The answers and groups that are kept in memory. An instance belongs to one event loop."""
+
+    def __init__(self, settings: Settings, clock: Clock) -> None:
+        self._placeholder = str(clock.uuid4())
+        """A text that no client knows. It marks the place of the statement's id in the answers in memory."""
+        memory_bytes = settings.cube_memory_bytes
+        self._slots = FairSlots("aggregates at once", _AT_ONCE)
+        self._wait_s = settings.sql_queue_s
+        self._rows_limit, self._bytes_limit = settings.sql_rows_limit, settings.sql_bytes_limit
+        self._answers: MemoryCache[tuple[object, ...], _EncodedAnswer] = MemoryCache(
+            memory_bytes // _SHARE_OF_ANSWERS, "cube-answers"
+        )
+        self._groups: MemoryCache[tuple[object, ...], pa.Table] = MemoryCache(
+            memory_bytes // _SHARE_OF_GROUPS, "cube-answers"
+        )
+        self._snapshots: MemoryCache[tuple[str, int], _SnapshotFiles] = MemoryCache(_SNAPSHOTS_BYTES, "cube-answers")
+
+    def find(self, entry: Entry, key: bytes) -> _EncodedAnswer | None:
+        """Return the answer to a request if it is in memory.
+
+        Args:
+            entry: The table.
+            key: The request and its format. The metadata file of the table decides the rest of the answer.
+        """
+        return self._answers.get((entry.uuid, entry.metadata_location, entry.index_version, key))
+
+    def respond(self, call: Call, entry: Entry, answer: _EncodedAnswer, kind: Format) -> web.Response:
+        """Return the response with an answer, as a statement with a new id, and count the statement."""
+        components, principal = call.components, call.principal
+        # The rows of the files are not read, so that the files count as removed.
+        files = answer.read.files_in
+        components.usage.note(
+            entry.uuid, answer.definition_id, files_in=files, files_removed=files, now_ms=components.clock.now_ms()
+        )
+        if components.history.is_on and principal.name != SERVICE_PRINCIPAL:
+            components.history.add(answer.read, None if principal is ANONYMOUS else principal.name)
+        statement_id = str(components.clock.uuid4())
+        headers = {"Cache-Control": "no-store", "X-Seamark-Statement": statement_id}
+        body = answer.body.replace(self._placeholder.encode(), statement_id.encode(), 1)
+        content_type = ARROW_STREAM if kind == "arrow" else "application/json"
+        return web.Response(body=body, content_type=content_type, headers=headers)
+
+    async def compute(
+        self, call: Call, loaded: LoadedTable, query: GroupQuery, snapshot_id: int, key: bytes, kind: Format
+    ) -> _EncodedAnswer | None:
+        """Compute the answer to a request from a cube, and keep it in memory.
+
+        Args:
+            call: The request, whose caller may read the table.
+            loaded: The table.
+            query: The request over the schema of the snapshot.
+            snapshot_id: The snapshot.
+            key: See `find`.
+            kind: The format of the answer.
+
+        Returns:
+            None if the request does not follow from a cube, if a data file has no entry or has deleted rows, or if
+            the answer exceeds a limit of statements.
+
+        Raises:
+            TooManyRequests, RetryLater: See `FairSlots`.
+        """
+        entry = loaded.entry
+        if entry is None or entry.flushed or not entry.index_version:  # A stream table may have rows without a file.
+            return None
+        cubes = [one for one in read_definitions(loaded.metadata).enabled if KINDS[one.kind].aggregates]
+        if not cubes:
+            return None
+        cubes.sort(key=lambda one: (len(one.terms), len(one.measures), one.name))
+        principal = call.principal.name
+        async with self._slots.slot(None if principal == ANONYMOUS.name else principal, self._wait_s):
+            try:
+                encoded = await self._compute(call.components, loaded, query, snapshot_id, cubes, kind)
+            except (NotFromGroups, SegmentTooLarge):
+                return None
+        if encoded is not None and len(encoded.body) <= _ANSWER_BYTES_MAX:
+            cache_key = (entry.uuid, entry.metadata_location, entry.index_version, key)
+            self._answers.put(cache_key, encoded, len(encoded.body) + len(key))
+        return encoded
+
+    async def _compute(
+        self,
+        components: ServerComponents,
+        loaded: LoadedTable,
+        query: GroupQuery,
+        snapshot_id: int,
+        cubes: Sequence[IndexDefinition],
+        kind: Format,
+    ) -> _EncodedAnswer | None:
+        """Return the answer from the first cube that has all data files, or None.
+
+        Raises:
+            NotFromGroups: The condition is not a plain comparison, or a value does not fit its type.
+            SegmentTooLarge: The groups exceed a limit.
+        """
+        assert loaded.entry is not None
+        condition = query.parse_condition()
+        for cube in cubes:
+            try:
+                answer = find_answer(query, condition, cube)
+            except NotFromGroups:
+                continue
+            files = await self._list_files(components, loaded, snapshot_id)
+            if files.ids is None or not len(files.ids):
+                return None
+            groups = await self._read_groups(components, loaded, snapshot_id, cube, files.ids, answer)
+            if groups is None:
+                continue
+            aggregate = partial(aggregate_groups, groups, answer)
+            is_small = groups.num_rows <= _IN_LOOP_GROUPS
+            rows = aggregate() if is_small else await asyncio.to_thread(aggregate)
+            if rows.num_rows > self._rows_limit:
+                return None
+            plan = _make_plan(self._placeholder, loaded, cube, answer, len(files.ids))
+            encode = partial(_encode_arrow if kind == "arrow" else _encode_json, rows, answer, plan)
+            body = encode() if rows.num_rows <= _IN_LOOP_GROUPS else await asyncio.to_thread(encode)
+            read = StatementRead(loaded.entry.uuid, _make_shape(answer), len(files.ids), 0)
+            return None if len(body) > self._bytes_limit else _EncodedAnswer(body, cube.id, read)
+        return None
+
+    async def _list_files(self, components: ServerComponents, loaded: LoadedTable, snapshot_id: int) -> _SnapshotFiles:
+        assert loaded.entry is not None
+        key = (loaded.entry.uuid, snapshot_id)
+        files = self._snapshots.get(key)
+        if files is None:
+            request = ScanRequest(snapshot_id=snapshot_id)
+            scan = await components.planner.plan(BoundScan.bind(loaded.metadata, request), loaded.entry)
+            files = await asyncio.to_thread(_identify_files, scan)
+            self._snapshots.put(key, files, _ABSENT_BYTES if files.ids is None else int(files.ids.nbytes))
+        return files
+
+    async def _read_groups(
+        self,
+        components: ServerComponents,
+        loaded: LoadedTable,
+        snapshot_id: int,
+        cube: IndexDefinition,
+        ids: Ids,
+        answer: CubeAnswer,
+    ) -> pa.Table | None:
+        """Return the groups of a snapshot by the dimensions of a request, or None if a data file has no entry.
+
+        Raises:
+            NotFromGroups, SegmentTooLarge: The groups cannot be merged.
+        """
+        entry = loaded.entry
+        assert entry is not None
+        key = (entry.uuid, entry.index_version, snapshot_id, cube.id, answer.kept_dimensions)
+        in_memory = self._groups.get(key)
+        if in_memory is not None:
+            return in_memory
+        if not (await components.segments.find_covered(entry, cube, ids)).all():
+            return None
+        merged = await components.segments.read(entry, cube, ids)
+        if not merged.covered.all():
+            return None
+        reduced: pa.Table = await asyncio.to_thread(reduce_groups, merged.table, answer)
+        self._groups.put(key, reduced, int(reduced.nbytes))
+        return reduced
+
+
+def _identify_files(scan: ScanPlan) -> _SnapshotFiles:
+    """Return the data files of a plan of all files of a snapshot."""
+    ids, is_known = list_file_ids(scan.view)
+    positions = scan.view.positions_of(scan.entry_ids)
+    ids, is_known = ids[positions], is_known[positions]
+    if not is_known.all() or any(scan.deletes_of(scan.entry_ids)) or len(np.unique(ids, axis=0)) < len(ids):
+        return _SnapshotFiles(None)
+    return _SnapshotFiles(ids)
+
+
+def _make_plan(
+    statement_id: str, loaded: LoadedTable, cube: IndexDefinition, answer: CubeAnswer, files: int
+) -> StatementPlan:
+    assert loaded.entry is not None
+    name = ".".join((*loaded.entry.namespace, loaded.entry.name))
+    table = TableRead(name, files, files, 0, len(_list_columns(answer)), ())
+    return StatementPlan(statement_id, ENGINE, _WHY, (table,), CubeUse(cube.name, files, 0, None))
+
+
+def _list_columns(answer: CubeAnswer) -> tuple[int, ...]:
+    """Return the ids of the columns that the request uses."""
+    columns = {term.column_id for term in answer.query.dimensions} | set(answer.filtered)
+    columns |= {column.column_id for measure in answer.query.measures for column in list_columns(measure.operand)}
+    return columns_of_shape(columns)
+
+
+def _make_shape(answer: CubeAnswer) -> QueryShape:
+    """Return the shape of the request for the query history."""
+    aggregates = {
+        Aggregate(measure.function, measure.operand.column_id if isinstance(measure.operand, ColumnOperand) else 0)
+        for measure in answer.query.measures
+    }
+    return QueryShape(
+        _HISTORY_ENGINE,
+        _list_columns(answer),
+        conjuncts_of(answer.condition),
+        grouping=columns_of_shape(term.column_id for term in answer.query.dimensions),
+        aggregates=tuple(sorted(aggregates)),
+    )
+
+
+def _encode_json(rows: pa.Table, answer: CubeAnswer, plan: StatementPlan) -> bytes:
+    """Return the JSON answer, in the form of `commands/sql/worker.py`."""
+    columns = [StatementColumn(name, kind) for name, kind in zip(rows.column_names, answer.types, strict=True)]
+    head = msgspec.json.encode(plan)[:-1]
+    values = [row for batch in rows.to_batches() for row in to_json_rows(batch)]
+    return b"".join(
+        (
+            head,
+            b',"columns":',
+            msgspec.json.encode(columns),
+            b',"rows":',
+            msgspec.json.encode(values),
+            b',"complete":true}',
+        )
+    )
+
+
+def _encode_arrow(rows: pa.Table, _: CubeAnswer, plan: StatementPlan) -> bytes:
+    table = rows.replace_schema_metadata({"seamark": msgspec.json.encode(plan)})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    body: bytes = sink.getvalue().to_pybytes()
+    return body
+
+
+CUBE_ANSWERS: web.AppKey[CubeAnswers] = web.AppKey("cube-answers", CubeAnswers)

@@ -1,0 +1,1 @@
+"""Groups of cubes, merged over the data files of a snapshot, and aggregates of them."""

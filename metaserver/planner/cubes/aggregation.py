@@ -1,0 +1,444 @@
+"""Answers an aggregate request from merged groups of a cube, with Arrow.
+
+The request follows from the cube if its dimensions, its condition and its measures follow from the cube's dimensions
+and partial aggregates. Types and values are those of the statement that reads the rows (`connector/sql/`): integers are
+summed to bigint, decimals to 38 digits, an average of decimals is rounded half up, NaN is the least and the greatest
+only if there is no other value, and null is a group. If this module cannot be sure of it, it raises `NotFromGroups`,
+and the caller runs the statement. The module is pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from seamark.formats.iceberg.expressions.arrow_filters import evaluate_filter
+from seamark.formats.iceberg.expressions.binding import bind
+from seamark.formats.iceberg.expressions.expression import TRUE, Bound, Expression, Op, predicates_of
+from seamark.formats.iceberg.expressions.sql import parse_sql
+from seamark.formats.iceberg.types.schema import Schema
+from seamark.formats.iceberg.types.transforms import IDENTITY, make_function
+from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.iceberg.types.values import decimal_precision, decimal_scale
+from seamark.formats.index.definitions import IndexDefinition
+from seamark.formats.index.keys.measures import (
+    AVG,
+    COUNT,
+    SUM,
+    ColumnOperand,
+    Measure,
+    Operand,
+    list_columns,
+    list_partials,
+)
+from seamark.formats.index.keys.terms import Term
+from seamark.formats.index.kinds.cube import TIME_UNITS, SumOverflow, combine_groups
+from seamark.formats.runtime.errors import BadRequest
+
+_TYPE_NAMES = {
+    "boolean": "boolean",
+    "int": "integer",
+    "long": "bigint",
+    "float": "real",
+    "double": "double",
+    "string": "varchar",
+    "binary": "varbinary",
+    "date": "date",
+    "timestamp": "timestamp",
+    "timestamptz": "timestamp with time zone",
+}
+"""The names of types in the SQL dialect. Columns of other types are left to the statement."""
+_INTEGERS = ("int", "long")
+_FLOATS = ("float", "double")
+_FINEST_FIRST = (IDENTITY, *reversed(TIME_UNITS))
+_BOUNDARIES = {Op.GT_EQ: 0, Op.LT: 0, Op.GT: 1, Op.LT_EQ: 1}
+"""The distance from the literal of a comparison to the first value on its other side."""
+_NULLITY = (Op.IS_NULL, Op.NOT_NULL)
+
+
+class NotFromGroups(Exception):
+    """Raised if the request does not follow from the groups. The message is the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class SortKey:
+    """A column of the answer by which it is sorted."""
+
+    column: int
+    descending: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GroupQuery:
+    """An aggregate request.
+
+    Attributes:
+        names: The names of the columns of the answer: dimensions, and then measures.
+        where: A condition in SQL.
+        floats: Whether sums of floats, and averages of floats or integers, may be computed from groups.
+    """
+
+    schema: Schema
+    dimensions: tuple[Term, ...]
+    measures: tuple[Measure, ...]
+    names: tuple[str, ...]
+    where: str | None = None
+    sort_keys: tuple[SortKey, ...] = ()
+    limit: int | None = None
+    floats: bool = True
+
+    def parse_condition(self) -> Expression:
+        """Return the condition over the columns of the schema.
+
+        Raises:
+            NotFromGroups: The condition is invalid, or is not a plain comparison of columns with literals.
+        """
+        if self.where is None:
+            return TRUE
+        if "`" in self.where:  # Trino does not quote names with backticks, and `parse_sql` does.
+            raise NotFromGroups("the condition has a backtick")
+        try:
+            parsed = parse_sql(self.where, self.schema, strict=True)
+            if not parsed.exact:
+                raise NotFromGroups("the condition is more than comparisons of columns with literals")
+            return bind(parsed.expression, self.schema, (), case_sensitive=True)
+        except BadRequest as error:
+            raise NotFromGroups(error.message) from None
+
+
+@dataclass(frozen=True, slots=True)
+class _GroupedDimension:
+    """A dimension of a request.
+
+    Attributes:
+        column: The column of the groups from which it follows.
+        unit: The unit to which the column is truncated, or None if the column is the dimension.
+    """
+
+    column: str
+    kind: str
+    unit: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CubeAnswer:
+    """How a request follows from a cube.
+
+    Attributes:
+        condition: The condition of the request, over the columns of `filtered`.
+        filtered: The columns of the groups by the id of the table's column.
+        partials: For each measure, the columns with its partial aggregates.
+    """
+
+    query: GroupQuery
+    condition: Expression
+    filtered: Mapping[int, str]
+    dimensions: tuple[_GroupedDimension, ...]
+    partials: tuple[tuple[str, ...], ...]
+    functions: Mapping[str, str]
+
+    @property
+    def kept_dimensions(self) -> tuple[str, ...]:
+        """The dimensions of the cube that the request uses, in their order in the cube."""
+        used = {*self.filtered.values(), *(dimension.column for dimension in self.dimensions)}
+        return tuple(sorted(used, key=lambda column: int(column[1:])))
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """The types of the answer's columns in the SQL dialect."""
+        dimensions = [_name_type(dimension.kind) for dimension in self.dimensions]
+        return (*dimensions, *(_name_type(_result_kind(measure)) for measure in self.query.measures))
+
+
+def find_answer(query: GroupQuery, condition: Expression, cube: IndexDefinition) -> CubeAnswer:
+    """Return how a request follows from a cube.
+
+    Args:
+        query: The request.
+        condition: The result of `query.parse_condition`.
+        cube: The definition of the cube.
+
+    Raises:
+        NotFromGroups: The request does not follow from the cube.
+    """
+    finest = _find_dimensions(query.schema, cube)
+    dimensions = tuple(_find_dimension(term, finest) for term in query.dimensions)
+    filtered = {}
+    for predicate in predicates_of(condition):
+        filtered[predicate.column_id] = _find_filtered(predicate, finest)
+    columns, functions = _find_partials(query.schema, cube)
+    for measure in query.measures:
+        _check_measure(measure, floats=query.floats)
+    try:
+        partials = tuple(tuple(columns[partial.text] for partial in measure.partials) for measure in query.measures)
+    except KeyError as error:
+        raise NotFromGroups(f"{error.args[0]} is not a measure of the cube") from None
+    return CubeAnswer(query, condition, filtered, dimensions, partials, functions)
+
+
+def _find_dimensions(schema: Schema, cube: IndexDefinition) -> dict[int, tuple[str, Term]]:
+    """Return for each column its finest dimension of the cube, as a column of the groups."""
+    kinds = {field.id: field.type for field in schema.fields}
+    finest: dict[int, tuple[str, Term]] = {}
+    for number, term in enumerate(cube.terms):
+        if term.transform not in _FINEST_FIRST:
+            continue
+        if kinds.get(term.column_id) != term.source or base_name(term.source) not in (*_TYPE_NAMES, "decimal"):
+            continue
+        former = finest.get(term.column_id)
+        if former is None or _is_finer(term.transform, former[1].transform):
+            finest[term.column_id] = f"d{number}", term
+    return finest
+
+
+def _is_finer(transform: str, other: str) -> bool:
+    return _FINEST_FIRST.index(transform) < _FINEST_FIRST.index(other)
+
+
+def _find_dimension(term: Term, finest: Mapping[int, tuple[str, Term]]) -> _GroupedDimension:
+    column, dimension = finest.get(term.column_id, ("", term))
+    if not column or _is_finer(term.transform, dimension.transform):
+        raise NotFromGroups(f"{term.text} is not a dimension of the cube")
+    name = base_name(term.source)
+    if (name == "timestamptz" and term.transform != IDENTITY) or (name, term.transform) == ("date", "hour"):
+        raise NotFromGroups(f"statements do not truncate a {name} by {term.transform}")
+    return _GroupedDimension(column, term.source, None if term.transform == dimension.transform else term.transform)
+
+
+def _find_filtered(predicate: Bound, finest: Mapping[int, tuple[str, Term]]) -> str:
+    """Return the column of the groups that decides a predicate."""
+    column, dimension = finest.get(predicate.column_id, ("", None))
+    if dimension is None:
+        raise NotFromGroups(f"{predicate.name} is not a dimension of the cube")
+    if predicate.op in _NULLITY or dimension.transform == IDENTITY:
+        return column
+    if predicate.transform == IDENTITY:
+        follows = _is_at_boundary(predicate, dimension)
+    else:
+        follows = predicate.transform in TIME_UNITS and not _is_finer(predicate.transform, dimension.transform)
+    if not follows:
+        raise NotFromGroups(f"the condition on {predicate.name} does not follow from {dimension.text}")
+    return column
+
+
+def _is_at_boundary(predicate: Bound, dimension: Term) -> bool:
+    """Return whether a comparison of a time is the same for the time and for its truncation.
+
+    For example, `ts >= v` and `ts < v` are the same if a unit begins at `v`, and `ts <= v` and `ts > v` if one begins
+    after it.
+    """
+    if base_name(dimension.source) not in ("date", "timestamp") or predicate.op not in _BOUNDARIES:
+        return False
+    (value,) = predicate.values
+    if not isinstance(value, int):
+        return False
+    first = value + _BOUNDARIES[predicate.op]
+    unit_of = make_function(dimension.transform, dimension.source)
+    return unit_of(first) != unit_of(first - 1)
+
+
+def _find_partials(schema: Schema, cube: IndexDefinition) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the columns of the groups by the text of their partial aggregate, and the function of each column."""
+    kinds = {field.id: field.type for field in schema.fields}
+    columns, functions = {}, {}
+    for number, partial in enumerate(list_partials(cube.measures)):
+        functions[f"m{number}"] = partial.function
+        if all(kinds.get(column.column_id) == column.kind for column in list_columns(partial.operand)):
+            columns[partial.text] = f"m{number}"
+    return columns, functions
+
+
+def _check_measure(measure: Measure, *, floats: bool) -> None:
+    if measure.operand is None or measure.function == COUNT:
+        return
+    name = base_name(measure.operand.kind)
+    if name not in (*_TYPE_NAMES, "decimal"):
+        raise NotFromGroups(f"values of the type {measure.operand.kind} are left to the statement")
+    if not floats and measure.function in (SUM, AVG) and name in _FLOATS:
+        raise NotFromGroups(f"{measure.text} adds floats, which the request excludes")
+    if not floats and measure.function == AVG and name in _INTEGERS:
+        raise NotFromGroups(f"{measure.text} averages integers as floats, which the request excludes")
+    if measure.function != SUM and name == "decimal" and not isinstance(measure.operand, ColumnOperand):
+        # The engine may give the expression another precision.
+        raise NotFromGroups(f"{measure.text} is left to the statement")
+
+
+def _result_kind(measure: Measure) -> str:
+    """Return the Iceberg type of a measure."""
+    if measure.function == COUNT or measure.operand is None:
+        return "long"
+    kind = measure.operand.kind
+    name = base_name(kind)
+    if measure.function == SUM:
+        return "long" if name in _INTEGERS else f"decimal(38, {decimal_scale(kind)})" if name == "decimal" else kind
+    return "double" if measure.function == AVG and name in _INTEGERS else kind
+
+
+def _name_type(kind: str) -> str:
+    if base_name(kind) == "decimal":
+        return f"decimal({decimal_precision(kind)}, {decimal_scale(kind)})"
+    return _TYPE_NAMES[base_name(kind)]
+
+
+def reduce_groups(groups: pa.Table, answer: CubeAnswer) -> pa.Table:
+    """Return the groups by the dimensions that the request uses, with all partial aggregates.
+
+    Raises:
+        NotFromGroups: A sum does not fit its type.
+    """
+    keys = answer.kept_dimensions
+    if not keys or not groups.num_rows:
+        return groups
+    columns = {name: _unify_zeros(groups[name]) for name in keys}
+    columns |= {name: groups[name] for name in answer.functions}
+    try:
+        return combine_groups(pa.table(columns), answer.functions)
+    except (SumOverflow, pa.ArrowException) as error:
+        raise NotFromGroups(str(error)) from None
+
+
+def aggregate_groups(groups: pa.Table, answer: CubeAnswer) -> pa.Table:
+    """Return the rows of the answer.
+
+    Args:
+        groups: The result of `reduce_groups`.
+        answer: How the request follows from the groups.
+
+    Raises:
+        NotFromGroups: A value does not fit its type, or the order of the rows is not certain.
+    """
+    try:
+        grouped = _group(_filter(groups, answer), answer)
+        columns = [grouped[f"k{number}"] for number in range(len(answer.dimensions))]
+        for measure, partials in zip(answer.query.measures, answer.partials, strict=True):
+            columns.append(_finish(measure, [grouped[name] for name in partials]))
+        numbered = pa.table({str(number): column for number, column in enumerate(columns)})
+        rows = _sort(numbered, answer.query.sort_keys)
+    except (SumOverflow, pa.ArrowException) as error:
+        raise NotFromGroups(str(error)) from None
+    if answer.query.limit is not None:
+        rows = rows.slice(0, answer.query.limit)
+    return rows.rename_columns(list(answer.query.names))
+
+
+def _filter(groups: pa.Table, answer: CubeAnswer) -> pa.Table:
+    if answer.condition == TRUE:
+        return groups
+    columns = {column_id: _to_array(groups[name]) for column_id, name in answer.filtered.items()}
+    try:
+        return groups.filter(pa.array(evaluate_filter(answer.condition, columns, groups.num_rows)))
+    except ValueError as error:
+        raise NotFromGroups(str(error)) from None
+
+
+def _group(groups: pa.Table, answer: CubeAnswer) -> pa.Table:
+    """Return the groups of the request: its dimensions `k0`, `k1`, … and its partial aggregates."""
+    used = dict.fromkeys(name for names in answer.partials for name in names)
+    columns = {f"k{number}": _truncate(groups, one) for number, one in enumerate(answer.dimensions)}
+    columns |= {name: groups[name] for name in used}
+    # Without dimensions the result has one row, also if there are no groups.
+    return combine_groups(pa.table(columns), {name: answer.functions[name] for name in used})
+
+
+def _truncate(groups: pa.Table, dimension: _GroupedDimension) -> pa.ChunkedArray:
+    values = groups[dimension.column]
+    if dimension.unit is None:
+        return _unify_zeros(values)
+    plain = values.cast(pa.timestamp("us")) if pa.types.is_timestamp(values.type) else values
+    return pc.floor_temporal(plain, unit=dimension.unit).cast(values.type)
+
+
+def _unify_zeros(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return the values with one bit pattern for zeros, and one for NaN, because Arrow groups by bits."""
+    if not pa.types.is_floating(values.type):
+        return values
+    nan = pa.scalar(float("nan"), values.type)
+    return pc.if_else(pc.is_nan(values), nan, pc.add(values, pa.scalar(0.0, values.type)))
+
+
+def _finish(measure: Measure, partials: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
+    """Return the values of a measure from its combined partial aggregates.
+
+    Raises:
+        ArrowInvalid: A value does not fit the type of the measure.
+    """
+    first = partials[0]
+    if measure.function == COUNT or measure.operand is None:
+        return pc.fill_null(first, 0)
+    name = base_name(measure.operand.kind)
+    if measure.function == AVG:
+        if name == "decimal":
+            return _divide_decimals(first, partials[1], pa.decimal128(*_digits(measure.operand)))
+        sums = first if name in _FLOATS else _to_doubles(first)
+        counts = pc.fill_null(partials[1], 0)
+        counts = pc.if_else(pc.equal(counts, 0), pa.scalar(None, counts.type), counts)
+        averages = pc.divide(sums, counts.cast(pa.float64(), safe=False))
+        return _narrow(averages) if name == "float" else averages
+    if measure.function == SUM and name in _INTEGERS:
+        return first.cast(pa.int64())
+    if measure.function == SUM and name == "float":
+        return _narrow(first)
+    return first
+
+
+def _digits(operand: Operand) -> tuple[int, int]:
+    return decimal_precision(operand.kind), decimal_scale(operand.kind)
+
+
+def _to_doubles(sums: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return the sums of integers as doubles, each rounded once."""
+    values = [None if value is None else float(int(value)) for value in sums.to_pylist()]
+    return pa.chunked_array([pa.array(values, pa.float64())])
+
+
+def _narrow(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return doubles as floats.
+
+    Raises:
+        ArrowInvalid: A finite value is beyond the range of floats.
+    """
+    narrow = values.cast(pa.float32())
+    if pc.any(pc.and_(pc.is_inf(narrow), pc.is_finite(values))).as_py():
+        raise pa.ArrowInvalid("a value is beyond the range of floats")
+    return narrow
+
+
+def _divide_decimals(sums: pa.ChunkedArray, counts: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    """Return averages, rounded half away from zero to the scale of the sums."""
+    averages: list[Decimal | None] = []
+    for total, count in zip(sums.to_pylist(), counts.to_pylist(), strict=True):
+        if total is None or not count:
+            averages.append(None)
+            continue
+        sign, digits, exponent = total.as_tuple()
+        unscaled = int("".join(map(str, digits)))
+        size = (2 * unscaled + count) // (2 * count)
+        # The arithmetic of Decimal would round to 28 digits.
+        averages.append(Decimal((sign, tuple(map(int, str(size))), exponent)))
+    return pa.chunked_array([pa.array(averages, kind)])
+
+
+def _sort(rows: pa.Table, sort_keys: Sequence[SortKey]) -> pa.Table:
+    """Return the rows in order; nulls come last, as in Trino.
+
+    Raises:
+        NotFromGroups: A sorted column has NaN, which is the greatest value.
+        ArrowException: The values are not comparable in Arrow.
+    """
+    if not sort_keys:
+        return rows
+    for key in sort_keys:
+        column = rows[str(key.column)]
+        if pa.types.is_floating(column.type) and pc.any(pc.is_nan(column)).as_py():
+            raise NotFromGroups("the rows are sorted by NaN")
+    keys = [(str(key.column), "descending" if key.descending else "ascending") for key in sort_keys]
+    return rows.take(pc.sort_indices(rows, sort_keys=keys))
+
+
+def _to_array(column: pa.ChunkedArray) -> pa.Array:
+    combined = column.combine_chunks()
+    return combined if isinstance(combined, pa.Array) else pa.concat_arrays(combined.chunks)

@@ -1,0 +1,95 @@
+"""Divides a sequence of data files into groups of files, in several levels, like the levels of an LSM tree.
+
+A group of the lowest level ends after a file whose identity ends with some zero bits, and a group of a higher level
+after a file whose identity ends with more of them. So the groups depend on the identities and their order alone: if a
+commit adds or removes a file, only the groups with this file change, one of each level. All snapshots and branches
+share the others. The module is pure.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Ids = npt.NDArray[np.uint64]
+"""uint64[files, 2]: the identities of data files (`hashing.file_ids`)."""
+
+GROUP_BITS = 5
+"""A group has 32 members on average: a group of a higher level has groups as members."""
+_LEVELS_MAX = 8
+_DIGEST_BYTES = 16
+
+
+class FileGroup(NamedTuple):
+    """The files from `first` to `end` of a tree. The members of a group of level 1 are files."""
+
+    level: int
+    first: int
+    end: int
+
+
+class FileTree:
+    """The groups of a sequence of data files. Immutable.
+
+    Args:
+        ids: The identities of the files.
+        sources: uint64[files], a hash of the index file that has the entry of each data file.
+    """
+
+    def __init__(self, ids: Ids, sources: npt.NDArray[np.uint64]) -> None:
+        self.ids = ids
+        self._sources = sources
+        self._ends = _find_ends(ids)
+
+    @property
+    def root(self) -> FileGroup:
+        """The group of all files."""
+        return FileGroup(len(self._ends), 0, len(self.ids))
+
+    def members(self, group: FileGroup) -> list[FileGroup]:
+        """Return the groups of the next lower level. A group of level 1 has none."""
+        if group.level == 1:
+            return []
+        ends = self._ends[group.level - 2]
+        first, last = np.searchsorted(ends, [group.first, group.end], side="right").tolist()
+        starts = [group.first, *ends[first:last].tolist()]
+        return [FileGroup(group.level - 1, start, end) for start, end in pairwise(starts)]
+
+    def digest(self, group: FileGroup) -> str:
+        """Return a text that identifies the files of the group, their order, and their index files."""
+        files, sources = (
+            np.ascontiguousarray(values[group.first : group.end], dtype="<u8").tobytes()
+            for values in (self.ids, self._sources)
+        )
+        return blake2b(files + sources, digest_size=_DIGEST_BYTES).hexdigest()
+
+    def is_closed(self, group: FileGroup) -> bool:
+        """Return whether the group does not change if files are added before and after the files of the tree."""
+        if group.first == 0 or group.level > len(self._ends):
+            return False
+        return group.end < len(self.ids) or _ends_group(self.ids[-1:], group.level)[0].item()
+
+
+def _find_ends(ids: Ids) -> list[npt.NDArray[np.int64]]:
+    """Return for each level, from 1, the ends of its groups. The highest level has one group."""
+    levels = []
+    for level in range(1, _LEVELS_MAX + 1):
+        ends = np.flatnonzero(_ends_group(ids, level)) + 1
+        if level == _LEVELS_MAX:
+            ends = ends[:0]
+        if not len(ends) or ends[-1] != len(ids):
+            ends = np.append(ends, len(ids))
+        levels.append(ends)
+        if len(ends) == 1:
+            break
+    return levels
+
+
+def _ends_group(ids: Ids, level: int) -> npt.NDArray[np.bool_]:
+    """Return for each file whether a group of the level ends after it."""
+    is_end: npt.NDArray[np.bool_] = (ids[:, 1] & np.uint64((1 << (GROUP_BITS * level)) - 1)) == 0
+    return is_end

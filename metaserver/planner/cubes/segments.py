@@ -1,0 +1,383 @@
+"""Merges the groups of a cube over many data files, and stores the results as segments.
+
+An entry of a cube has the groups of one data file. A request for a table of 10,000 files would merge 10,000 entries.
+A segment has the merged groups of several files, which are a group of the `FileTree`. It is read while all of its files
+are requested, in any snapshot and branch: the key has the identities of the files, and the files are
+immutable. After a commit, one group of each level is merged again. The key also has the index files from which the
+segment was made. So a segment of entries that an audit found to be wrong is not read, because their index file is no
+longer live.
+
+Segments are values of a cache, in memory and on the local disk, within limits of bytes. A segment that is missing or
+damaged is merged again from its entries. An instance belongs to one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from seamark.cache.memory import MemoryCache
+from seamark.cache.opening import open_stack
+from seamark.cache.single_flight import SingleFlight
+from seamark.cache.stack import Stack
+from seamark.formats.index.definitions import IndexDefinition
+from seamark.formats.index.keys.measures import list_partials
+from seamark.formats.index.kinds.cube import CUBE, CubeEntries, SumOverflow, combine_groups, entry_schema
+from seamark.formats.index.packing import Longs
+from seamark.metaserver.index.files.indexes import Indexes, OpenIndex
+from seamark.metaserver.index.files.registry import Registry
+from seamark.metaserver.planner.cubes.file_tree import FileGroup, FileTree, Ids
+from seamark.metaserver.planner.indexes.coverage import find_ids
+from seamark.metaserver.settings.settings import Settings
+from seamark.metaserver.store.model import Entry, RegisteredIndexFile
+
+GROUPS_MAX = 2_000_000
+"""The maximum number of groups of a segment."""
+BYTES_MAX = 256 << 20
+"""The maximum number of bytes of the groups of a segment, in memory."""
+_COMBINED_BYTES = 64 << 20
+_COMBINED_GROUPS = 500_000
+"""The number of groups, or of their bytes, from which they are combined before further groups are read."""
+_OPENED_AT_ONCE = 16
+_BUILDS_AT_ONCE = 2
+_PLACES_BYTES = 32 << 20
+"""The memory for the places of entries."""
+_ATTEMPTS_MAX = 3
+"""The maximum number of attempts to read groups, if index files turn out to be damaged."""
+_THREADS = 2
+_IN_LOOP_FILES_MAX = 50_000
+"""The maximum number of files whose identities are hashed in the event loop."""
+
+
+class SegmentTooLarge(Exception):
+    """Raised if the merged groups exceed a limit, or if a sum of them does not fit its type."""
+
+
+class _DamagedIndexFile(Exception):
+    def __init__(self, file: RegisteredIndexFile) -> None:
+        super().__init__(file.location)
+        self.file = file
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MergedGroups:
+    """The groups of data files, merged.
+
+    Attributes:
+        table: All columns of the cube's entries. A group may appear twice if its values differ only in their bits.
+        covered: bool[files], the requested files whose rows are in the groups.
+    """
+
+    table: pa.Table
+    covered: npt.NDArray[np.bool_]
+
+
+@dataclass(slots=True)
+class SegmentStats:
+    """Counts since the start."""
+
+    entries_read: int = 0
+    merged: int = 0
+
+
+class _Places:
+    """Where the entries of data files are: for each file, an index file and the number of the entry in it.
+
+    Args:
+        ids: The identities of the data files.
+        files: The live index files, the newest first.
+    """
+
+    def __init__(self, ids: Ids, files: Sequence[RegisteredIndexFile]) -> None:
+        self.files = files
+        self._ids = ids
+        self._order = np.lexsort((ids[:, 1], ids[:, 0]))
+        self.file_of: Longs = np.full(len(ids), -1, dtype=np.int64)
+        self.entry_of: Longs = np.full(len(ids), -1, dtype=np.int64)
+
+    @property
+    def size_bytes(self) -> int:
+        return self.file_of.nbytes + self.entry_of.nbytes + self._order.nbytes + self._ids.nbytes
+
+    @property
+    def covered(self) -> npt.NDArray[np.bool_]:
+        """bool[files]: whether each file has an entry."""
+        is_covered: npt.NDArray[np.bool_] = self.file_of >= 0
+        return is_covered
+
+    @property
+    def is_complete(self) -> bool:
+        return bool(self.covered.all())
+
+    def add(self, first: int, opened: Sequence[OpenIndex | None]) -> None:
+        """Find the files without a place in index files, whose numbers begin with `first`."""
+        for number, index_file in enumerate(opened, first):
+            if index_file is None:
+                continue
+            missing = self._order[self.file_of[self._order] < 0]
+            places = find_ids(self._ids[missing], index_file.files.ids)
+            entries = np.flatnonzero(places >= 0)
+            # A data file counts once, even if the index file has two entries of it.
+            entries = entries[np.unique(places[entries], return_index=True)[1]]
+            files = missing[places[entries]]
+            self.file_of[files], self.entry_of[files] = number, entries
+
+    def make_tree(self) -> FileTree:
+        """Return the tree of the covered files."""
+        digests = b"".join(blake2b(file.location.encode(), digest_size=8).digest() for file in self.files)
+        sources = np.frombuffer(digests, dtype="<u8").astype(np.uint64)[self.file_of[self.covered]]
+        return FileTree(self._ids[self.covered], sources)
+
+
+class _Merging:
+    """Merges groups as they arrive, so that few of them are in memory."""
+
+    def __init__(self, schema: pa.Schema, functions: Mapping[str, str]) -> None:
+        self._functions = functions
+        self._schema = schema
+        self._pending: list[pa.Table] = []
+        self._rows = self._bytes = 0
+
+    def add(self, groups: pa.Table) -> None:
+        """Add groups.
+
+        Raises:
+            SegmentTooLarge: There are too many groups, or a sum does not fit its type.
+            ValueError: The groups have other columns than the definition.
+        """
+        if groups.schema != self._schema:
+            raise ValueError("an entry has other columns than its definition")
+        self._pending.append(groups)
+        self._rows += groups.num_rows
+        self._bytes += groups.nbytes
+        if self._rows > _COMBINED_GROUPS or self._bytes > _COMBINED_BYTES:
+            self._combine()
+            if self._rows > GROUPS_MAX or self._bytes > BYTES_MAX:
+                raise SegmentTooLarge(f"the merged groups exceed {GROUPS_MAX:,} groups or {BYTES_MAX:,} bytes")
+
+    def finish(self) -> pa.Table:
+        """Return the merged groups.
+
+        Raises:
+            SegmentTooLarge: A sum does not fit its type.
+        """
+        if len(self._pending) != 1:
+            self._combine()
+        return self._pending[0]
+
+    def _combine(self) -> None:
+        groups = pa.concat_tables(self._pending) if self._pending else self._schema.empty_table()
+        if groups.num_rows:
+            try:
+                groups = combine_groups(groups, self._functions).select(self._schema.names)
+            except SumOverflow as error:
+                raise SegmentTooLarge(str(error)) from None
+        self._pending, self._rows, self._bytes = [groups], groups.num_rows, groups.nbytes
+
+
+class Segments:
+    """Reads merged groups of cubes."""
+
+    def __init__(self, indexes: Indexes, registry: Registry, stack: Stack[pa.Table]) -> None:
+        self._indexes = indexes
+        self._registry = registry
+        self._stack = stack
+        self._places: MemoryCache[tuple[str, str, int, bytes], _Places] = MemoryCache(_PLACES_BYTES, "cube-segments")
+        self._flights: SingleFlight[str, pa.Table] = SingleFlight()
+        self._builds = asyncio.Semaphore(_BUILDS_AT_ONCE)
+        self.stats = SegmentStats()
+
+    async def find_covered(self, entry: Entry, definition: IndexDefinition, ids: Ids) -> npt.NDArray[np.bool_]:
+        """Return bool[files]: whether the cube has an entry of each data file."""
+        return (await self._locate(entry, definition, ids, frozenset())).covered
+
+    async def read(
+        self, entry: Entry, definition: IndexDefinition, ids: Ids, *, stores_all: bool = True
+    ) -> MergedGroups:
+        """Return the merged groups of the files that the cube covers.
+
+        Args:
+            entry: The entry of the table in the catalog.
+            definition: The definition of the cube.
+            ids: The identities of the data files. Files that are neighbours in a snapshot should be neighbours.
+            stores_all: Whether all merged groups are stored. Otherwise, groups at the ends of the sequence are not
+                stored, because other requests may not have the same ends.
+
+        Raises:
+            SegmentTooLarge: The groups cannot be merged within the limits, or several index files are damaged.
+        """
+        damaged = set[str]()
+        for _ in range(_ATTEMPTS_MAX):
+            places = await self._locate(entry, definition, ids, frozenset(damaged))
+            covered = places.covered
+            if not covered.any():
+                return MergedGroups(entry_schema(definition.terms, definition.measures).empty_table(), covered)
+            prefix = f"cube/{entry.uuid}/{definition.id}"
+            merger = await asyncio.to_thread(_Merger, self, prefix, definition, places, stores_all)
+            try:
+                return MergedGroups(await self._merge(merger), covered)
+            except _DamagedIndexFile as error:
+                self._indexes.schedule_verification([error.file], "the groups cannot be read")
+                damaged.add(error.file.location)
+        raise SegmentTooLarge("several index files of the cube are damaged")
+
+    async def _merge(self, merger: _Merger) -> pa.Table:
+        stored = self._stack.get_cached(merger.root_key)
+        if stored is not None:
+            return stored
+
+        async def build() -> pa.Table:
+            async with self._builds:
+                return await merger.merge(merger.tree.root)
+
+        return await self._flights.run(f"{merger.root_key}/{merger.stores_all}", build)
+
+    async def _locate(self, entry: Entry, definition: IndexDefinition, ids: Ids, damaged: frozenset[str]) -> _Places:
+        registered = await self._registry.files(entry)
+        digest = _digest(ids) if len(ids) <= _IN_LOOP_FILES_MAX else await asyncio.to_thread(_digest, ids)
+        key = (entry.uuid, definition.id, registered.version, digest)
+        places = None if damaged else self._places.get(key)
+        if places is not None:
+            return places
+        # If two index files have an entry of one data file, the entries are equal, and the newer one is read.
+        files = [file for file in registered.live(definition.id)[::-1] if file.location not in damaged]
+        places = await asyncio.to_thread(_Places, ids, files)
+        was_opened = True
+        for start in range(0, len(files), _OPENED_AT_ONCE):
+            if places.is_complete:
+                break
+            opened = await self.open(files[start : start + _OPENED_AT_ONCE])
+            was_opened = was_opened and all(opened)
+            await asyncio.to_thread(places.add, start, opened)
+        if was_opened and not damaged:
+            self._places.put(key, places, places.size_bytes)
+        return places
+
+    async def open(self, files: Sequence[RegisteredIndexFile]) -> list[OpenIndex | None]:
+        return list(await asyncio.gather(*(self._indexes.open(file) for file in files)))
+
+    async def find(self, key: str) -> pa.Table | None:
+        """Return a segment if it is stored."""
+        segment = self._stack.get_cached(key)
+        if segment is not None or not self._stack.may_have(key):
+            return segment
+        return (await self._stack.get_stored([key], _decode))[0]
+
+    def put(self, key: str, segment: pa.Table, payload: memoryview) -> None:
+        self._stack.put(key, segment, payload, _decode)
+
+
+class _Merger:
+    """Merges the groups of the files of a tree, from segments and from entries."""
+
+    def __init__(
+        self, segments: Segments, prefix: str, definition: IndexDefinition, places: _Places, stores_all: bool
+    ) -> None:
+        self._segments = segments
+        self._prefix = prefix
+        self._files = places.files
+        self._file_of, self._entry_of = places.file_of[places.covered], places.entry_of[places.covered]
+        self.tree = places.make_tree()
+        self.stores_all = stores_all
+        self._schema = entry_schema(definition.terms, definition.measures)
+        partials = list_partials(definition.measures)
+        self._functions = {f"m{number}": partial.function for number, partial in enumerate(partials)}
+        self.root_key = self._key(self.tree.root)
+
+    def _key(self, group: FileGroup) -> str:
+        return f"{self._prefix}/{self.tree.digest(group)}"
+
+    async def merge(self, group: FileGroup) -> pa.Table:
+        """Return the merged groups of a group of files.
+
+        Raises:
+            SegmentTooLarge: See `_Merging`.
+            _DamagedIndexFile: An entry cannot be read.
+        """
+        key = self._key(group)
+        segment = await self._segments.find(key)
+        if segment is not None and segment.schema == self._schema:
+            return segment
+        members = self.tree.members(group)
+        if len(members) == 1:
+            return await self.merge(members[0])
+        if members:
+            merging = _Merging(self._schema, self._functions)
+            for member in members:
+                part = await self.merge(member)
+                await asyncio.to_thread(merging.add, part)
+            merged = await asyncio.to_thread(merging.finish)
+        else:
+            merged = await self._merge_entries(group)
+        self._segments.stats.merged += 1
+        if group.end - group.first > 1 and (self.stores_all or self.tree.is_closed(group)):
+            payload = await asyncio.to_thread(_encode, merged)
+            self._segments.put(key, merged, payload)
+        return merged
+
+    async def _merge_entries(self, group: FileGroup) -> pa.Table:
+        """Return the merged groups of the entries of files."""
+        file_of, entry_of = (values[group.first : group.end] for values in (self._file_of, self._entry_of))
+        merging = _Merging(self._schema, self._functions)
+        for number in np.unique(file_of).tolist():
+            file = self._files[number]
+            (opened,) = await self._segments.open([file])
+            if opened is None:
+                raise _DamagedIndexFile(file)
+            entries = np.sort(entry_of[file_of == number]).tolist()
+            self._segments.stats.entries_read += len(entries)
+            try:
+                await asyncio.to_thread(_add_entries, merging, opened, entries)
+            except ValueError:  # Arrow raises it for other columns, too.
+                raise _DamagedIndexFile(file) from None
+        return await asyncio.to_thread(merging.finish)
+
+
+def _digest(ids: Ids) -> bytes:
+    return blake2b(np.ascontiguousarray(ids).tobytes(), digest_size=16).digest()
+
+
+def _add_entries(merging: _Merging, opened: OpenIndex, numbers: Sequence[int]) -> None:
+    entries = opened.index
+    assert isinstance(entries, CubeEntries)
+    for groups in entries.read(numbers):
+        merging.add(pa.Table.from_batches([groups]))
+
+
+def _encode(segment: pa.Table) -> memoryview:
+    """Return a segment as a cube with one entry, which has a checksum."""
+    batches = segment.combine_chunks().to_batches()
+    batch = batches[0] if batches else pa.RecordBatch.from_pylist([], segment.schema)
+    return memoryview(b"".join(CUBE.encode([batch])))
+
+
+def _decode(data: memoryview) -> pa.Table:
+    """Return the segment that `_encode` wrote.
+
+    Raises:
+        ValueError: The bytes are damaged.
+    """
+    return pa.Table.from_batches(CubeEntries(data).read([0]))
+
+
+@asynccontextmanager
+async def open_segments(settings: Settings, indexes: Indexes, registry: Registry) -> AsyncIterator[Segments]:
+    """Open the segments with their memory tier and their folder on the local disk."""
+    async with open_stack(
+        # The rest of the memory is for answers.
+        MemoryCache[str, pa.Table](settings.cube_memory_bytes * 5 // 8, "cube-segments"),
+        weigh=lambda segment: int(segment.nbytes),
+        pending_bytes_max=settings.cube_memory_bytes,
+        folder=settings.home / "cache" / "cubes",
+        disk_bytes=settings.cube_disk_bytes,
+        threads=_THREADS,
+        name="cubes",
+    ) as stack:
+        yield Segments(indexes, registry, stack)

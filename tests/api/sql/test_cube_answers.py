@@ -1,0 +1,265 @@
+"""Requests that the server answers from cubes have the rows and types of the statement that reads the rows."""
+
+from __future__ import annotations
+
+import json
+import random
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.sql.cubes.plans import EXACT, OFF, ON
+from seamark.connector.sql.session import SqlSession
+from seamark.formats.protocol.json_rows import to_json_rows
+from seamark.formats.runtime import errors
+from seamark.metaserver.api.lookups import cube_groups
+from seamark.metaserver.api.sql import aggregates
+from seamark.metaserver.api.sql.aggregates import AggregateRequest, write_query
+from seamark.metaserver.api.sql.cube_answers import ENGINE
+from tests.connector.served import Served
+from tests.connector.sql.comparing import comparable
+from tests.connector.sql.test_cubes import COMPARED, OPERANDS, World
+from tests.seeds import examples, first_seed
+
+RUNS_STATEMENT = "the request runs as a statement"
+ARROW = "application/vnd.apache.arrow.stream"
+DIMENSIONS = {
+    "id": ["id"],
+    "k": ["k"],
+    "name": ["name"],
+    "price": ["price"],
+    "x": ["x"],
+    "y": ["y"],
+    "ok": ["ok"],
+    "d": ["d", "month(d)"],
+    "tz": ["tz", "year(tz)", "day(tz)"],
+    "month(d)": ["month(d)", "year(d)"],
+    "day(ts)": ["day(ts)", "month(ts)", "year(ts)"],
+    "hour(ts)": ["hour(ts)", "day(ts)"],
+    "day(tz)": ["day(tz)", "year(tz)"],
+}
+"""The dimensions of requests that follow from each dimension of a cube."""
+CONDITIONS = {
+    "id": ["id = 3", "id <> 3", "NOT id IN (1, 2)", "id BETWEEN 2 AND 1.5e1", "id < 2.5", "id = '3'"],
+    "k": ["k >= 5", "k IN (1, 2, NULL)", "NOT (k > 3 OR k IS NULL)", "k = 1.0", "k <= 7 AND k <> 4"],
+    "name": ["name = 'a'", "name LIKE 'b%'", "name NOT IN ('ab', 'A')", "name IS NULL", "name > 'B'", "name LIKE '%b'"],
+    "price": ["price > 10.5", "price = 1.00001", "price < -3", "price > 1e1"],
+    "x": ["x > 1", "x IS NULL", "NOT x = 1.5"],
+    "y": ["y < 0", "y IS NOT NULL"],
+    "ok": ["ok", "NOT ok", "ok IS NOT TRUE", "ok = TRUE"],
+    "d": ["d < DATE '1970-01-01'", "year(d) = 1969", "year(d) IN (1969, 1970)", "d = '1970-01-01'", "month(d) = 3"],
+    "tz": ["tz IS NOT NULL", "year(tz) = 1970", "tz >= TIMESTAMP '1970-01-01 00:00:00 UTC'"],
+    "month(d)": ["d >= DATE '1970-01-01'", "d < DATE '1969-06-01'", "year(d) = 1969", "d <= DATE '1969-12-31'"],
+    "day(ts)": ["ts >= DATE '1969-12-31'", "CAST(ts AS date) = DATE '1970-01-01'", "ts > DATE '1970-01-01'"],
+    "hour(ts)": ["ts < TIMESTAMP '1970-02-03 00:00:00'", "year(ts) = 1969", "CAST(ts AS date) > DATE '1969-12-31'"],
+    "day(tz)": ["year(tz) = 1970", "tz IS NULL"],
+}  # fmt: skip
+
+
+class RandomRequests:
+    """Draws cubes, and requests that mostly follow from them."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+
+    def cube(self) -> tuple[list[str], list[str]]:
+        """Return the dimensions and the measures of a cube."""
+        rng = self._rng
+        measures = {"count(*)"}
+        for _ in range(rng.randint(2, 7)):
+            function = rng.choice(("sum", "avg", "count", "min", "max"))
+            operands = COMPARED if function in ("count", "min", "max") else OPERANDS
+            measures.add(f"{function}({rng.choice(operands)})")
+        return rng.sample(list(DIMENSIONS), rng.randint(1, 4)), sorted(measures)
+
+    def request(self, dimensions: list[str], measures: list[str]) -> dict[str, Any]:
+        rng = self._rng
+        offered = sorted({one for dimension in dimensions for one in DIMENSIONS[dimension]})
+        chosen = rng.sample(offered, rng.randint(0, min(3, len(offered))))
+        values = rng.sample(measures, rng.randint(1, min(4, len(measures))))
+        body: dict[str, Any] = {"dimensions": chosen, "measures": values, "cubes": rng.choice((ON, ON, EXACT))}
+        if rng.random() < 0.6:
+            conditions = [rng.choice(CONDITIONS[rng.choice(dimensions)]) for _ in range(rng.randint(1, 2))]
+            body["where"] = rng.choice((" AND ", " OR ")).join(conditions)
+        if rng.random() < 0.5:
+            # The order is total, so that the rows of both answers have one order.
+            keys = [*rng.sample(values, 1), *chosen]
+            body["order"] = [{"by": key, "descending": rng.random() < 0.5} for key in keys]
+            if rng.random() < 0.5:
+                body["limit"] = rng.choice((0, 1, 5, 1000))
+        return body
+
+
+class CubeAggregates:
+    """Compares answers from cubes with the rows of the same statement without cubes.
+
+    Args:
+        session: A session that reads groups of cubes from segments.
+        plain: A session without cubes.
+        name: The table.
+    """
+
+    def __init__(self, served: Served, session: SqlSession, plain: SqlSession, name: str) -> None:
+        self._served = served
+        self._session = session
+        self._plain = plain
+        self._namespace, self._table = name.split(".")
+
+    def ask(self, body: dict[str, Any], **headers: str) -> tuple[int, bytes]:
+        """Send a request, and return status and body."""
+        data = json.dumps({"namespace": [self._namespace], "table": self._table, **body}).encode()
+        headers = {"Content-Type": "application/json", **headers}
+        request = urllib.request.Request(f"{self._served.url}/api/v1/aggregate", data, headers)
+        try:
+            with urllib.request.urlopen(request) as answer:
+                return answer.status, answer.read()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read()
+
+    def compare(self, body: dict[str, Any], context: str) -> str:
+        """Compare both answers, and return how the server answered."""
+        status, raw = self.ask(body)
+        statement = self._write_statement(body)
+        if status != 200:
+            assert RUNS_STATEMENT in raw.decode(), f"{context}: {raw!r}"
+            return "statement"
+        expected = self._plain.sql(statement)
+        rows = expected.to_arrow()
+        answer = json.loads(raw)
+        assert answer["engine"] == ENGINE
+        assert [column["type"] for column in answer["columns"]] == list(expected.types), context
+        streamed = pa.ipc.open_stream(self.ask(body, Accept=ARROW)[1]).read_all()
+        assert streamed.schema == rows.schema, context
+        assert list_rows(streamed, body) == list_rows(rows, body), context
+        written = [row for batch in rows.to_batches() for row in to_json_rows(batch)]
+        assert sorted_texts(answer["rows"]) == sorted_texts(written), context
+        assert list_rows(self._session.sql(statement).to_arrow(), body) == list_rows(rows, body), context
+        return "cube"
+
+    def _write_statement(self, body: dict[str, Any]) -> str:
+        tables = self._served.server.components.catalog.tables
+        metadata = self._served.run(tables.load((self._namespace,), self._table)).metadata
+        request = {"namespace": [self._namespace], "table": self._table, **body}
+        return write_query(msgspec.convert(request, AggregateRequest), metadata)
+
+
+def list_rows(table: pa.Table, body: dict[str, Any]) -> list[str]:
+    """Return the rows in a comparable form, in order if the request has an order."""
+    columns = [[comparable(value) for value in column.to_pylist()] for column in table.columns]
+    rows = [repr(row) for row in zip(*columns, strict=True)]
+    return rows if "order" in body else sorted(rows)
+
+
+def sorted_texts(rows: list[list[Any]]) -> list[str]:
+    return sorted(repr([comparable(value) for value in row]) for row in rows)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Yield a server that runs no statement for a request: it answers from cubes, or with an error."""
+
+    async def refuse(*_: object) -> None:
+        raise errors.BadRequest(RUNS_STATEMENT)
+
+    served = Served(tmp_path_factory.mktemp("cube-answers"), index_wait_s=30)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(aggregates, "answer_statement", refuse)
+        patch.setattr(cube_groups, "_SEGMENT_FILES_MIN", 2)
+        served.start()
+        yield served
+        served.stop()
+
+
+def run_case(served: Served, seed: int, requests: int) -> Counter[str]:
+    """Change a table at random, and compare answers from its cubes with the rows."""
+    rng = random.Random(seed)
+    drawn = RandomRequests(rng)
+    counts: Counter[str] = Counter()
+    with (
+        closing(IndexClient(served.url)) as client,
+        SqlSession(served.url) as session,
+        SqlSession(served.url, cubes=OFF) as plain,
+    ):
+        world = World(served, client, rng, f"db.t{seed}")
+        world.create_table()
+        world.append()
+        for _ in range(2):
+            world.add_cube(*drawn.cube())
+        world.build()
+        asked = CubeAggregates(served, session, plain, world.name)
+        for _ in range(4):
+            for step in rng.sample(("append", "append", "delete", "tag", "roll back", "damage", "lose"), 2):
+                match step:
+                    case "append":
+                        world.append(rng.choice((1, 30)))
+                    case "delete" if rng.random() < 0.4:
+                        world.delete(rng.choice(("id = 3", "name = 'a'")))
+                    case "tag":
+                        world.tag()
+                    case "roll back" if rng.random() < 0.5:
+                        world.roll_back()
+                    case "damage" | "lose" if rng.random() < 0.3:
+                        world.spoil(loses=step == "lose")
+            if rng.random() < 0.8:
+                world.build()
+            for _ in range(requests):
+                body = drawn.request(*rng.choice(world.cubes))
+                if world.tags and rng.random() < 0.2:
+                    body["ref"] = rng.choice(world.tags)
+                counts[asked.compare(body, f"seed {seed}: {body}")] += 1
+    return counts
+
+
+def test_random_requests_have_the_rows_of_their_statements(served: Served) -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(first_seed(), first_seed() + examples(8, 2)):
+        counts += run_case(served, seed, 8)
+    assert counts["cube"] > counts.total() / 4, counts
+    assert counts["statement"] > 0, counts
+
+
+def test_answer_follows_commits_and_counts_as_a_use_of_the_cube(served: Served) -> None:
+    rng = random.Random(7)
+    with (
+        closing(IndexClient(served.url)) as client,
+        SqlSession(served.url) as session,
+        SqlSession(served.url, cubes=OFF) as plain,
+    ):
+        world = World(served, client, rng, "db.uses")
+        world.create_table()
+        world.append()
+        world.add_cube(["k"], ["sum(id)"])
+        world.build()
+        asked = CubeAggregates(served, session, plain, world.name)
+        body: dict[str, Any] = {"dimensions": ["k"], "measures": ["sum(id)", "count(*)"]}
+        first = asked.ask(body)[1]
+        again = asked.ask(body)[1]
+        assert json.loads(first)["rows"] == json.loads(again)["rows"]
+        assert json.loads(first)["statement-id"] != json.loads(again)["statement-id"]
+        used = client.index(world.name, "cube0").json["used"]
+        assert (used["plans"], used["files-in"], used["files-removed"]) == (2, 2, 2)
+        world.tag()
+        world.append()
+        assert asked.compare(body, "a file has no entry") == "statement"
+        world.build()
+        assert asked.compare(body, "all files have entries") == "cube"
+        assert json.loads(asked.ask({**body, "ref": "tag0"})[1])["rows"] == json.loads(first)["rows"]
+        world.delete("id = 3")
+        assert asked.compare(body, "a file has deleted rows") == "statement"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_thousands_of_random_requests_have_the_rows_of_their_statements(served: Served) -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(first_seed() + 1000, first_seed() + 1080):
+        counts += run_case(served, seed, 12)
+    assert counts["cube"] > counts.total() / 4, counts

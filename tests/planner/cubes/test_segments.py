@@ -1,0 +1,252 @@
+"""Merged groups equal the sum of the entries of their files, with any segments in the cache."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from seamark.cache.memory import MemoryCache
+from seamark.cache.opening import open_stack
+from seamark.formats.iceberg.types.schema import Field, Schema
+from seamark.formats.index.definitions import IndexDefinition
+from seamark.formats.index.keys.measures import parse_measure
+from seamark.formats.index.keys.terms import resolve
+from seamark.formats.index.kinds.cube import CUBE, entry_schema
+from seamark.metaserver.planner.cubes import segments as segments_module
+from seamark.metaserver.planner.cubes.file_tree import FileGroup, FileTree
+from seamark.metaserver.planner.cubes.segments import Segments, SegmentTooLarge
+from tests.seeds import examples, first_seed
+
+COLUMNS = Schema((Field(1, "country", False, "string"), Field(2, "n", False, "long")))
+DEFINITION = IndexDefinition("c", "cube", (resolve("country", COLUMNS),), measures=(parse_measure("sum(n)", COLUMNS),))
+ENTRY: Any = SimpleNamespace(uuid="table", index_version=1)
+
+
+def file_id(number: int) -> tuple[int, int]:
+    """Return the identity of a data file, which is random for each number."""
+    rng = random.Random(number)
+    return rng.getrandbits(64), rng.getrandbits(64)
+
+
+def ids_of(numbers: Iterable[int]) -> Any:
+    return np.array([file_id(number) for number in numbers], dtype=np.uint64).reshape(-1, 2)
+
+
+def groups_of(number: int, *, amount: int = 1) -> dict[str, int]:
+    """Return the sum of `n` for each country of a data file."""
+    rng = random.Random(-1 - number)
+    return {country: rng.randint(-9, 9) * amount for country in rng.sample("abcdefg", rng.randint(0, 5))}
+
+
+class Lake:
+    """Index files of one cube, as the registry and the cache of index files show them."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.files: list[Any] = []
+        self._opened: dict[str, Any] = {}
+        self.reported: set[str] = set()
+
+    def add(self, location: str, numbers: Sequence[int], *, amount: int = 1, damaged: bool = False) -> None:
+        """Register an index file with the entries of data files."""
+        schema = entry_schema(DEFINITION.terms, DEFINITION.measures)
+        batches = []
+        for number in numbers:
+            sums = groups_of(number, amount=amount)
+            columns = [list(sums), [1] * len(sums), list(sums.values())]
+            arrays = [pa.array(values).cast(field.type) for values, field in zip(columns, schema, strict=True)]
+            batches.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
+        if damaged:
+            batches = [batch.rename_columns(["d0", "m0", "other"]) for batch in batches]
+        index = CUBE.open(memoryview(b"".join(map(bytes, CUBE.encode(batches)))))
+        self._opened[location] = SimpleNamespace(
+            location=location, files=SimpleNamespace(ids=ids_of(numbers)), index=index
+        )
+        self.files.append(SimpleNamespace(location=location))
+        self.version += 1
+
+    def remove(self, location: str) -> None:
+        self.files = [file for file in self.files if file.location != location]
+        self.version += 1
+
+    async def open(self, file: Any) -> Any:
+        return self._opened[file.location]
+
+    def schedule_verification(self, files: Sequence[Any], _: str) -> None:
+        self.reported |= {file.location for file in files}
+
+    async def registered(self, _: object) -> Any:
+        live = tuple(self.files)
+        return SimpleNamespace(version=self.version, live=lambda _: live)
+
+
+@asynccontextmanager
+async def opened(lake: Lake, folder: Path, *, memory_bytes: int = 1 << 20) -> AsyncIterator[Segments]:
+    """Open segments over the index files of a lake."""
+    async with open_stack(
+        MemoryCache[str, pa.Table](memory_bytes),
+        weigh=lambda table: int(table.nbytes),
+        pending_bytes_max=1 << 20,
+        folder=folder / "cubes",
+        disk_bytes=1 << 20,
+        threads=1,
+        name="test",
+    ) as stack:
+        indexes: Any = lake
+        registry: Any = SimpleNamespace(files=lake.registered)
+        yield Segments(indexes, registry, stack)
+
+
+def sums_in(table: pa.Table) -> Counter[tuple[str, int]]:
+    """Return the rows and the sums of all countries."""
+    sums: Counter[tuple[str, int]] = Counter()
+    for row in table.to_pylist():
+        sums[row["d0"], 0] += row["m0"]
+        sums[row["d0"], 1] += int(row["m1"])
+    return sums
+
+
+def expected_sums(numbers: Iterable[int], *, amount: int = 1) -> Counter[tuple[str, int]]:
+    sums: Counter[tuple[str, int]] = Counter()
+    for number in numbers:
+        for country, value in groups_of(number, amount=amount).items():
+            sums[country, 0] += 1
+            sums[country, 1] += value
+    return sums
+
+
+def check_tree(tree: FileTree, group: FileGroup) -> None:
+    """Check that the members of each group are its files, without a gap."""
+    members = tree.members(group)
+    if members:
+        assert (members[0].first, members[-1].end) == (group.first, group.end)
+        assert all(left.end == right.first for left, right in pairwise(members))
+    for member in members:
+        check_tree(tree, member)
+
+
+def test_groups_of_a_tree_depend_on_their_files_alone() -> None:
+    numbers = list(range(3000))
+    ids, sources = ids_of(numbers), np.zeros(3000, dtype=np.uint64)
+
+    def digests(chosen: list[int]) -> set[str]:
+        tree = FileTree(ids[chosen], sources[chosen])
+        check_tree(tree, tree.root)
+        pending, keys = [tree.root], set[str]()
+        while pending:
+            group = pending.pop()
+            keys.add(tree.digest(group))
+            pending += tree.members(group)
+        return keys
+
+    whole = digests(numbers)
+    assert 60 < len(whole) < 200
+    without_one = digests([number for number in numbers if number != 1500])
+    assert len(without_one - whole) <= 3, "one group of each level has another digest"
+    assert len(digests([*numbers[1000:], *numbers[:1000]]) - whole) <= 9
+    moved = FileTree(ids, sources + 1)
+    assert moved.digest(moved.root) not in whole, "entries in other index files have other segments"
+
+
+async def _run_case(seed: int, folder: Path) -> None:
+    """Change index files and snapshots at random, and compare the merged groups with the entries."""
+    rng = random.Random(seed)
+    lake, snapshots, next_number = Lake(), [list[int]()], 0
+    held: dict[str, list[int]] = {}
+    for restart in range(2):
+        async with opened(lake, folder, memory_bytes=rng.choice((2_000, 1 << 20))) as segments:
+            for step in range(6):
+                added = list(range(next_number, next_number + rng.choice((1, 20, 80))))
+                next_number += len(added)
+                parent = rng.choice(snapshots[-3:])  # A branch, a rollback, or an append to the newest snapshot.
+                removed = set(rng.sample(parent, min(len(parent), rng.choice((0, 0, 1, 20)))))
+                snapshots.append([number for number in parent if number not in removed] + added)
+                if rng.random() < 0.8:
+                    held[f"{restart}-{step}"] = added
+                    lake.add(f"{restart}-{step}", added)
+                if len(held) > 2 and rng.random() < 0.3:  # A merge of index files.
+                    one, other = rng.sample(sorted(held), 2)
+                    merged = held.pop(one) + held.pop(other)
+                    lake.remove(one)
+                    lake.remove(other)
+                    lake.add(f"{one}+{other}"[-60:], merged)
+                    held[f"{one}+{other}"[-60:]] = merged
+                if rng.random() < 0.2:
+                    for path in (folder / "cubes").rglob("*"):  # A damaged disk.
+                        if path.is_file() and rng.random() < 0.3 and path.suffix != ".db":
+                            data = bytearray(path.read_bytes())
+                            if data:
+                                data[rng.randrange(len(data))] ^= 1
+                                path.write_bytes(data)
+                for snapshot in rng.sample(snapshots, min(3, len(snapshots))):
+                    covered = {number for numbers in held.values() for number in numbers}
+                    part = snapshot[rng.randint(0, len(snapshot) // 2) :] if rng.random() < 0.3 else snapshot
+                    merged_groups = await segments.read(ENTRY, DEFINITION, ids_of(part), stores_all=rng.random() < 0.7)
+                    assert merged_groups.covered.tolist() == [number in covered for number in part], seed
+                    expected = expected_sums(number for number in part if number in covered)
+                    assert sums_in(merged_groups.table) == expected, seed
+
+
+async def test_merged_groups_equal_the_entries_after_random_changes(tmp_path: Path) -> None:
+    for seed in range(first_seed(), first_seed() + examples(40, 1)):
+        await _run_case(seed, tmp_path / str(seed))
+
+
+async def test_commit_of_one_file_reads_few_entries(tmp_path: Path) -> None:
+    lake, numbers = Lake(), list(range(500))
+    lake.add("first", numbers)
+    async with opened(lake, tmp_path) as segments:
+        await segments.read(ENTRY, DEFINITION, ids_of(numbers))
+        assert segments.stats.entries_read == 500
+        lake.add("second", [500])
+        merged = await segments.read(ENTRY, DEFINITION, ids_of([*numbers, 500]))
+        assert sums_in(merged.table) == expected_sums(range(501))
+        assert segments.stats.entries_read < 700
+    async with opened(lake, tmp_path) as segments:
+        merged = await segments.read(ENTRY, DEFINITION, ids_of([*numbers, 500]))
+        assert segments.stats.entries_read == 0, "segments are on the disk after a restart"
+        assert sums_in(merged.table) == expected_sums(range(501))
+
+
+async def test_segment_is_not_read_after_its_index_file_was_quarantined(tmp_path: Path) -> None:
+    lake = Lake()
+    lake.add("wrong", range(50), amount=2)
+    async with opened(lake, tmp_path) as segments:
+        merged = await segments.read(ENTRY, DEFINITION, ids_of(range(50)))
+        assert sums_in(merged.table) == expected_sums(range(50), amount=2)
+        lake.remove("wrong")
+        assert not (await segments.read(ENTRY, DEFINITION, ids_of(range(50)))).covered.any()
+        lake.add("right", range(50))
+        merged = await segments.read(ENTRY, DEFINITION, ids_of(range(50)))
+        assert sums_in(merged.table) == expected_sums(range(50))
+
+
+async def test_damaged_index_file_is_reported_and_covers_no_file(tmp_path: Path) -> None:
+    lake = Lake()
+    lake.add("damaged", range(20), damaged=True)
+    lake.add("whole", range(20, 40))
+    async with opened(lake, tmp_path) as segments:
+        merged = await segments.read(ENTRY, DEFINITION, ids_of(range(40)))
+        assert merged.covered.tolist() == [False] * 20 + [True] * 20
+        assert lake.reported == {"damaged"}
+        assert sums_in(merged.table) == expected_sums(range(20, 40))
+
+
+async def test_groups_beyond_a_limit_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments_module, "GROUPS_MAX", 3)
+    monkeypatch.setattr(segments_module, "_COMBINED_GROUPS", 5)
+    lake = Lake()
+    lake.add("first", range(100))
+    async with opened(lake, tmp_path) as segments:
+        with pytest.raises(SegmentTooLarge, match="exceed 3 groups"):
+            await segments.read(ENTRY, DEFINITION, ids_of(range(100)))

@@ -1,0 +1,117 @@
+"""The model of a campaign: what writers have sent to two tables, and what the server has acknowledged.
+
+The table `db.t` has rows `(producer, number)`, and the numbers of a producer are 0, 1, 2, … without a gap. The table
+`db.k` has the key `id`. Each key belongs to one writer, and its values count its changes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+ABSENT = -1
+"""The value of a key that is deleted, or that was never inserted."""
+
+
+class WrongRows(AssertionError):
+    """Raised if a reader returns rows that the model does not allow."""
+
+
+class Bounds(NamedTuple):
+    """What had been acknowledged when a read began.
+
+    Attributes:
+        numbers: The number of acknowledged rows of each producer.
+        changes: The number of acknowledged changes of each key.
+    """
+
+    numbers: Mapping[str, int]
+    changes: Mapping[int, int]
+
+
+@dataclass
+class Model:
+    """The rows of both tables. Any number of threads may use it."""
+
+    sent: Counter[str] = field(default_factory=Counter)
+    """The number of rows that each producer has sent, acknowledged or not."""
+    acknowledged: Counter[str] = field(default_factory=Counter)
+    ends: dict[str, set[int]] = field(default_factory=dict)
+    """The number of rows of each producer after each of its requests. A reader sees a request whole or not at all."""
+    histories: dict[int, list[int]] = field(default_factory=dict)
+    """The values that each key has had, in order; the first is `ABSENT`."""
+    applied: Counter[int] = field(default_factory=Counter)
+    """The number of acknowledged changes of each key."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def begin_rows(self, producer: str, count: int) -> range:
+        """Return the numbers of the next rows of a producer. They count as sent."""
+        with self._lock:
+            first = self.sent[producer]
+            self.sent[producer] += count
+            self.ends.setdefault(producer, {0}).add(first + count)
+            return range(first, first + count)
+
+    def acknowledge_rows(self, producer: str) -> None:
+        """Record that all rows that the producer has sent are acknowledged."""
+        with self._lock:
+            self.acknowledged[producer] = self.sent[producer]
+
+    def begin_change(self, key: int, value: int) -> None:
+        """Record that a change of a key was sent. The value is `ABSENT` for a delete."""
+        with self._lock:
+            self.histories.setdefault(key, [ABSENT]).append(value)
+
+    def acknowledge_changes(self, keys: Iterable[int]) -> None:
+        """Record that all changes of keys that were sent are acknowledged."""
+        with self._lock:
+            for key in keys:
+                self.applied[key] = len(self.histories[key]) - 1
+
+    def snapshot(self) -> Bounds:
+        """Return what is acknowledged now."""
+        with self._lock:
+            return Bounds(dict(self.acknowledged), dict(self.applied))
+
+    def check_rows(self, rows: Counter[tuple[str, int]], bounds: Bounds) -> None:
+        """Check the rows of `db.t` that a read returned.
+
+        Raises:
+            WrongRows: A row is missing, is repeated, or was never sent, or only a part of a request is there.
+        """
+        if repeated := [row for row, count in rows.items() if count > 1]:
+            raise WrongRows(f"rows occur several times: {repeated[:5]}")
+        counts = Counter(producer for producer, _ in rows)
+        with self._lock:
+            sent, ends = dict(self.sent), {producer: set(numbers) for producer, numbers in self.ends.items()}
+        for producer in {*counts, *bounds.numbers}:
+            count = counts[producer]
+            if missing := [number for number in range(count) if (producer, number) not in rows]:
+                raise WrongRows(f"{producer} has {count} rows, and its row {missing[0]} is missing")
+            if not bounds.numbers.get(producer, 0) <= count <= sent.get(producer, 0):
+                raise WrongRows(
+                    f"{producer} has {count} rows; {bounds.numbers.get(producer, 0)} were acknowledged before the "
+                    f"read, and {sent.get(producer, 0)} were sent"
+                )
+            if count not in ends[producer]:
+                raise WrongRows(f"{producer} has {count} rows: only a part of a request is there")
+
+    def check_keys(self, rows: Counter[tuple[int, int]], bounds: Bounds) -> None:
+        """Check the rows of `db.k` that a read returned.
+
+        Raises:
+            WrongRows: A key has several rows, or a value that it did not have at the read or later.
+        """
+        values = dict(rows.keys())
+        if len(values) != sum(rows.values()):
+            raise WrongRows("a key has several rows")
+        with self._lock:
+            histories = {key: list(history) for key, history in self.histories.items()}
+        for key in {*values, *histories}:
+            history = histories.get(key, [ABSENT])
+            allowed = history[bounds.changes.get(key, 0) :]
+            if values.get(key, ABSENT) not in allowed:
+                raise WrongRows(f"key {key} has the value {values.get(key, ABSENT)}, and not one of {allowed[:5]}")

@@ -1,0 +1,134 @@
+"""Readers of a campaign: processes that scan both tables by stock PyIceberg in a loop, and that may be killed.
+
+A reader asks its thread before each scan. The thread notes what is acknowledged, and checks the rows against it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from typing import Any
+
+from tests.streams.chaos.model import Model, WrongRows
+
+Scan = Callable[[str, str], "Counter[tuple[Any, ...]]"]
+"""Returns the rows of a table: of `t` pairs of producer and number, of `k` pairs of key and value."""
+_COLUMNS = {"t": ("producer", "number"), "k": ("id", "value")}
+
+
+def scan_by_pyiceberg(url: str, table: str) -> Counter[tuple[Any, ...]]:
+    """Return the rows of a table that stock PyIceberg reads."""
+    from pyiceberg.catalog.rest import RestCatalog
+
+    with RestCatalog("chaos", uri=url, **{"rest-scan-planning-enabled": "true"}) as catalog:
+        rows = catalog.load_table(f"db.{table}").scan().to_arrow()
+    return Counter(zip(*(rows.column(name).to_pylist() for name in _COLUMNS[table]), strict=True))
+
+
+def serve_scans(requests: Connection) -> None:
+    """Scan tables on request, in a separate process."""
+    while True:
+        url, table = requests.recv()
+        try:
+            requests.send(scan_by_pyiceberg(url, table))
+        except Exception as error:  # noqa: BLE001  servers fail in a campaign
+            requests.send(f"{type(error).__name__}: {error}"[:300])
+
+
+class ReaderKilled(Exception):
+    """Raised if the process of a reader has ended."""
+
+
+class Readers:
+    """Threads that read and check. `scans` are further ways to read, by name, such as engines."""
+
+    def __init__(
+        self, urls: Sequence[str], model: Model, rng: random.Random, count: int, scans: dict[str, Scan] | None = None
+    ) -> None:
+        self._urls = urls
+        self._model = model
+        self._seeds = [rng.random() for _ in range(count + len(scans or {}))]
+        self._ending = threading.Event()
+        self.reads: Counter[str] = Counter()
+        """The number of checked reads by the name of the reader."""
+        self.failures: Counter[str] = Counter()
+        """The number of reads that a server or an engine refused, by the beginning of the message."""
+        self.wrong: list[str] = []
+        self._processes: dict[int, SpawnProcess] = {}
+        self._threads = [
+            threading.Thread(target=self._read_in_process, args=(number,), daemon=True) for number in range(count)
+        ]
+        self._threads += [
+            threading.Thread(target=self._read, args=(name, scan, count + number), daemon=True)
+            for number, (name, scan) in enumerate((scans or {}).items())
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        self._ending.set()
+        for thread in self._threads:
+            thread.join(120)
+        for process in self._processes.values():
+            process.kill()
+
+    def kill(self, rng: random.Random) -> None:
+        """Kill a reader by SIGKILL, usually in the middle of a scan. Its thread starts another."""
+        if self._processes:
+            rng.choice(list(self._processes.values())).kill()
+
+    def _read_in_process(self, number: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        while not self._ending.is_set():
+            ours, theirs = context.Pipe()
+            process = context.Process(target=serve_scans, args=(theirs,), daemon=True)
+            process.start()
+            theirs.close()
+            self._processes[number] = process
+
+            def scan(url: str, table: str, ours: Connection = ours) -> Counter[tuple[Any, ...]]:
+                try:
+                    ours.send((url, table))
+                    answer = ours.recv()
+                except (EOFError, OSError) as error:
+                    raise ReaderKilled from error
+                if isinstance(answer, str):
+                    raise RuntimeError(answer)
+                return answer  # type: ignore[no-any-return]
+
+            try:
+                self._read("pyiceberg", scan, number)
+            except ReaderKilled:
+                self.failures["a reader was killed"] += 1
+            finally:
+                ours.close()
+                process.kill()
+                process.join()
+
+    def _read(self, name: str, scan: Scan, number: int) -> None:
+        rng = random.Random(f"{self._seeds[number]}/{time.monotonic()}")
+        while not self._ending.is_set():
+            table, url = rng.choice("ttk"), rng.choice(self._urls)
+            bounds = self._model.snapshot()
+            try:
+                rows = scan(url, table)
+            except ReaderKilled:
+                raise
+            except Exception as error:  # noqa: BLE001  servers fail in a campaign
+                self.failures[f"{name}: {str(error)[:80]}"] += 1
+                self._ending.wait(0.5)
+                continue
+            try:
+                (self._model.check_rows if table == "t" else self._model.check_keys)(rows, bounds)
+            except WrongRows as error:
+                self.wrong.append(f"{name}, {url}, db.{table}: {error}")
+            self.reads[name] += 1
+            self._ending.wait(rng.choice((0, 0.1, 0.5)))

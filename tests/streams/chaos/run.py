@@ -1,0 +1,87 @@
+"""`python -m tests.streams.chaos.run [--log files|kafka] [--minutes N] [--engines spark trino]`: a campaign.
+
+Servers, workers, the broker and readers are killed and paused at random, servers are cut off by network namespaces, and
+the disk of the log is filled, while writers write, table services compact, and stock PyIceberg and the chosen engines
+read. It needs root on Linux. Trino reads one server: fresh snapshots belong to the server that made them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from tests.seeds import first_seed
+from tests.services.postgres import Postgres, postgres_server
+from tests.services.spark import new_catalog, spark_session
+from tests.services.trino import Trino, trino_server
+from tests.streams.chaos.campaign import Rig, run_campaign, temporary_rig
+from tests.streams.chaos.readers import Scan
+
+LOGS, ENGINES = ("files", "kafka"), ("spark", "trino")
+_STATEMENTS = {"t": "SELECT producer, number FROM {}.db.t", "k": "SELECT id, value FROM {}.db.k"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser("tests.streams.chaos.run", description=__doc__)
+    parser.add_argument("--log", choices=LOGS, default="files", help="where the log is")
+    parser.add_argument("--minutes", type=float, default=10.0, help="how long faults occur")
+    parser.add_argument("--engines", nargs="*", choices=ENGINES, default=[], help="engines that read meanwhile")
+    chosen = parser.parse_args()
+    warnings.simplefilter("ignore")  # PyIceberg leaves sockets to the garbage collector.
+    seed = first_seed()
+    database: AbstractContextManager[Postgres | None] = (
+        postgres_server() if chosen.log == "kafka" else nullcontext(None)
+    )
+    with database as postgres, temporary_rig(chosen.log, postgres) as rig, ExitStack() as stack:
+        scans = open_engines(rig, chosen.engines, stack)
+        outcome = run_campaign(rig, seed, 60 * chosen.minutes, scans)
+    print(f"log {chosen.log}, seed {seed}: {outcome.describe()}")
+    print("every reader returned the model in the end")
+
+
+def open_engines(rig: Rig, engines: Sequence[str], stack: ExitStack) -> dict[str, Scan]:
+    """Start engines; return how they read."""
+    scans: dict[str, Scan] = {}
+    if "spark" in engines:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="seamark-chaos-spark-")))
+        session = stack.enter_context(spark_session(folder))
+        scans["spark"] = _SparkScan(session, {url: new_catalog(session, url) for url in rig.urls}).scan
+    if "trino" in engines:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="seamark-chaos-trino-")))
+        headers = {"iceberg.rest-catalog.http-headers": "X-Seamark-Fresh:true"}
+        scans["trino"] = _TrinoScan(stack.enter_context(trino_server(folder, uri=rig.urls[0], catalog=headers))).scan
+    return scans
+
+
+class _SparkScan:
+    """Reads tables by stock Spark."""
+
+    def __init__(self, session: SparkSession, catalogs: dict[str, str]) -> None:
+        self._session = session
+        self._catalogs = catalogs
+
+    def scan(self, url: str, table: str) -> Counter[tuple[Any, ...]]:
+        rows = self._session.sql(_STATEMENTS[table].format(self._catalogs[url])).collect()
+        return Counter(tuple(row) for row in rows)
+
+
+class _TrinoScan:
+    """Reads tables by stock Trino, through the first server."""
+
+    def __init__(self, trino: Trino) -> None:
+        self._trino = trino
+
+    def scan(self, url: str, table: str) -> Counter[tuple[Any, ...]]:
+        return Counter(tuple(row) for row in self._trino.rows(_STATEMENTS[table].format("seamark")))
+
+
+if __name__ == "__main__":
+    main()
