@@ -145,7 +145,7 @@ class CubeAggregates:
         return "cube"
 
     def _write_statement(self, body: dict[str, Any]) -> str:
-        tables = self._server.server.components.catalog.tables
+        tables = self._server.components.catalog.tables
         metadata = self._server.run(tables.load((self._namespace,), self._table)).metadata
         request = {"namespace": [self._namespace], "table": self._table, **body}
         return write_query(msgspec.convert(request, AggregateRequest), metadata)
