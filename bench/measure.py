@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 
+import psutil
+
 from bench.targets import Target, connections
 from bench.wire import Connection, Request, Response
 
@@ -118,3 +120,9 @@ async def warm_up(targets: Sequence[Target], pieces: Iterable[Slice], rounds: in
 
 def median_of(samples: Sequence[Sample], value: Callable[[Sample], float]) -> float:
     return statistics.median(value(sample) for sample in samples)
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU seconds that a process and its live children have used."""
+    process = psutil.Process(pid)
+    return float(sum(sum(item.cpu_times()[:2]) for item in (process, *process.children(recursive=True))))

@@ -224,6 +224,26 @@ TRINO_CLAIMS: dict[str, tuple[tuple[str, str], ...]] = {
         for measure in ("files over the bound, worst", "fewer files, mean", "less read, mean", "faster, mean")
     ),
 }
+STREAM_CLAIMS: dict[str, tuple[tuple[str, str], ...]] = {
+    "streams_appends": (
+        ("1 rows of 100 B, 1 writers", "p99"),
+        ("10 rows of 100 B, 32 writers", "acknowledged"),
+        ("1,000 rows of 1,000 B, 32 writers", "acknowledged bytes"),
+    ),
+    "streams_ducklake": (
+        ("one writer waits for each answer", "acknowledged"),
+        ("32 writers wait for each answer", "acknowledged"),
+        ("one writer with seamark.stream_writer", "acknowledged"),
+    ),
+    "streams_visible": (("10,000 rows/s", "visible, p50"), ("10,000 rows/s", "visible, p99")),
+    "streams_spark": (
+        ("10,000 rows/s, read by Spark", "visible, p99"),
+        ("10,000 rows/s, read by PyIceberg", "visible, p50"),
+        ("10,000 rows/s", "data files"),
+        ("10,000 rows/s", "CPU for 1,000,000 rows"),
+    ),
+    "streams_readers": (("1 readers at full speed", "acknowledged"), ("1 readers at full speed", "p99")),
+}
 
 
 def headlines(folder: Path = RESULTS) -> str:
@@ -269,7 +289,8 @@ def section(folder: Path = RESULTS) -> str:
     written = {name: Report.load(name, folder) for name in WRITING_CLAIMS if (folder / f"{name}.json").exists()}
     adapted = {name: Report.load(name, folder) for name in TRINO_CLAIMS if (folder / f"{name}.json").exists()}
     reports = {name: Report.load(name, folder) for name in CORPUS_CLAIMS if (folder / f"{name}.json").exists()}
-    if not any((actual, plans, indexes, written, adapted, reports)):
+    streamed = {name: Report.load(name, folder) for name in STREAM_CLAIMS if (folder / f"{name}.json").exists()}
+    if not any((actual, plans, indexes, written, adapted, reports, streamed)):
         return "No measurements yet: run `make bench`.\n"
     lines = []
     if actual:
@@ -321,6 +342,15 @@ def section(folder: Path = RESULTS) -> str:
             "Queries of TPC-H, the Star Schema Benchmark, a retail star and TPC-DS in DuckDB, with `seamark.duckdb` and"
             f" alone: the data files that DuckDB reads ({_machine(reports)}). The results give the reason for each"
             " query without fewer files.",
+            "",
+        ]
+    if streamed:
+        lines += _table(streamed, STREAM_CLAIMS, servers=[OURS])
+        lines += [
+            "Ratio: how many times better Seamark is than the peer of each bench, in one run: Kafka with a sync for"
+            " each record, DuckLake in DuckDB, a Structured Streaming job into Iceberg, and writers without readers"
+            f" ({_machine(streamed)}).",
+            *_describe_load(streamed),
             "",
         ]
     return "\n".join(lines)

@@ -41,7 +41,7 @@ def rows_of(con: duckdb.DuckDBPyConnection, text: str) -> Counter[str]:
     )
 
 
-class HeldRows:
+class TableCopies:
     """Copies of tables in DuckDB; `files` by schema and name."""
 
     def __init__(self, files: Mapping[tuple[str, str], Sequence[str]]) -> None:

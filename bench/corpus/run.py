@@ -25,7 +25,7 @@ import duckdb
 import seamark.duckdb
 from bench.corpus import tpcds
 from bench.corpus.lakes import FACT_FILES, NAMESPACES, data_files, fill
-from bench.corpus.needed import HeldRows, rows_of
+from bench.corpus.needed import TableCopies, rows_of
 from bench.report import OURS, Report, Row
 from bench.run import names_of, parser_of, run_benches
 from bench.ssb.queries import QUERIES
@@ -107,7 +107,7 @@ async def run(folder: Path, *, quick: bool = False, share: float = SHARE) -> Rep
         fill(server, folder, share=share)
         with closing(seamark.duckdb.connect(server.base_url)) as con, closing(SeamarkClient(server.base_url)) as client:
             con.execute("PRAGMA enable_profiling = 'no_output'")
-            with closing(HeldRows(data_files(server))) as held_rows:
+            with closing(TableCopies(data_files(server))) as held_rows:
                 results = [_measure(con, client, query, held_rows) for query in queries()]
             if generator is not None:
                 tpcds.fill(generator, server, share=share)
@@ -153,7 +153,7 @@ def _of_tpcds(case: str, part: Sequence[QueryMeasurement], generator: duckdb.Duc
 
 
 def _measure(
-    con: duckdb.DuckDBPyConnection, client: SeamarkClient, query: Query, held_rows: HeldRows | None = None
+    con: duckdb.DuckDBPyConnection, client: SeamarkClient, query: Query, held_rows: TableCopies | None = None
 ) -> QueryMeasurement:
     """Run the query both ways. The rows in `held_rows` give the number of needed files."""
     con.execute(f"USE sea.{query.schema}")

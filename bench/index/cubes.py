@@ -48,7 +48,7 @@ _TILE = {
     "measures": ["sum(revenue)", "count(*)"],
     "where": "year(day) = 1995",
 }
-_REQUESTS, _CLIENTS, _REPEATS = 100, 4, 5
+_REQUESTS, _CLIENTS, _REPEATS, _REFRESHES = 100, 4, 5, 3
 
 
 class AnswersDiffer(Exception):
@@ -70,13 +70,18 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             stored = client.index((NAMESPACE, TABLE), "by_month").size_bytes
             report.rows.append(_share(url, stored))
             report.rows += _tiles(url, _CLIENTS if quick else _REQUESTS)
-            _append(url, 1, max(1, files * rows // 100))
-            refresh_s = _build(client)
+            refreshes_s = []
+            for _ in range(1 if quick else _REFRESHES):
+                _append(url, 1, max(1, files * rows // 100))
+                refreshes_s.append(_build(client))
+            refresh_s = statistics.median(refreshes_s)
             goal = REFRESH_GOAL_PERCENT
             percent = 100 * refresh_s / full_s
             report.rows.append(Row("1 % new rows", "refresh of a full build", "%", {OURS: percent}, goal=goal))
             report.rows += _compare(url, repeats=1, case=" after 1 % new rows")
-    report.notes += [f"{files} files of {rows:,} rows, in the page cache; medians of {_REPEATS} runs."]
+    report.notes += [
+        f"{files} files of {rows:,} rows, in the page cache; medians of {_REPEATS} runs, {_REFRESHES} refreshes."
+    ]
     return report
 
 

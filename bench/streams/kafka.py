@@ -33,6 +33,8 @@ ROW_BYTES = (100, 1000)
 WRITERS = (1, 64, 512)
 SECONDS, QUICK_SECONDS = 3.0, 0.2
 PARTITIONS = 8
+RECORD_BYTES_MAX = 900_000
+"""The maximum size of a record of the peer. The broker accepts records up to 1 MiB."""
 
 
 async def run(folder: Path, *, quick: bool = False) -> Report:
@@ -41,7 +43,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     with kafka_broker(folder / "broker") as kafka:
         for row_bytes, rows in itertools.product(ROW_BYTES, ROWS):
             for writers in WRITERS:
-                raw = await _measure_raw_producer(kafka, rows, row_bytes, writers, seconds)
+                raw = await measure_producer(kafka, rows, row_bytes, writers, seconds)
                 ours = await _measure_appends(kafka, rows, row_bytes, writers, seconds)
                 _add(report, f"{rows:,} rows of {row_bytes:,} B, {writers} writers", rows, row_bytes, ours, raw)
     report.notes += [
@@ -91,13 +93,25 @@ async def _append(log: KafkaLog, shard: Shard, batch: Batch, until_s: float, lat
         latencies.append(time.perf_counter() - before)
 
 
-async def _measure_raw_producer(
-    kafka: Kafka, rows: int, row_bytes: int, writers: int, seconds: float
+async def measure_producer(
+    kafka: Kafka, rows: int, row_bytes: int, writers: int, seconds: float, *, is_synced: bool = False
 ) -> AppendMeasurements:
-    """Write batches by a producer for a time; a thread serves its callbacks."""
-    topic, value = f"raw.{kafka.create_prefix()}", os.urandom(rows * row_bytes)
+    """Write batches by a producer for a time; a thread serves its callbacks.
+
+    Args:
+        kafka: The broker.
+        rows: The rows of a batch. A batch is one record, or several if it is too large for one.
+        row_bytes: The bytes of a row.
+        writers: The number of writers. Each waits for the answer to its batch before its next batch.
+        seconds: How long they write.
+        is_synced: Whether the broker writes each record to the disk before it answers.
+    """
+    size_bytes = rows * row_bytes
+    records = -(-size_bytes // RECORD_BYTES_MAX)
+    topic, value = f"raw.{kafka.create_prefix()}", os.urandom(-(-size_bytes // records))
     admin = AdminClient({"bootstrap.servers": kafka.address})  # It must outlive its request.
-    await asyncio.wrap_future(admin.create_topics([NewTopic(topic, PARTITIONS)])[topic])
+    config = {"flush.messages": "1"} if is_synced else {}
+    await asyncio.wrap_future(admin.create_topics([NewTopic(topic, PARTITIONS, config=config)])[topic])
     loop = asyncio.get_running_loop()
     producer = Producer({"bootstrap.servers": kafka.address, "acks": "all", "enable.idempotence": True, "linger.ms": 0})
     is_ending = threading.Event()
@@ -112,7 +126,7 @@ async def _measure_raw_producer(
 
     async def write(partition: int) -> None:
         while (before := time.perf_counter()) - started < seconds:
-            await produce(partition)
+            await asyncio.gather(*(produce(partition) for _ in range(records)))
             latencies.append(time.perf_counter() - before)
 
     try:

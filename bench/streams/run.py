@@ -5,9 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from bench.run import Bench, names_of, parser_of, run_benches
-from bench.streams import kafka, log
+from bench.streams import appends, ducklake, kafka, log, readers, spark, visible
 
-BENCHES: dict[str, Bench] = {"log": log.run, "kafka": kafka.run}
+BENCHES: dict[str, Bench] = {
+    "log": log.run,
+    "kafka": kafka.run,
+    "appends": appends.run,
+    "ducklake": ducklake.run,
+    "visible": visible.run,
+    "readers": readers.run,
+    "spark": spark.run,
+}
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""`python -m bench.streams.visible [--quick]`: after how long does stock PyIceberg read a row of a stream table?
+"""After how long does stock PyIceberg read a row of a stream table?
 
 A process sends rows at a steady rate, each with the time at which it was made. PyIceberg, unmodified, loads the table
 and scans the rows after those that it has seen, again and again. The delay of a row is from its making to the
@@ -7,13 +7,15 @@ end of the scan that returned it. So it has the writer's batching, the acknowled
 
 from __future__ import annotations
 
-import argparse
+import asyncio
 import multiprocessing
-import tempfile
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.expressions import GreaterThan
 from pyiceberg.schema import Schema
@@ -25,42 +27,73 @@ from seamark.connector.streams.writer import stream_writer
 from tests.services.seamark import Seamark
 
 RATES, QUICK_RATES = (100, 1_000, 10_000), (100, 1_000)
-SECONDS, QUICK_SECONDS = 30.0, 4.0
+SECONDS, QUICK_SECONDS = 20.0, 4.0
 WARM_S = 2.0
 """Rows of the first seconds do not count: both sides import and connect."""
 GOAL_MS = 1_000.0
 PAYLOAD = "x" * 80
 TICK_S = 0.01
-_SCHEMA = Schema(
+SCHEMA = Schema(
     NestedField(1, "id", LongType(), required=True),
     NestedField(2, "at", DoubleType(), required=True),
     NestedField(3, "payload", StringType()),
 )
 
 
-def measure(url: str, name: str, rate: int, seconds: float) -> tuple[list[float], int]:
-    """Return the delays in milliseconds, and the number of scans."""
-    catalog = RestCatalog("bench", uri=url, **{"rest-scan-planning-enabled": "true"})
-    catalog.create_table(f"bench.{name}", _SCHEMA, properties={"seamark.stream.enabled": "true"})
+Read = Callable[[int], pa.Table]
+"""Reads the columns `id` and `at` of the rows after an id."""
+
+
+def measure(url: str, name: str, rate: int, seconds: float, read: Read) -> tuple[list[float], int]:
+    """Send rows to a stream table at a steady rate, and read them in a loop.
+
+    Returns:
+        The delay of each row in milliseconds, and the number of scans.
+    """
     writer = multiprocessing.get_context("spawn").Process(target=send, args=(url, name, rate, seconds))
     writer.start()
-    delays, last, scans, count = list[float](), -1, 0, int(rate * seconds)
-    begun_s: float | None = None
     try:
-        while last < count - 1:
-            scan = catalog.load_table(f"bench.{name}").scan(GreaterThan("id", last), selected_fields=("id", "at"))
-            rows = scan.to_arrow()
-            now_s, scans = time.time(), scans + 1
-            if not rows.num_rows:
-                continue
-            written_s = rows.column("at").to_numpy()
-            begun_s = written_s.min() if begun_s is None else begun_s
-            delays += ((now_s - written_s[written_s > begun_s + WARM_S]) * 1000).tolist()
-            last = max(rows.column("id").to_pylist())
+        return follow(read, int(rate * seconds))
     finally:
         writer.join()
-    assert catalog.load_table(f"bench.{name}").scan().count() == count
+
+
+def follow(read: Read, count: int | None, seconds: float = 0.0) -> tuple[list[float], int]:
+    """Read new rows in a loop, until the row `count - 1` is there, or without a count for some seconds.
+
+    Returns:
+        The delay of each row in milliseconds, and the number of scans.
+    """
+    delays, last, scans = list[float](), -1, 0
+    begun_s: float | None = None
+    while last < count - 1 if count is not None else begun_s is None or time.time() < begun_s + seconds:
+        rows = read(last)
+        now_s, scans = time.time(), scans + 1
+        if not rows.num_rows:
+            continue
+        made_s = rows.column("at").to_numpy()
+        begun_s = made_s.min() if begun_s is None else begun_s
+        delays += ((now_s - made_s[made_s > begun_s + WARM_S]) * 1000).tolist()
+        last = max(rows.column("id").to_pylist())
     return delays, scans
+
+
+def read_by_pyiceberg(catalog: Catalog, name: str) -> Read:
+    """Return a reader that loads the table and scans it by stock PyIceberg."""
+
+    def read(last: int) -> pa.Table:
+        scan = catalog.load_table(f"bench.{name}").scan(GreaterThan("id", last), selected_fields=("id", "at"))
+        return scan.to_arrow()
+
+    return read
+
+
+def add_delays(report: Report, case: str, delays: list[float], peers: Mapping[str, list[float]], peer: str) -> None:
+    """Add the quantiles of delays."""
+    for percent, goal in ((50, None), (99, GOAL_MS), (99.9, None)):
+        values = {server: round(float(np.percentile(each, percent)), 1) for server, each in peers.items()}
+        values[OURS] = round(float(np.percentile(delays, percent)), 1)
+        report.rows.append(Row(case, f"visible, p{percent:g}", "ms", values, peer=peer, goal=goal))
 
 
 def send(url: str, name: str, rate: int, seconds: float) -> None:
@@ -75,31 +108,25 @@ def send(url: str, name: str, rate: int, seconds: float) -> None:
             time.sleep(TICK_S)
 
 
-def run(folder: Path, *, quick: bool = False) -> Report:
-    report = Report("streams-visible", "After how long does stock PyIceberg read a row of a stream table?")
+async def run(folder: Path, *, quick: bool = False) -> Report:
+    return await asyncio.to_thread(_run, folder, quick)
+
+
+def _run(folder: Path, quick: bool) -> Report:
+    seconds = QUICK_SECONDS if quick else SECONDS
+    report = Report("streams_visible", "After how long does stock PyIceberg read a row of a stream table?")
     with Seamark(folder / "home") as server:
-        RestCatalog("bench", uri=server.base_url).create_namespace("bench")
+        catalog = RestCatalog("bench", uri=server.base_url, **{"rest-scan-planning-enabled": "true"})
+        catalog.create_namespace("bench")
         for rate in QUICK_RATES if quick else RATES:
-            delays, scans = measure(server.base_url, f"t{rate}", rate, QUICK_SECONDS if quick else SECONDS)
-            for percent, goal in ((50, None), (99, GOAL_MS), (99.9, None)):
-                value = float(np.percentile(delays, percent))
-                values = {OURS: round(value, 1)}
-                report.rows.append(Row(f"{rate:,} rows/s", f"visible, p{percent:g}", "ms", values, goal=goal))
+            name = f"t{rate}"
+            catalog.create_table(f"bench.{name}", SCHEMA, properties={"seamark.stream.enabled": "true"})
+            delays, scans = measure(server.base_url, name, rate, seconds, read_by_pyiceberg(catalog, name))
+            assert catalog.load_table(f"bench.{name}").scan().count() == int(rate * seconds)
+            add_delays(report, f"{rate:,} rows/s", delays, {}, "")
             report.notes.append(f"{rate:,} rows/s: {scans:,} scans by PyIceberg, {len(delays):,} rows counted")
+    report.notes.append(
+        "The delay is from the making of a row to the end of the scan that returned it. Writer, server and reader are "
+        "processes on the same two cores."
+    )
     return report
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser("bench.streams.visible", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="few rows, for some seconds")
-    chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="bench-streams-") as folder:
-        report = run(Path(folder), quick=chosen.quick)
-    for row in report.rows:
-        print(f"{row.case:>16}  {row.measure:<14} {row.values[OURS]:>10,.1f} {row.unit}")
-    for note in report.notes:
-        print(note)
-
-
-if __name__ == "__main__":
-    main()

@@ -106,7 +106,7 @@ def load_extensions(con: duckdb.DuckDBPyConnection) -> None:
     for name in EXTENSIONS:
         if name in loaded:
             continue
-        file = _find_pypi_file(name)
+        file = find_extension(name)
         if file is None:
             con.execute(f"INSTALL {name}")
             con.execute(f"LOAD {name}")
@@ -114,7 +114,7 @@ def load_extensions(con: duckdb.DuckDBPyConnection) -> None:
             con.execute(f"LOAD {quote_text(str(file))}")
 
 
-def _find_pypi_file(name: str) -> Path | None:
+def find_extension(name: str) -> Path | None:
     """Return the file of the extension for this version of DuckDB, or None if it is not installed from PyPI."""
     spec = importlib.util.find_spec(f"duckdb_extension_{name}")
     if spec is None or spec.origin is None:

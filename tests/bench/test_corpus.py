@@ -10,7 +10,7 @@ import duckdb
 import pytest
 
 from bench import readme
-from bench.corpus.needed import HeldRows, RowsDiffer, find_smallest_set, rows_of
+from bench.corpus.needed import RowsDiffer, TableCopies, find_smallest_set, rows_of
 from bench.corpus.run import ALL_FILES, NEEDED_FILES, PEER, queries, run
 from bench.report import OURS
 
@@ -29,7 +29,7 @@ def test_needed_files_cannot_be_pruned(tmp_path: Path) -> None:
             con.execute(f"COPY (SELECT {number} AS day, unnest([1, 2, 3]) AS amount) TO '{facts[-1]}'")
         days.append(str(tmp_path / "days.parquet"))
         con.execute(f"COPY (SELECT unnest(range(8)) AS day, unnest(range(8)) % 4 AS kind) TO '{days[-1]}'")
-    with closing(HeldRows({("s", "fact"): facts, ("s", "days"): days})) as held_rows, duckdb.connect() as con:
+    with closing(TableCopies({("s", "fact"): facts, ("s", "days"): days})) as held_rows, duckdb.connect() as con:
         con.execute(f"CREATE VIEW fact AS FROM read_parquet({facts})")
         con.execute(f"CREATE VIEW days AS FROM read_parquet({days})")
 

@@ -141,7 +141,7 @@ def test_holder_that_pins_much_evicts_its_own_pinned_entries() -> None:
         for _ in range(9):
             cache.get(("b", number))
         cache.put(("b", number), number, UNIT, "b", pinned=True)
-        assert sum(("b", number) in cache for number in range(100)) <= 5, "half of the pinned part, as of the whole"
+        assert sum(("b", number) in cache for number in range(100)) <= 5, "a holder has at most half of the pinned part"
     assert all(("a", number) in cache for number in range(4))
     assert all(("b", number) in cache for number in range(95, 100))
     # Two holders together may use all of it, each within its share.

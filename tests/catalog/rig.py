@@ -28,6 +28,7 @@ from seamark.metaserver.store.operations import Operation, SwapPointer
 from seamark.metaserver.store.port import PointerStore
 from seamark.metaserver.timeline.timeline import open_timeline
 from tests.access.keyrings import make_fixed_keyring
+from tests.support.wrapper_capture import WrapperCapture
 
 
 def name_freely(location: str) -> Path:
@@ -137,14 +138,9 @@ class RacingStore:
 @asynccontextmanager
 async def open_racing_rigs(home: Path) -> AsyncIterator[tuple[Rig, Rig, RacingStore]]:
     """Yield a rig, a second rig over the same database, and the store of the first, which can run an intruder."""
-    stores: list[RacingStore] = []
-
-    def wrap(store: PointerStore) -> RacingStore:
-        stores.append(RacingStore(store))
-        return stores[0]
-
-    async with open_rig(home, wrap_store=wrap) as rig, open_rig(home) as other:
-        yield rig, other, stores[0]
+    capture = WrapperCapture(RacingStore)
+    async with open_rig(home, wrap_store=capture) as rig, open_rig(home) as other:
+        yield rig, other, capture.wrapper
 
 
 @dataclass(frozen=True)

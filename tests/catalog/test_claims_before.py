@@ -19,6 +19,7 @@ from seamark.metaserver.objects.port import ObjectStore
 from tests.catalog.rig import CALLER, SCHEMA, Rig, open_rig
 from tests.catalog.test_claims import CONFINED_CALLER, check_rejected, move_table
 from tests.catalog.test_confinement import VERSION
+from tests.support.wrapper_capture import WrapperCapture
 
 
 async def test_claims_of_older_entries_are_created_at_the_start(tmp_path: Path) -> None:
@@ -69,13 +70,9 @@ async def _prepare_old_server(home: Path) -> dict[str, str]:
 async def test_no_location_is_assigned_while_older_metadata_cannot_be_read(
     tmp_path: Path,
 ) -> None:
-    places, clock, wrapped = await _prepare_old_server(tmp_path), SimulatedClock(1), list[_UnavailableStorage]()
-
-    def wrap(objects: ObjectStore) -> _UnavailableStorage:
-        wrapped.append(_UnavailableStorage(objects))
-        return wrapped[-1]
-
-    async with open_rig(tmp_path, clock=clock, wrap_objects=wrap) as rig:
+    places, clock = await _prepare_old_server(tmp_path), SimulatedClock(1)
+    capture = WrapperCapture(_UnavailableStorage)
+    async with open_rig(tmp_path, clock=clock, wrap_objects=capture) as rig:
         catalog = rig.catalog
         assert await rig.store.list_unclaimed("", 9), (
             "the table must stay without a claim, because its locations are unknown"
@@ -93,7 +90,7 @@ async def test_no_location_is_assigned_while_older_metadata_cannot_be_read(
                 await request()
         row = (await catalog.dropped.list(("b",), None, None)).items
         assert not row
-        wrapped[0].away = False
+        capture.wrapper.away = False
         clock.advance(6000)
         await requests[0]()
         assert await rig.store.list_unclaimed("", 9) == []
@@ -104,25 +101,20 @@ async def test_no_location_is_assigned_while_older_metadata_cannot_be_read(
 
 async def test_purge_waits_until_all_locations_are_known(tmp_path: Path) -> None:
     await _prepare_old_server(tmp_path)
-    wrapped: list[_UnavailableStorage] = []
-
-    def wrap(objects: ObjectStore) -> _UnavailableStorage:
-        wrapped.append(_UnavailableStorage(objects))
-        return wrapped[-1]
-
-    async with open_rig(tmp_path, wrap_objects=wrap) as rig:
+    capture = WrapperCapture(_UnavailableStorage)
+    async with open_rig(tmp_path, wrap_objects=capture) as rig:
         name = (("b",), "apart")
         entry = await rig.catalog.tables.entry(*name)
         await rig.catalog.tables.drop(CALLER, *name, purge=False)
         (row,) = (await rig.catalog.dropped.list(("b",), None, None)).items
         before = await rig.files()
-        wrapped[0].away = False
+        capture.wrapper.away = False
         document = await rig.catalog.documents.table(entry.metadata_location)
         rig.catalog.context.documents.remember_table(entry.metadata_location, document, b"{}")
-        wrapped[0].away = True
+        capture.wrapper.away = True
         await rig.catalog.dropped.purge(CALLER, row.id)
         assert await rig.files() == before, "the storage gave nothing of the other tables"
-        wrapped[0].away = False
+        capture.wrapper.away = False
         await rig.catalog.dropped.purge_expired()
         assert entry.metadata_location not in await rig.files()
 

@@ -34,6 +34,7 @@ from seamark.metaserver.store.model import EntryKind
 from seamark.metaserver.store.operations import AdvanceProducer
 from seamark.metaserver.store.port import IdempotencyTaken, InstantFilter
 from tests.catalog.rig import CALLER, SCHEMA, Rig, append, open_racing_rigs, open_rig
+from tests.support.wrapper_capture import WrapperCapture
 
 DB = ("db",)
 
@@ -441,17 +442,12 @@ class LosingStore:
 async def test_publication_with_a_lost_outcome_is_resolved_or_reported_as_unknown(
     tmp_path: Path, lost: str, silent: bool
 ) -> None:
-    losing: list[LosingStore] = []
-
-    def wrap(store: Any) -> LosingStore:
-        losing.append(LosingStore(store))
-        return losing[0]
-
-    async with open_rig(tmp_path, wrap_store=wrap) as rig:
+    capture = WrapperCapture(LosingStore)
+    async with open_rig(tmp_path, wrap_store=capture) as rig:
         await rig.table()
         loaded, before = await rig.catalog.tables.load(DB, "t"), await rig.files()
         assert loaded.entry is not None
-        losing[0].loses, losing[0].falls_silent = lost, silent
+        capture.wrapper.loses, capture.wrapper.falls_silent = lost, silent
         try:
             await publish(rig, loaded, 7, 8)
             outcome = "published"

@@ -16,6 +16,7 @@ from seamark.metaserver.store.model import InstantState
 from seamark.metaserver.store.passed_time import look_at_clock
 from seamark.metaserver.store.port import InstantFilter
 from tests.catalog.rig import CALLER, Rig, append, open_rig
+from tests.support.wrapper_capture import WrapperCapture
 
 DB = ("db",)
 _MANIFEST = {
@@ -250,22 +251,17 @@ async def test_purge_waits_for_unavailable_storage(tmp_path: Path) -> None:
                 raise RetryLater("injected: slow down")
             await self._objects.delete(location)
 
-    stores: list[UnavailableObjects] = []
-
-    def wrap(objects: Any) -> UnavailableObjects:
-        stores.append(UnavailableObjects(objects))
-        return stores[0]
-
-    async with open_rig(tmp_path, drop_retention_s=0, wrap_objects=wrap) as rig:
+    capture = WrapperCapture(UnavailableObjects)
+    async with open_rig(tmp_path, drop_retention_s=0, wrap_objects=capture) as rig:
         await _create_filled_table(rig, "t")
         await rig.catalog.tables.drop(CALLER, DB, "t", purge=True)
-        for stores[0].call in ("read", "delete"):
+        for capture.wrapper.call in ("read", "delete"):
             await rig.catalog.dropped.purge_expired()
             assert await rig.files() != set()
             assert [instant.state for instant in await rig.store.instants(InstantFilter(action="purge"), 10)] == [
                 InstantState.INFLIGHT
             ]
-        stores[0].call = ""
+        capture.wrapper.call = ""
         assert await rig.catalog.dropped.purge_expired() == 1
         assert await rig.files() == set()
 
@@ -289,13 +285,8 @@ async def test_drop_and_rename_apply_to_the_requested_table_or_fail(tmp_path: Pa
                 await intruder()
             return await self._store.transact(operations)
 
-    stores: list[StoreWithIntruder] = []
-
-    def wrap(store: Any) -> StoreWithIntruder:
-        stores.append(StoreWithIntruder(store))
-        return stores[0]
-
-    async with open_rig(tmp_path / "a", wrap_store=wrap) as rig, open_rig(tmp_path / "a") as other:
+    capture = WrapperCapture(StoreWithIntruder)
+    async with open_rig(tmp_path / "a", wrap_store=capture) as rig, open_rig(tmp_path / "a") as other:
         await rig.table()
 
         async def intrude() -> None:
@@ -307,7 +298,7 @@ async def test_drop_and_rename_apply_to_the_requested_table_or_fail(tmp_path: Pa
             lambda: tables.drop(CALLER, DB, "t", purge=True),
             lambda: tables.rename(CALLER, TableIdentifier(DB, "t"), TableIdentifier(DB, "u")),
         ):
-            stores[0].intruder = intrude
+            capture.wrapper.intruder = intrude
             with pytest.raises(CommitConflict):
                 await attempt()
             assert await other.catalog.tables.exists(DB, "t")

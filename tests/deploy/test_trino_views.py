@@ -261,6 +261,7 @@ def test_replaced_inner_view_is_read_in_its_current_form(views: Shop, request: p
     rows_of(direct, "DROP VIEW views.above")
 
 
+@pytest.mark.slow  # It stops Trino for seconds, so its result depends on the speed of the machine.
 def test_inner_view_that_changes_during_planning_does_not_fail_the_statement(views: Shop, tmp_path: Path) -> None:
     """The test pauses Trino while the view changes."""
     sql = "SELECT * FROM deep WHERE id = 4711"

@@ -190,9 +190,10 @@ def test_rows_of_rebased_appends_have_unique_row_ids_in_version_3(
 ) -> None:
     name, catalog = f"rows_{merge}".lower(), new_catalog(spark, server.base_url)
     properties = REBASE | {"format-version": "3"} | (MERGE if merge else {"commit.manifest-merge.enabled": "false"})
-    reported = ", ".join(f"'{key}'='{value}'" for key, value in properties.items())
+    table_properties = ", ".join(f"'{key}'='{value}'" for key, value in properties.items())
     spark.sql(
-        f"CREATE TABLE {catalog}.db.{name} (writer bigint, number bigint) USING iceberg TBLPROPERTIES ({reported})"
+        f"CREATE TABLE {catalog}.db.{name} (writer bigint, number bigint) USING iceberg "
+        f"TBLPROPERTIES ({table_properties})"
     )
     expected = _append_at_once([SparkWriter(spark, server, name, writer) for writer in range(6)], times=4)
     metadata = _metadata(server, name)

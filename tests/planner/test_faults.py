@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 import fastavro
 import pytest
@@ -39,6 +38,7 @@ from tests.planner.lakes.tables import (
 )
 from tests.seeds import quick
 from tests.server.rig import running
+from tests.support.wrapper_capture import WrapperCapture
 
 T = "/v1/namespaces/db/tables/t"
 Damage = Callable[[bytearray, random.Random], None]
@@ -294,14 +294,9 @@ async def test_plans_are_right_again_once_storage_is_back(tmp_path: Path, seed: 
     table, _ = create_filled_table(tmp_path / "t", days=8)
     rng = random.Random(seed)
     rates = {Fault.BEFORE: 0.1, Fault.BROKEN: 0.03, Fault.LOST_REPLY: 0.05, Fault.SLOW: 0.2}
-    faulty: list[FaultyObjects] = []
-
-    def wrap(inner: Any) -> FaultyObjects:
-        faulty.append(FaultyObjects(inner, seed=seed, rates=rates, slow_s=0.002))
-        return faulty[0]
-
+    capture = WrapperCapture(lambda inner: FaultyObjects(inner, seed=seed, rates=rates, slow_s=0.002))
     async with open_test_planner(
-        tmp_path, wrap, plan_disk_bytes=(seed % 2) * (16 << 20), plan_memory_bytes=0
+        tmp_path, capture, plan_disk_bytes=(seed % 2) * (16 << 20), plan_memory_bytes=0
     ) as planner:
         counts = Counter[str]()
         for _ in range(12):
@@ -317,7 +312,7 @@ async def test_plans_are_right_again_once_storage_is_back(tmp_path: Path, seed: 
                     counts["planned"] += 1
         # A manifest in the disk cache is read from storage only once, and none of these reads may have failed.
         assert counts["failed"] or seed % 2, f"seed {seed} had only fair weather"
-        faulty[0].rates = {}
+        capture.wrapper.rates = {}
         assert await numbers(planner, table.metadata) == list(range(80)), f"seed {seed}"
         planner.check_invariants()
 

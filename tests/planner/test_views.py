@@ -22,7 +22,6 @@ import pytest
 from seamark.formats.iceberg.expressions.expression_json import parse_expression
 from seamark.metaserver.access.principal import set_principal
 from seamark.metaserver.index.blocks.block import Block
-from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.planner.answer.answer import ScanTaskWriter
 from seamark.metaserver.planner.indexes.coverage import file_ids_of
 from seamark.metaserver.planner.lookup.lookup import lookup
@@ -43,6 +42,7 @@ from tests.planner.lakes.tables import (
     open_test_planner,
 )
 from tests.server.rig import running
+from tests.support.wrapper_capture import WrapperCapture
 from tests.waits import until
 
 DAYS, PER_DAY = 8, 10
@@ -62,13 +62,8 @@ async def plan(planner: Planner, table: Table, filter: Any = True, **request: An
 
 async def test_concurrent_plans_of_a_cold_table_decode_each_manifest_once(tmp_path: Path) -> None:
     table, _ = create_filled_table(tmp_path / "t")
-    watcheds: list[RecordingObjects] = []
-
-    def wrap(inner: ObjectStore) -> ObjectStore:
-        watcheds.append(RecordingObjects(inner))
-        return watcheds[0]
-
-    async with open_test_planner(tmp_path, wrap) as planner:
+    capture = WrapperCapture(RecordingObjects)
+    async with open_test_planner(tmp_path, capture) as planner:
         expected = [(n % 40, n % 40 + n % 23) for n in range(60)]
         results = await asyncio.gather(
             *(numbers(planner, table.metadata, make_between(low, high)) for low, high in expected),
@@ -76,7 +71,7 @@ async def test_concurrent_plans_of_a_cold_table_decode_each_manifest_once(tmp_pa
             *(numbers(planner, table.metadata, day_filter(n % DAYS)) for n in range(20)),
         )
         assert planner.stats().decoded == DAYS
-        assert sorted(watcheds[0].reads) == sorted(["snap-1.avro", *(f"m{day}.avro" for day in range(DAYS))])
+        assert sorted(capture.wrapper.reads) == sorted(["snap-1.avro", *(f"m{day}.avro" for day in range(DAYS))])
     for (low, high), plans in zip(expected, results[:60], strict=True):
         assert plans == list(range(low, high + 1))
     assert all(plans == list(range(80)) for plans in results[60:80])
@@ -143,14 +138,9 @@ async def test_repeated_plan_is_served_from_the_cache(tmp_path: Path) -> None:
 @pytest.mark.parametrize("reading", ["snap-1.avro", "m3.avro"])
 async def test_cancelled_waiter_does_not_affect_the_others(tmp_path: Path, reading: str) -> None:
     table, _ = create_filled_table(tmp_path / "t")
-    watcheds: list[RecordingObjects] = []
-
-    def wrap(inner: ObjectStore) -> ObjectStore:
-        watcheds.append(RecordingObjects(inner))
-        return watcheds[0]
-
-    async with open_test_planner(tmp_path, wrap) as planner:
-        storage = watcheds[0]
+    capture = WrapperCapture(RecordingObjects)
+    async with open_test_planner(tmp_path, capture) as planner:
+        storage = capture.wrapper
         storage.hold = reading
         waiting = [asyncio.create_task(numbers(planner, table.metadata, make_between(n, n + 1))) for n in range(6)]
         while not storage.held:
@@ -169,19 +159,14 @@ async def test_cancelled_waiter_does_not_affect_the_others(tmp_path: Path, readi
 
 async def test_next_plan_starts_again_when_all_waiters_were_cancelled(tmp_path: Path) -> None:
     table, _ = create_filled_table(tmp_path / "t")
-    watcheds: list[RecordingObjects] = []
-
-    def wrap(inner: ObjectStore) -> ObjectStore:
-        watcheds.append(RecordingObjects(inner))
-        return watcheds[0]
-
-    async with open_test_planner(tmp_path, wrap) as planner:
-        watcheds[0].hold = "m3.avro"
+    capture = WrapperCapture(RecordingObjects)
+    async with open_test_planner(tmp_path, capture) as planner:
+        capture.wrapper.hold = "m3.avro"
         waiting = [asyncio.create_task(numbers(planner, table.metadata)) for _ in range(3)]
-        await until(lambda: watcheds[0].held)
+        await until(lambda: capture.wrapper.held)
         for item in waiting:
             item.cancel()
-        watcheds[0].let_go()
+        capture.wrapper.let_go()
         assert await numbers(planner, table.metadata) == list(range(80))
         assert all(
             isinstance(result, asyncio.CancelledError)

@@ -506,14 +506,13 @@ class _StrictReader(_Reader):
         return super().fit_literal(literal, term)
 
     def _parse_leaf(self, node: exp.Expr, negated: bool) -> Expression | None:
-        # A comparison of two literals, or with null, has no column whose type could be checked.
-        has_null = any(isinstance(child, exp.Null) for child in node.iter_expressions())
-        if isinstance(node, exp.IsNan | exp.NullSafeEQ | exp.NullSafeNEQ | exp.StartsWith):
+        if isinstance(node, exp.IsNan | exp.NullSafeEQ | exp.NullSafeNEQ | exp.StartsWith | exp.Null):
             return None
-        if isinstance(node, exp.Null) or (has_null and not isinstance(node, exp.Is)):
+        has_null = any(isinstance(child, exp.Null) for child in node.iter_expressions())
+        if has_null != isinstance(node, exp.Is):  # IS TRUE, or a comparison with null, whose type is unknown.
             return None
         if type(node) in _COMPARED and literal_of(node.this) is not None and literal_of(node.expression) is not None:
-            return None
+            return None  # No column has a type that could be checked.
         return super()._parse_leaf(node, negated)
 
     def _transform(self, node: exp.Expr, *, qualified: bool) -> ComparedTerm | None:

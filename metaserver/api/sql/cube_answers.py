@@ -19,6 +19,7 @@ import pyarrow as pa
 from aiohttp import web
 
 from seamark.cache.memory import MemoryCache
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.index.definitions import IndexDefinition, read_definitions
 from seamark.formats.index.keys.measures import ColumnOperand, list_columns
 from seamark.formats.index.kinds.kinds import KINDS
@@ -62,6 +63,8 @@ _IN_LOOP_GROUPS = 5_000
 _SHARE_OF_ANSWERS, _SHARE_OF_GROUPS = 8, 4
 """The divisors of the memory for cubes: for answers, and for groups by the dimensions of requests."""
 _SNAPSHOTS_BYTES = 32 << 20
+_CUBES_BYTES, _CUBE_BYTES = 8 << 20, 8 << 10
+"""The memory for the definitions of cubes, and the estimate for each of them."""
 _ANSWER_BYTES_MAX = 1 << 20
 _ABSENT_BYTES = 100
 
@@ -106,6 +109,7 @@ class CubeAnswers:
         self._groups: MemoryCache[tuple[object, ...], pa.Table] = MemoryCache(
             memory_bytes // _SHARE_OF_GROUPS, "cube-answers"
         )
+        self._cubes: MemoryCache[str, tuple[IndexDefinition, ...]] = MemoryCache(_CUBES_BYTES, "cube-answers")
         self._snapshots: MemoryCache[tuple[str, int], _SnapshotFiles] = MemoryCache(_SNAPSHOTS_BYTES, "cube-answers")
 
     def find(self, entry: Entry, key: bytes) -> _EncodedAnswer | None:
@@ -156,10 +160,9 @@ class CubeAnswers:
         entry = loaded.entry
         if entry is None or entry.flushed or not entry.index_version:  # A stream table may have rows without a file.
             return None
-        cubes = [one for one in read_definitions(loaded.metadata).enabled if KINDS[one.kind].aggregates]
+        cubes = self._list_cubes(entry, loaded.metadata)
         if not cubes:
             return None
-        cubes.sort(key=lambda one: (len(one.terms), len(one.measures), one.name))
         principal = call.principal.name
         async with self._slots.slot(None if principal == ANONYMOUS.name else principal, self._wait_s):
             try:
@@ -170,6 +173,15 @@ class CubeAnswers:
             cache_key = (entry.uuid, entry.metadata_location, entry.index_version, key)
             self._answers.put(cache_key, encoded, len(encoded.body) + len(key))
         return encoded
+
+    def _list_cubes(self, entry: Entry, metadata: TableMetadata) -> tuple[IndexDefinition, ...]:
+        """Return the enabled cubes of a table. The cube with the fewest dimensions comes first."""
+        cubes = self._cubes.get(entry.metadata_location)
+        if cubes is None:
+            defined = [one for one in read_definitions(metadata).enabled if KINDS[one.kind].aggregates]
+            cubes = tuple(sorted(defined, key=lambda cube: (len(cube.terms), len(cube.measures), cube.name)))
+            self._cubes.put(entry.metadata_location, cubes, _CUBE_BYTES * (1 + len(cubes)))
+        return cubes
 
     async def _compute(
         self,

@@ -240,12 +240,15 @@ async def test_long_filters_and_many_files_are_not_kept_for_samples(
     api_with_files: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     history = api_with_files.server.components.history
-    for number, body in enumerate(({"filter": {"type": "in", "term": "id", "values": list(range(300))}}, {})):
-        monkeypatch.setattr(statement_reads, "_SAMPLED_FILES_MAX", 5 if number else 20_000)
+    long_filter = {"filter": {"type": "in", "term": "id", "values": list(range(300))}}
+    cases = ((long_filter, 20_000, "bound"), ({}, 5, "entry_ids"))
+    for count, (body, files_max, missing) in enumerate(cases, 1):
+        monkeypatch.setattr(statement_reads, "_SAMPLED_FILES_MAX", files_max)
         await api_with_files("POST", f"{T}/plan", body)
-        (sampler,) = [sampler for counts in history._counts.values() for sampler in counts.samplers][number:]
-        nonlocals = inspect.getclosurevars(sampler).nonlocals
-        assert (nonlocals["bound"] is None, nonlocals["entry_ids"] is None) == ((True, False), (False, True))[number]
+        samplers = [sampler for counts in history._counts.values() for sampler in counts.samplers]
+        assert len(samplers) == count
+        nonlocals = inspect.getclosurevars(samplers[-1]).nonlocals
+        assert [name for name in ("bound", "entry_ids") if nonlocals[name] is None] == [missing]
     assert sum(shape["sums"]["sized-statements"] for shape in await load_shapes(api_with_files)) == 1
 
 

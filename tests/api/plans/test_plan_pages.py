@@ -44,13 +44,13 @@ async def test_plan_tasks_cover_each_file_once_when_files_exceed_one_answer(pagi
 async def test_every_page_follows_the_options_for_residuals_and_sequence_numbers(paging_api: Api) -> None:
     """Seamark's client sends these options. Other clients receive only the fields of the standard."""
     where = {"filter": {"type": "gt", "term": "id", "value": 5}}
-    for own, more in ((True, {"seamark": {"residuals": False, "sequence-numbers": True}}), (False, {})):
-        whole = await paging_api("POST", f"{T}/plan", {**where, **more})
+    for is_seamark, options in ((True, {"seamark": {"residuals": False, "sequence-numbers": True}}), (False, {})):
+        whole = await paging_api("POST", f"{T}/plan", {**where, **options})
         pages = [await paging_api("POST", f"{T}/tasks", {"plan-task": token}) for token in whole.json["plan-tasks"]]
         tasks = [task for page in pages for task in page.json["file-scan-tasks"]]
         assert len(tasks) == 30
-        assert all(("residual-filter" in task) is not own for task in tasks)
-        assert {task["data-file"].get("data-sequence-number") for task in tasks} == {1 if own else None}
+        assert all(("residual-filter" in task) is not is_seamark for task in tasks)
+        assert {task["data-file"].get("data-sequence-number") for task in tasks} == {1 if is_seamark else None}
     wrong = await paging_api("POST", f"{T}/plan", {"seamark": {"residuals": "no"}})
     assert wrong.error[:2] == (400, "BadRequestException")
 

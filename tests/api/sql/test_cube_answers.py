@@ -24,7 +24,7 @@ from seamark.metaserver.api.lookups import cube_groups
 from seamark.metaserver.api.sql import aggregates
 from seamark.metaserver.api.sql.aggregates import AggregateRequest, write_query
 from seamark.metaserver.api.sql.cube_answers import ENGINE
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 from tests.connector.sql.comparing import comparable
 from tests.connector.sql.test_cubes import COMPARED, OPERANDS, World
 from tests.seeds import examples, first_seed
@@ -107,7 +107,7 @@ class CubeAggregates:
         name: The table.
     """
 
-    def __init__(self, served: Served, session: SqlSession, plain: SqlSession, name: str) -> None:
+    def __init__(self, served: ServerThread, session: SqlSession, plain: SqlSession, name: str) -> None:
         self._served = served
         self._session = session
         self._plain = plain
@@ -145,7 +145,7 @@ class CubeAggregates:
         return "cube"
 
     def _write_statement(self, body: dict[str, Any]) -> str:
-        tables = self._served.server.components.catalog.tables
+        tables = self._served.components.catalog.tables
         metadata = self._served.run(tables.load((self._namespace,), self._table)).metadata
         request = {"namespace": [self._namespace], "table": self._table, **body}
         return write_query(msgspec.convert(request, AggregateRequest), metadata)
@@ -163,13 +163,13 @@ def sorted_texts(rows: list[list[Any]]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerThread]:
     """Yield a server that runs no statement for a request: it answers from cubes, or with an error."""
 
     async def refuse(*_: object) -> None:
         raise errors.BadRequest(RUNS_STATEMENT)
 
-    served = Served(tmp_path_factory.mktemp("cube-answers"), index_wait_s=30)
+    served = ServerThread(tmp_path_factory.mktemp("cube-answers"), index_wait_s=30)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(aggregates, "answer_statement", refuse)
         patch.setattr(cube_groups, "_SEGMENT_FILES_MIN", 2)
@@ -178,7 +178,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         served.stop()
 
 
-def run_case(served: Served, seed: int, requests: int) -> Counter[str]:
+def run_case(served: ServerThread, seed: int, requests: int) -> Counter[str]:
     """Change a table at random, and compare answers from its cubes with the rows."""
     rng = random.Random(seed)
     drawn = RandomRequests(rng)
@@ -218,7 +218,7 @@ def run_case(served: Served, seed: int, requests: int) -> Counter[str]:
     return counts
 
 
-def test_random_requests_have_the_rows_of_their_statements(served: Served) -> None:
+def test_random_requests_have_the_rows_of_their_statements(served: ServerThread) -> None:
     counts: Counter[str] = Counter()
     for seed in range(first_seed(), first_seed() + examples(8, 2)):
         counts += run_case(served, seed, 8)
@@ -226,7 +226,7 @@ def test_random_requests_have_the_rows_of_their_statements(served: Served) -> No
     assert counts["statement"] > 0, counts
 
 
-def test_answer_follows_commits_and_counts_as_a_use_of_the_cube(served: Served) -> None:
+def test_answer_follows_commits_and_counts_as_a_use_of_the_cube(served: ServerThread) -> None:
     rng = random.Random(7)
     with (
         closing(IndexClient(served.url)) as client,
@@ -258,7 +258,7 @@ def test_answer_follows_commits_and_counts_as_a_use_of_the_cube(served: Served) 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_thousands_of_random_requests_have_the_rows_of_their_statements(served: Served) -> None:
+def test_thousands_of_random_requests_have_the_rows_of_their_statements(served: ServerThread) -> None:
     counts: Counter[str] = Counter()
     for seed in range(first_seed() + 1000, first_seed() + 1080):
         counts += run_case(served, seed, 12)

@@ -14,6 +14,7 @@ from seamark.metaserver.commit.engine_commits import rebase
 from tests.catalog.appender import ADDED, DELETED, EXISTING, Appender, Commit, local, read_list, read_snapshot
 from tests.catalog.appends import DB, append, commit, create, head, load
 from tests.catalog.rig import CALLER, RacingStore, open_rig
+from tests.support.wrapper_capture import WrapperCapture
 
 
 @pytest.mark.parametrize("version", [2, 3])
@@ -344,13 +345,8 @@ async def test_repeat_of_a_rebased_append_gets_its_first_outcome(tmp_path: Path)
 
 @pytest.mark.parametrize("merges", [False, True])
 async def test_rebase_that_loses_the_swap_is_repeated_and_leaves_no_file(tmp_path: Path, merges: bool) -> None:
-    racing: list[RacingStore] = []
-
-    def wrap(store: Any) -> RacingStore:
-        racing.append(RacingStore(store))
-        return racing[0]
-
-    async with open_rig(tmp_path / "a", wrap_store=wrap) as rig, open_rig(tmp_path / "a") as other:
+    capture = WrapperCapture(RacingStore)
+    async with open_rig(tmp_path / "a", wrap_store=capture) as rig, open_rig(tmp_path / "a") as other:
         await create(rig)
         await append(rig, {"a": 1})
         await append(rig, {"b": 2})
@@ -362,7 +358,7 @@ async def test_rebase_that_loses_the_swap_is_repeated_and_leaves_no_file(tmp_pat
         async def intrude() -> None:
             await append(other, {"d": 4})
 
-        racing[0].intruder = intrude
+        capture.wrapper.intruder = intrude
         await commit(rig, request)
         await rig.publisher.close()
         metadata = await load(rig)
@@ -392,20 +388,15 @@ class ForgetfulStore:
 
 
 async def test_rebase_with_an_unknown_outcome_keeps_the_files_that_the_table_may_name(tmp_path: Path) -> None:
-    forgetful: list[ForgetfulStore] = []
-
-    def wrap(store: Any) -> ForgetfulStore:
-        forgetful.append(ForgetfulStore(store))
-        return forgetful[0]
-
-    async with open_rig(tmp_path, wrap_store=wrap) as rig:
+    capture = WrapperCapture(ForgetfulStore)
+    async with open_rig(tmp_path, wrap_store=capture) as rig:
         await create(rig)
         request = Appender(await load(rig)).commit({"late": 1})
         await append(rig, {"a": 1})
-        forgetful[0].forgets = True
+        capture.wrapper.forgets = True
         with pytest.raises(CommitUnknown):
             await commit(rig, request)
-        forgetful[0].forgets = False
+        capture.wrapper.forgets = False
         await rig.publisher.close()
         assert set(read_snapshot(head(await load(rig)))) == {"a", "late"}
         committed_table = await commit(rig, request)

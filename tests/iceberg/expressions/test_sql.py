@@ -549,6 +549,7 @@ def test_numbers_compared_with_doubles_are_compared_as_doubles(text: str, same_a
         ("a = NULL", False),
         ("1 = 1", False),
         ("isnan(d)", False),
+        ("b IS NOT TRUE", False),
     ],
 )
 def test_strict_predicates_have_literals_of_the_kind_of_their_column(text: str, is_exact: bool) -> None:

@@ -91,13 +91,13 @@ async def test_damage_in_any_column_changes_no_answer_and_is_detected_by_readers
 
 
 async def test_only_the_columns_that_plans_read_of_a_mapped_block_count_as_memory(folder: Path, table: Table) -> None:
-    st_size = find_block_file(folder / "home").stat().st_size
+    file_bytes = find_block_file(folder / "home").stat().st_size
     async with open_test_planner(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
         scan = await planner.bind_and_plan(table.metadata, ScanRequest(filter=parse_expression(make_between(700, 900))))
         live_bytes = planner.stats().live_bytes
-        assert live_bytes < st_size / 2
+        assert live_bytes < file_bytes / 2
         assert len(numbers_of(scan)) == 201
-        assert live_bytes < planner.stats().live_bytes < 1.2 * st_size, "with the objects of a block"
+        assert live_bytes < planner.stats().live_bytes < 1.2 * file_bytes, "the objects of a block count as well"
         planner.check_invariants()
 
 

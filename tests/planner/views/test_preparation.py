@@ -37,6 +37,7 @@ from tests.planner.lakes.tables import (
 )
 from tests.seeds import first_seed
 from tests.server.rig import RunningServer, running
+from tests.support.wrapper_capture import WrapperCapture
 from tests.waits import until
 
 LIMIT = 1 << 20
@@ -165,21 +166,16 @@ async def test_plans_of_prepared_snapshots_equal_those_without_preparation(tmp_p
 
 async def test_plan_after_a_prepared_commit_reads_nothing_from_storage(tmp_path: Path) -> None:
     lake = Lake(tmp_path / "t", random.Random(1))
-    watcheds: list[RecordingObjects] = []
-
-    def wrap(inner: Any) -> RecordingObjects:
-        watcheds.append(RecordingObjects(inner))
-        return watcheds[0]
-
-    async with open_test_planner(tmp_path, wrap) as planner:
+    capture = WrapperCapture(RecordingObjects)
+    async with open_test_planner(tmp_path, capture) as planner:
         before = lake.states[-1][0]
         await plan(planner, before, make_between(1, 2))
         lake.append()
         after = lake.commit()
         assert await planner.prepare(after, make_planned_table(before), limit_bytes=LIMIT) == key_of(after)
-        read = list(watcheds[0].reads)
+        read = list(capture.wrapper.reads)
         assert sorted(numbers_of(await plan(planner, after))) == sorted(lake.states[-1][1])
-        assert watcheds[0].reads == read
+        assert capture.wrapper.reads == read
         assert await planner.prepare(after, make_planned_table(before), limit_bytes=LIMIT) is None, "it exists"
 
 

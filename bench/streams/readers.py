@@ -1,0 +1,120 @@
+"""How much do readers slow writers of a stream table?
+
+Writers send rows at a steady rate, first alone, then while stock PyIceberg scans the new rows in a loop, as fast as it
+can. Each reader is a separate process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import time
+from multiprocessing.sharedctypes import Synchronized
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+import aiohttp
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.expressions import GreaterThan
+
+from bench.report import OURS, Report, Row
+from bench.streams.log import AppendMeasurements
+from bench.streams.visible import PAYLOAD, SCHEMA
+from tests.services.seamark import Seamark
+
+ALONE = "without readers"
+RATE, BATCH_ROWS, WRITERS = 10_000, 100, 4
+SECONDS, QUICK_SECONDS = 15.0, 1.0
+READERS = (1, 2)
+GOAL_SHARE = 0.95
+
+
+async def run(folder: Path, *, quick: bool = False) -> Report:
+    seconds = QUICK_SECONDS if quick else SECONDS
+    report = Report("streams_readers", "How much do readers slow writers?", peer=ALONE)
+    with Seamark(folder / "home") as server:
+        catalog = RestCatalog("bench", uri=server.base_url)
+        catalog.create_namespace("bench")
+        alone = await _measure(server, catalog, 0, seconds)
+        for readers in READERS:
+            beside = await _measure(server, catalog, readers, seconds)
+            case = f"{readers} readers at full speed"
+            rates = {OURS: beside[0].rate * BATCH_ROWS, ALONE: alone[0].rate * BATCH_ROWS}
+            goal = GOAL_SHARE * rates[ALONE]
+            report.rows.append(Row(case, "acknowledged", "rows/s", rates, False, ALONE, goal))
+            for name, share in (("p50", 0.5), ("p99", 0.99)):
+                values = {OURS: beside[0].quantile_ms(share), ALONE: alone[0].quantile_ms(share)}
+                report.rows.append(Row(case, name, "ms", values, peer=ALONE))
+            report.notes.append(f"{case}: {beside[1]:,} scans in {seconds:g} s")
+    report.notes.append(
+        f"{WRITERS} writers send {RATE:,} rows a second in batches of {BATCH_ROWS} (JSON). Server, writers and readers "
+        "share two cores, so that a reader takes CPU from the server also without a request."
+    )
+    return report
+
+
+async def _measure(
+    server: Seamark, catalog: RestCatalog, readers: int, seconds: float
+) -> tuple[AppendMeasurements, int]:
+    """Return the acknowledged batches, and the number of scans meanwhile."""
+    name = f"r{readers}"
+    catalog.create_table(f"bench.{name}", SCHEMA, properties={"seamark.stream.enabled": "true"})
+    context = multiprocessing.get_context("spawn")
+    is_ready, is_ending, scans = context.Event(), context.Event(), context.Value("i", 0)
+    processes = [
+        context.Process(target=scan_repeatedly, args=(server.base_url, name, is_ready, is_ending, scans))
+        for _ in range(readers)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        if readers:
+            await asyncio.to_thread(is_ready.wait)
+        before = scans.value
+        measured = await _write(f"{server.base_url}/api/v1/tables/bench/{name}/rows", seconds)
+        return measured, scans.value - before
+    finally:
+        is_ending.set()
+        for process in processes:
+            process.join()
+
+
+async def _write(url: str, seconds: float) -> AppendMeasurements:
+    """Send batches at a steady rate. A batch that is late is sent at once."""
+    latencies: list[float] = []
+    every_s = BATCH_ROWS * WRITERS / RATE
+    async with aiohttp.ClientSession() as http:
+
+        async def append(first_id: int) -> None:
+            at = time.time()
+            rows = [{"id": first_id + place, "at": at, "payload": PAYLOAD} for place in range(BATCH_ROWS)]
+            before = time.perf_counter()
+            async with http.post(url, json=rows) as answer:
+                assert answer.status == 200, await answer.text()
+                await answer.read()
+            latencies.append(time.perf_counter() - before)
+
+        async def write(first: int) -> None:
+            for number in range(1, int(seconds / every_s) + 1):
+                await asyncio.sleep(max(0.0, started + number * every_s - time.perf_counter()))
+                await append((number * WRITERS + first) * BATCH_ROWS)
+
+        await append(0)  # The first append opens the log and the table.
+        latencies.clear()
+        started = time.perf_counter()
+        await asyncio.gather(*map(write, range(WRITERS)))
+        return AppendMeasurements(latencies, time.perf_counter() - started, 0.0, len(latencies))
+
+
+def scan_repeatedly(url: str, name: str, is_ready: Event, is_ending: Event, scans: Synchronized[int]) -> None:
+    """Scan the rows after those that were seen, until the end."""
+    catalog = RestCatalog("bench", uri=url, **{"rest-scan-planning-enabled": "true"})
+    last = -1
+    while not is_ending.is_set():
+        scan = catalog.load_table(f"bench.{name}").scan(GreaterThan("id", last), selected_fields=("id", "at"))
+        rows = scan.to_arrow()
+        if rows.num_rows:
+            last = max(rows.column("id").to_pylist())
+        with scans.get_lock():
+            scans.value += 1
+        is_ready.set()

@@ -1,0 +1,133 @@
+"""After how long does stock Spark read a row of a stream table, and what does a Structured Streaming job take for it?
+
+The first part sends rows to a stream table, and reads them by stock Spark in a loop. The second part is what people run
+today: a Structured Streaming job that commits to an Iceberg table at its shortest trigger. PyIceberg reads both tables.
+Both use the same catalog server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import pyarrow as pa
+from pyiceberg.catalog import Catalog
+from pyiceberg.catalog.rest import RestCatalog
+from pyspark.sql import SparkSession
+
+from bench.measure import cpu_seconds
+from bench.report import OURS, Report, Row
+from bench.streams.visible import SCHEMA, add_delays, follow, measure, read_by_pyiceberg
+from seamark.connector.client.client import SeamarkClient
+from tests.services.seamark import Seamark
+from tests.services.spark import new_catalog, spark_session
+
+PEER = "structured streaming"
+RATE, QUICK_RATE = 10_000, 500
+SECONDS, QUICK_SECONDS = 20.0, 4.0
+MILLION = 1_000_000
+
+
+class Outcome(NamedTuple):
+    """What a part took.
+
+    Attributes:
+        delays: The delay of each row in milliseconds.
+        files: The data files of the table in the end.
+        cpu_s: The CPU seconds of the processes that store rows, for a million rows.
+    """
+
+    delays: list[float]
+    files: int
+    cpu_s: float
+
+
+async def run(folder: Path, *, quick: bool = False) -> Report:
+    return await asyncio.to_thread(_run, folder, QUICK_RATE if quick else RATE, QUICK_SECONDS if quick else SECONDS)
+
+
+def _run(folder: Path, rate: int, seconds: float) -> Report:
+    report = Report(
+        "streams_spark", "After how long does stock Spark read a row of a stream table?", peer="Structured Streaming"
+    )
+    with (
+        Seamark(folder / "home", env={"SEAMARK_STREAM_FLUSH_INTERVAL_MS": "10000"}) as server,
+        spark_session(folder / "spark") as spark,
+    ):
+        catalog = RestCatalog("bench", uri=server.base_url, **{"rest-scan-planning-enabled": "true"})
+        catalog.create_namespace("bench")
+        name = new_catalog(spark, server.base_url)
+        # The first scans compile the code of Spark.
+        _measure_stream(server, catalog, "warm", min(rate, 1_000), seconds / 2, partial(_read_by_spark, spark, name))
+        by_spark = _measure_stream(server, catalog, "s", rate, seconds, partial(_read_by_spark, spark, name))
+        by_pyiceberg = _measure_stream(server, catalog, "p", rate, seconds, None)
+        job = _measure_job(server, catalog, spark, name, folder, rate, seconds)
+    case = f"{rate:,} rows/s, read by"
+    add_delays(report, f"{case} Spark", by_spark.delays, {}, "")
+    add_delays(report, f"{case} PyIceberg", by_pyiceberg.delays, {PEER: job.delays}, PEER)
+    report.rows += [
+        Row(f"{rate:,} rows/s", "data files", "files", {OURS: by_pyiceberg.files, PEER: job.files}, peer=PEER),
+        Row(f"{rate:,} rows/s", "CPU for 1,000,000 rows", "s", {OURS: by_pyiceberg.cpu_s, PEER: job.cpu_s}, peer=PEER),
+    ]
+    report.notes += [
+        f"{seconds:g} s a part. The stream table is flushed every 10 s. The job has the trigger "
+        "processingTime='0 seconds', and its rows come from Spark's source `rate`, which makes the rows of a second at "
+        "its end: half a second of its median delay is that of the source.",
+        "The CPU is that of the server, and of the Spark process of the job.",
+    ]
+    return report
+
+
+def _read_by_spark(spark: SparkSession, catalog: str, name: str, last: int) -> pa.Table:
+    return spark.sql(f"SELECT id, at FROM {catalog}.bench.{name} WHERE id > {last}").toArrow()
+
+
+def _measure_stream(
+    server: Seamark,
+    catalog: Catalog,
+    name: str,
+    rate: int,
+    seconds: float,
+    read: partial[pa.Table] | None,
+) -> Outcome:
+    """Send rows to a stream table and read them, by PyIceberg if `read` is None."""
+    properties = {"seamark.stream.enabled": "true", "format-version": "2"}
+    catalog.create_table(f"bench.{name}", SCHEMA, properties=properties)
+    client = SeamarkClient(server.base_url)
+    before_s = cpu_seconds(server.pid)
+    by_name = read_by_pyiceberg(catalog, name) if read is None else partial(read, name)
+    delays, _ = measure(server.base_url, name, rate, seconds, by_name)
+    client._request_json("POST", f"/api/v1/tables/bench/{name}/flush")
+    cpu_s = (cpu_seconds(server.pid) - before_s) * MILLION / (rate * seconds)
+    return Outcome(delays, _count_files(catalog, name), cpu_s)
+
+
+def _measure_job(
+    server: Seamark, catalog: Catalog, spark: SparkSession, spark_catalog: str, folder: Path, rate: int, seconds: float
+) -> Outcome:
+    """Run a Structured Streaming job into a table, and read the table by PyIceberg."""
+    spark.sql(f"CREATE TABLE {spark_catalog}.bench.job (id bigint, at double, payload string) USING iceberg")
+    (jvm,) = [child for child in psutil.Process().children(recursive=True) if child.name() == "java"]
+    before_s = cpu_seconds(server.pid) + cpu_seconds(jvm.pid)
+    rows = spark.readStream.format("rate").option("rowsPerSecond", rate).load()
+    query = (
+        rows.selectExpr("value AS id", "unix_micros(timestamp) / 1e6 AS at", "repeat('x', 80) AS payload")
+        .writeStream.format("iceberg")
+        .trigger(processingTime="0 seconds")
+        .option("checkpointLocation", str(folder / "checkpoint"))
+        .toTable(f"{spark_catalog}.bench.job")
+    )
+    try:
+        delays, _ = follow(read_by_pyiceberg(catalog, "job"), None, seconds)
+    finally:
+        query.stop()
+    count = catalog.load_table("bench.job").scan().count()
+    cpu_s = (cpu_seconds(server.pid) + cpu_seconds(jvm.pid) - before_s) * MILLION / count
+    return Outcome(delays, _count_files(catalog, "job"), cpu_s)
+
+
+def _count_files(catalog: Catalog, name: str) -> int:
+    return int(catalog.load_table(f"bench.{name}").inspect.data_files().num_rows)
