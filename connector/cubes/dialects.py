@@ -1,4 +1,4 @@
-"""The way in which each engine combines partial aggregates, with the types of the engine's aggregates.
+"""The way in which each engine combines partial aggregates, with its own types of aggregates.
 
 Each function returns SQL of the engine. If an engine's result does not follow from the partial aggregates, the function
 raises `NotFromCube`. For example, NaN is the greatest float in DuckDB and Spark, but a cube stores the greatest number.

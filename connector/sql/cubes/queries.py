@@ -2,9 +2,9 @@
 
 The query follows from the cube if it can be translated: only the dimensions are visible as columns of the table, and an
 aggregate becomes a combination of partial aggregates. A missing column or aggregate raises an error, so there are no
-other rules. The other tables of a join stay unchanged: all rows of a group have the same keys, so a group has the same
-partners as each of its rows, and the join repeats its partial aggregates as often as it would repeat the rows. If the
-cube has the attributes of a joined table, the table is removed from the query (`dimensions.py`).
+other rules. The other tables of a join stay unchanged: all rows of a group have the same keys, so a group has the
+partners that each of its rows has, and the join repeats its partial aggregates as often as it would repeat the rows.
+If the cube has the attributes of a joined table, the table is removed from the query (`dimensions.py`).
 
 The relation in the place of the table is a union of the groups of covered files (`k0`), and of the rows of the other
 files (`t0`), each as a group of one row. Its columns have the names that they have in entries.

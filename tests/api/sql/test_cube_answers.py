@@ -107,8 +107,8 @@ class CubeAggregates:
         name: The table.
     """
 
-    def __init__(self, served: ServerThread, session: SqlSession, plain: SqlSession, name: str) -> None:
-        self._served = served
+    def __init__(self, server: ServerThread, session: SqlSession, plain: SqlSession, name: str) -> None:
+        self._server = server
         self._session = session
         self._plain = plain
         self._namespace, self._table = name.split(".")
@@ -117,7 +117,7 @@ class CubeAggregates:
         """Send a request, and return status and body."""
         data = json.dumps({"namespace": [self._namespace], "table": self._table, **body}).encode()
         headers = {"Content-Type": "application/json", **headers}
-        request = urllib.request.Request(f"{self._served.url}/api/v1/aggregate", data, headers)
+        request = urllib.request.Request(f"{self._server.url}/api/v1/aggregate", data, headers)
         try:
             with urllib.request.urlopen(request) as answer:
                 return answer.status, answer.read()
@@ -145,8 +145,8 @@ class CubeAggregates:
         return "cube"
 
     def _write_statement(self, body: dict[str, Any]) -> str:
-        tables = self._served.components.catalog.tables
-        metadata = self._served.run(tables.load((self._namespace,), self._table)).metadata
+        tables = self._server.components.catalog.tables
+        metadata = self._server.run(tables.load((self._namespace,), self._table)).metadata
         request = {"namespace": [self._namespace], "table": self._table, **body}
         return write_query(msgspec.convert(request, AggregateRequest), metadata)
 
@@ -163,38 +163,38 @@ def sorted_texts(rows: list[list[Any]]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerThread]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerThread]:
     """Yield a server that runs no statement for a request: it answers from cubes, or with an error."""
 
     async def refuse(*_: object) -> None:
         raise errors.BadRequest(RUNS_STATEMENT)
 
-    served = ServerThread(tmp_path_factory.mktemp("cube-answers"), index_wait_s=30)
+    server = ServerThread(tmp_path_factory.mktemp("cube-answers"), index_wait_s=30)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(aggregates, "answer_statement", refuse)
         patch.setattr(cube_groups, "_SEGMENT_FILES_MIN", 2)
-        served.start()
-        yield served
-        served.stop()
+        server.start()
+        yield server
+        server.stop()
 
 
-def run_case(served: ServerThread, seed: int, requests: int) -> Counter[str]:
+def run_case(server: ServerThread, seed: int, requests: int) -> Counter[str]:
     """Change a table at random, and compare answers from its cubes with the rows."""
     rng = random.Random(seed)
     drawn = RandomRequests(rng)
     counts: Counter[str] = Counter()
     with (
-        closing(IndexClient(served.url)) as client,
-        SqlSession(served.url) as session,
-        SqlSession(served.url, cubes=OFF) as plain,
+        closing(IndexClient(server.url)) as client,
+        SqlSession(server.url) as session,
+        SqlSession(server.url, cubes=OFF) as plain,
     ):
-        world = World(served, client, rng, f"db.t{seed}")
+        world = World(server, client, rng, f"db.t{seed}")
         world.create_table()
         world.append()
         for _ in range(2):
             world.add_cube(*drawn.cube())
         world.build()
-        asked = CubeAggregates(served, session, plain, world.name)
+        asked = CubeAggregates(server, session, plain, world.name)
         for _ in range(4):
             for step in rng.sample(("append", "append", "delete", "tag", "roll back", "damage", "lose"), 2):
                 match step:
@@ -218,27 +218,27 @@ def run_case(served: ServerThread, seed: int, requests: int) -> Counter[str]:
     return counts
 
 
-def test_random_requests_have_the_rows_of_their_statements(served: ServerThread) -> None:
+def test_random_requests_have_the_rows_of_their_statements(server: ServerThread) -> None:
     counts: Counter[str] = Counter()
     for seed in range(first_seed(), first_seed() + examples(8, 2)):
-        counts += run_case(served, seed, 8)
+        counts += run_case(server, seed, 8)
     assert counts["cube"] > counts.total() / 4, counts
     assert counts["statement"] > 0, counts
 
 
-def test_answer_follows_commits_and_counts_as_a_use_of_the_cube(served: ServerThread) -> None:
+def test_answer_follows_commits_and_counts_as_a_use_of_the_cube(server: ServerThread) -> None:
     rng = random.Random(7)
     with (
-        closing(IndexClient(served.url)) as client,
-        SqlSession(served.url) as session,
-        SqlSession(served.url, cubes=OFF) as plain,
+        closing(IndexClient(server.url)) as client,
+        SqlSession(server.url) as session,
+        SqlSession(server.url, cubes=OFF) as plain,
     ):
-        world = World(served, client, rng, "db.uses")
+        world = World(server, client, rng, "db.uses")
         world.create_table()
         world.append()
         world.add_cube(["k"], ["sum(id)"])
         world.build()
-        asked = CubeAggregates(served, session, plain, world.name)
+        asked = CubeAggregates(server, session, plain, world.name)
         body: dict[str, Any] = {"dimensions": ["k"], "measures": ["sum(id)", "count(*)"]}
         first = asked.ask(body)[1]
         again = asked.ask(body)[1]
@@ -258,8 +258,8 @@ def test_answer_follows_commits_and_counts_as_a_use_of_the_cube(served: ServerTh
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_thousands_of_random_requests_have_the_rows_of_their_statements(served: ServerThread) -> None:
+def test_thousands_of_random_requests_have_the_rows_of_their_statements(server: ServerThread) -> None:
     counts: Counter[str] = Counter()
     for seed in range(first_seed() + 1000, first_seed() + 1080):
-        counts += run_case(served, seed, 12)
+        counts += run_case(server, seed, 12)
     assert counts["cube"] > counts.total() / 4, counts
