@@ -138,7 +138,9 @@ def _read_keys(metadata: TableMetadata, keys: Sequence[Any]) -> pa.RecordBatch |
         objects = [{key[0]: value} for value in keys]
     for number, each in enumerate(objects):
         if not isinstance(each, dict) or not each or each.keys() != objects[0].keys():
-            raise BadRequest(f"keys[{number}] differs from keys[0] in its columns; all keys must have the same columns")
+            raise BadRequest(
+                f"keys[{number}] is empty or has other columns than keys[0]; all keys must have the same columns"
+            )
         if any(value is None for value in each.values()):
             raise BadRequest(f"keys[{number}] has a null; rows with a null have no key")
     kinds = {field.name: field.type for field in metadata.current_schema.fields}
