@@ -17,7 +17,7 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from seamark.connector.cubes.summaries import ON
+from seamark.connector.cubes.summaries import OFF
 from seamark.connector.plans.rewrites import LEASE_S, MAX_KEPT_FRACTION
 from seamark.connector.spark.query import queries
 from seamark.connector.spark.query.catalyst import Catalyst
@@ -34,7 +34,7 @@ def sql(
     *,
     lease_s: int = LEASE_S,
     max_kept_fraction: float = MAX_KEPT_FRACTION,
-    cubes: str = ON,
+    cubes: str = OFF,
 ) -> DataFrame:
     """Return the same result as `spark.sql(text, args)`.
 

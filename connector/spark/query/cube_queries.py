@@ -50,10 +50,7 @@ def translate_text(spark: SparkSession, text: str, table: KnownTable, *, floats:
         raise NotFromCube("its syntax is not supported") from None
     if len(trees) != 1 or trees[0] is None:
         raise NotFromCube("it is not a single query")
-    statement = translate_statement(trees[0], cubes, SPARK, floats=floats)
-    if statement.row_condition:
-        raise NotFromCube(f"{statement.cube.name}: {statement.row_condition[:200]} is not a condition on dimensions")
-    return statement
+    return translate_statement(trees[0], cubes, SPARK, floats=floats)
 
 
 @dataclass(frozen=True)

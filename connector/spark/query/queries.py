@@ -32,8 +32,8 @@ from seamark.connector.analysis.algebra.relations import Table
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import ClientError
 from seamark.connector.cubes.dialects import NotFromCube
-from seamark.connector.cubes.plans import scan_cube
-from seamark.connector.cubes.summaries import EXACT, OFF, ON, CubeSummary, check_cube_use
+from seamark.connector.cubes.plans import find_doubt, scan_cube
+from seamark.connector.cubes.summaries import EXACT, OFF, CubeSummary, check_cube_use
 from seamark.connector.jobs.statements import parse_statement
 from seamark.connector.plans import joins as joining
 from seamark.connector.plans.async_client import (
@@ -47,6 +47,7 @@ from seamark.connector.plans.async_client import (
 from seamark.connector.plans.conditions import any_of, limit_text
 from seamark.connector.plans.joins import Dimension
 from seamark.connector.plans.plan_requests import PlanRequests
+from seamark.connector.plans.quotes import backquote
 from seamark.connector.plans.rewrites import BUDGET_S, LEASE_S, MAX_KEPT_FRACTION, RewrittenStatement, summary_of
 from seamark.connector.plans.scan import Scan
 from seamark.connector.spark.query.catalyst import Catalyst, Node
@@ -65,6 +66,7 @@ from seamark.connector.spark.query.name_positions import (
 )
 from seamark.connector.spark.query.plan_reader import MarkedTable, PlanReader, PlanTooLarge
 from seamark.connector.streams.status import flush_stream
+from seamark.formats.iceberg.expressions.expression import Expression
 from seamark.formats.iceberg.metadata.properties import count_of
 from seamark.formats.protocol.wire import PLAN_MARK, STREAM_ENABLED
 
@@ -118,7 +120,7 @@ def sql(
     *,
     lease_s: int = LEASE_S,
     max_kept_fraction: float = MAX_KEPT_FRACTION,
-    cubes: str = ON,
+    cubes: str = OFF,
 ) -> DataFrame:
     """Return the same result as `spark.sql(text, args)`, and read fewer files if possible.
 
@@ -129,8 +131,8 @@ def sql(
     `ALTER TABLE … MERGE FILES` and `ALTER TABLE … PARTITION (…) DROP COLUMNS (…)` of a Seamark table run as Spark jobs.
     The DataFrame then has the counts of the job.
 
-    An aggregate query of one table reads groups of a cube, if it follows from the cube. `cubes` is `on`, `exact`
-    (except sums of floats, and averages) or `off`.
+    With `cubes="on"`, an aggregate query of one table reads groups of a cube, if it follows from the cube. With
+    `exact`, it uses no sums of floats, and no averages.
 
     Raises:
         ValueError: `cubes` has another value.
@@ -150,7 +152,7 @@ def sql(
             if _is_as_understood(Catalyst(spark), _read_analyzed_plan(frame), rewritten):
                 return frame
             _log.warning("The original text runs, because its table was altered after the analysis")
-        except (PySparkException, Py4JError, NotFromCube) as error:
+        except Exception as error:  # noqa: BLE001  a bug here must not fail a query
             _log.warning("The original text runs, because it cannot be answered from a cube: %s", error)
     elif rewritten.statement is not None and rewritten.is_write:
         if _may_run(spark, rewritten):
@@ -238,7 +240,7 @@ def rewrite_query(
     *,
     lease_s: int = LEASE_S,
     max_kept_fraction: float = MAX_KEPT_FRACTION,
-    cubes: str = ON,
+    cubes: str = OFF,
 ) -> RewrittenQuery:
     """Return the text with the names of plan tables, and create the plan tables.
 
@@ -305,6 +307,18 @@ class _Query:
             rewritten = RewrittenQuery(None, f"unchanged; {why}")
         return rewritten if cube is None else replace(rewritten, summary=f"{rewritten.summary}; {cube.text}", cube=cube)
 
+    def _find_filter_of(self, name: str, alias: str, condition: str) -> Expression | None:
+        """Return a filter that is true for each row of a table that meets a condition, or None if there is none."""
+        text = f"SELECT 1 FROM {name} AS {backquote(alias)} WHERE {condition}"  # noqa: S608
+        query = _Query(self._spark, text, None, self._lease_s, self._kept_max, OFF)
+        try:
+            references = find_references(self._catalyst, text, self._catalyst.parse(text))
+            scans = query._find_scans(references, query._analyze_marked(insert_markers(text, references)))
+        except (UnsupportedQuery, PlanTooLarge, PySparkException, Py4JError):
+            return None
+        filters = [scan.filter for scan in scans.values()]
+        return filters[0] if len(filters) == 1 else None
+
     def _request_cube(
         self, references: Sequence[ReferencePosition], scans: Mapping[int, Scan]
     ) -> RewrittenQuery | CubeSummary | None:
@@ -329,6 +343,7 @@ class _Query:
                     statement.cube.id,
                     statement.columns,
                     scan.filter,
+                    find_doubt(statement, partial(self._find_filter_of, self._text[scan.start : scan.end])),
                     snapshot_id=scan.snapshot_id,
                     ref=scan.ref,
                 )

@@ -93,8 +93,16 @@ def test_random_queries_return_the_same_rows_from_cubes(rig: CubeRig) -> None:
         aggregates = RandomAggregates(rng)
         dimensions, measures = aggregates.cube()
         create(rig, f"random{seed}", SCHEMA, [exact_rows(rng, 30) for _ in range(3)], (dimensions, measures))
+        versions = rows_of(
+            rig.trino.port, f'SELECT snapshot_id FROM "random{seed}$snapshots"', user="anna", schema="cubed"
+        )
         for _ in range(20):
-            sql = aggregates.query(dimensions, measures, f"random{seed}")
+            source = f"random{seed}"
+            source += f" FOR VERSION AS OF {rng.choice(versions)[0]}" if rng.random() < 0.2 else ""
+            sql = aggregates.query(dimensions, measures, source)
+            if rng.random() < 0.2 and " WHERE " not in sql:
+                condition = rng.choice(("id < 100", "k BETWEEN -3 AND 7", "name <> 'q'"))
+                sql = sql.replace(f" FROM {source} a", f" FROM {source} a WHERE {condition}")
             rig.compare(sql)
             outcomes["cube" if "; cube=" in rig.outcome(sql) else "rows"] += 1
     assert outcomes["cube"] > outcomes.total() / 5, outcomes

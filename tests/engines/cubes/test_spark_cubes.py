@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.spark.query.queries import rewrite_query
 from seamark.spark import sql
+from tests.connector.lake import catalog_at
 from tests.connector.sql.comparing import comparable
 from tests.connector.sql.test_cubes import RandomAggregates, World
 from tests.seeds import examples, first_seed
@@ -29,15 +30,22 @@ def counted(frame: DataFrame) -> Counter[str]:
 
 def compare(spark: SparkSession, text: str) -> str:
     """Check that a query has the same result with and without cubes, and return how it was answered."""
-    expected, actual = spark.sql(text), sql(spark, text)
+    expected, actual = spark.sql(text), sql(spark, text, cubes="on")
     assert actual.columns == expected.columns, text
     assert [field.dataType for field in actual.schema] == [field.dataType for field in expected.schema], text
     assert counted(actual) == counted(expected), text
-    summary = rewrite_query(spark, text).cube
+    summary = rewrite_query(spark, text, cubes="on").cube
     assert summary is not None
     if summary.index is None:
         return f"rows: {summary.reason}"[:80]
     return "cube and rows" if summary.row_files else "cube"
+
+
+def add_condition(text: str, source: str, condition: str) -> str:
+    """Return the query with one more condition in WHERE."""
+    if " WHERE " in text:
+        return text.replace(" WHERE ", f" WHERE {condition} AND ")
+    return text.replace(source, f"{source} WHERE {condition}")
 
 
 def test_random_queries_return_the_same_rows_from_cubes(spark: SparkSession, tmp_path: Path) -> None:
@@ -55,7 +63,14 @@ def test_random_queries_return_the_same_rows_from_cubes(spark: SparkSession, tmp
             world.add_cube(*aggregates.cube())
             world.build()
             world.append()
+            with catalog_at(server.base_url) as tables:
+                snapshots = [one.snapshot_id for one in tables.load_table(world.name).metadata.snapshots]
             for _ in range(15):
-                text = aggregates.query(*rng.choice(world.cubes), f"{catalog}.{world.name}")
+                source = f"{catalog}.{world.name}"
+                source += f" VERSION AS OF {rng.choice(snapshots)}" if rng.random() < 0.2 else ""
+                text = aggregates.query(*rng.choice(world.cubes), source)
+                if rng.random() < 0.2:
+                    condition = rng.choice(("id < 100", "k BETWEEN -3 AND 7", "name <> 'q'"))
+                    text = add_condition(text, f" FROM {source} a", condition)
                 counts[compare(spark, text)] += 1
     assert counts["cube"] + counts["cube and rows"] > counts.total() / 8, counts
