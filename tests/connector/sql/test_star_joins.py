@@ -38,7 +38,11 @@ ITEMS = pa.schema([("item_id", pa.int64()), ("brand", pa.string()), ("weight", p
 DAYS = pa.schema([("day", pa.date32()), ("month", pa.int32()), ("week", pa.int32())])
 JOINED = {"s": ("shops", "shop_id"), "i": ("items", "item_id"), "d": ("days", "day")}
 """The dimension tables and their keys, which have the same name in the facts, by alias."""
-ATTRIBUTES = {"s": ["s.city", "region", "region", "s.amount"], "i": ["brand", "weight"], "d": ["month", "week", "d.day"]}
+ATTRIBUTES = {
+    "s": ["s.city", "region", "region", "s.amount"],
+    "i": ["brand", "weight"],
+    "d": ["month", "week", "d.day"],
+}
 CONDITIONS = {
     "s": ["region = 'north'", "city LIKE 'a%'", "s.amount > 2", "region IS NULL"],
     "i": ["brand IN ('x', 'y')", "weight BETWEEN 1 AND 3"],
