@@ -310,7 +310,7 @@ class _Query:
     def _find_filter_of(self, name: str, alias: str, condition: str) -> Expression | None:
         """Return a filter that is true for each row of a table that meets a condition, or None if there is none."""
         text = f"SELECT 1 FROM {name} AS {backquote(alias)} WHERE {condition}"  # noqa: S608
-        query = _Query(self._spark, text, None, self._lease_s, self._kept_max, OFF)
+        query = _Query(self._spark, text, None, self._lease_s, self._max_kept_fraction, OFF)
         try:
             references = find_references(self._catalyst, text, self._catalyst.parse(text))
             scans = query._find_scans(references, query._analyze_marked(insert_markers(text, references)))

@@ -2,7 +2,7 @@
 
 The query follows from the cube if it can be translated: only the dimensions are visible as columns of the table, and an
 aggregate becomes a combination of partial aggregates. A missing column or aggregate raises an error, so there are no
-other rules. The other tables of a join stay unchanged: all rows of a group have the same keys, so a group has the
+other rules. The other tables of a join are unchanged: all rows of a group have the same keys, so a group has the
 partners that each of its rows has, and the join repeats its partial aggregates as often as it would repeat the rows.
 If the cube has the attributes of a joined table, the table is removed from the query (`dimensions.py`).
 

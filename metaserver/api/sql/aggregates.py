@@ -18,6 +18,7 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import MAIN
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.iceberg.types.transforms import IDENTITY
+from seamark.formats.index.keys.lookups import parse_lookup
 from seamark.formats.index.keys.measures import MEASURES_MAX, ColumnOperand, Measure, format_operand, parse_measure
 from seamark.formats.index.keys.terms import Term, resolve
 from seamark.formats.index.kinds.cube import CUBE
@@ -241,6 +242,8 @@ def _schema_of_version(metadata: TableMetadata, snapshot_id: int | None) -> Sche
 
 
 def _check_term(term: Term) -> Term:
+    if parse_lookup(term.transform) is not None:
+        raise BadRequest(f"{term.text[:200]} is an attribute of another table: send a statement with a join instead")
     if problem := CUBE.find_term_problem(term):
         raise BadRequest(problem)
     return term

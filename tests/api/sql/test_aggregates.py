@@ -133,6 +133,7 @@ async def test_request_runs_with_the_rights_of_the_caller(site: Site) -> None:
         ({"measures": ["sum(nope)"]}, "no such column"),
         ({"dimensions": ["lower(country)"]}, "not a dimension"),
         ({"dimensions": ["country", "country"]}, "named twice"),
+        ({"dimensions": ["lookup[db.t@5:1:2:string](country)"]}, "attribute of another table"),
         ({"order": [{"by": "id"}]}, "one of the dimensions or measures"),
         ({"limit": -1}, "limit"),
         ({"namespace": []}, "namespace"),

@@ -266,7 +266,7 @@ def run_case(served: ServerThread, seed: int, queries: int) -> Counter[str]:
 
 
 def _compare(session: SqlSession, plain: SqlSession, text: str, seed: int) -> str:
-    """Compare the answers of both sessions, and return how the first one was computed."""
+    """Compare the answers of both sessions, and return how the first answer was computed."""
     try:
         expected = plain.sql(text)
         rows = rows_of(expected)
