@@ -428,7 +428,7 @@ class _Translation:
         parts = [part.name.lower() for part in node.parts]
         if len(parts) > 1 and parts[0] == self._alias.lower():
             if parts[0] in self._names:
-                raise NotFromCube(f"{parts[0]} may be the table or a column")
+                raise NotFromCube(f"{parts[0]} is ambiguous: it may be the table or a column")
             parts = parts[1:]
         return ".".join(parts)
 

@@ -214,7 +214,7 @@ class Gateway:
         return response
 
     async def _finish(self, request: web.Request, started: _Started, answer: StartedAnswer) -> web.StreamResponse:
-        request.writer.output_size = 1  # An error then breaks the connection, as for other answers.
+        request.writer.output_size = 1  # With this value, an error breaks the connection.
         try:
             if answer.send_body is not None:
                 await answer.send_body(request.writer)

@@ -429,7 +429,7 @@ def _find_unflushed(
     return ranges
 
 
-# Where a reader begins
+# The positions at which readers begin
 
 
 def position_earliest(table_uuid: str, table: ReadableTable) -> ReadPosition:

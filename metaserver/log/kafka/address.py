@@ -18,7 +18,7 @@ _PROPERTIES = ("security.protocol", "sasl.", "ssl.", "socket.", "client.", "brok
 
 @dataclass(frozen=True, kw_only=True)
 class KafkaAddress:
-    """The place of a log in a Kafka cluster.
+    """The address of a log in a Kafka cluster.
 
     Attributes:
         servers: The addresses host:port, comma-separated.
@@ -36,7 +36,7 @@ class KafkaAddress:
         return f"{self.prefix}.journal"
 
     def input_topic_of(self, stream: str) -> str:
-        """Return the topic to which programs write rows of a stream themselves."""
+        """Return the topic to which other programs write the rows of a stream."""
         return f"{self.prefix}.in.{stream}"
 
     def topic_of(self, stream: str) -> str:
@@ -51,7 +51,7 @@ class KafkaAddress:
 
 
 def parse_address(text: str, properties_file: str) -> KafkaAddress:
-    """Return the place of a log from the settings `stream_log` and `stream_log_client_properties`.
+    """Return the address of a log from the settings `stream_log` and `stream_log_client_properties`.
 
     Raises:
         ConfigError: A setting is invalid; the message names it.
