@@ -385,7 +385,8 @@ class Streams:
         state = self._flushes.setdefault(entry.uuid, _FlushState())
         state.interval_ms = interval_ms_of(metadata)
         # Engines do not ask for a plan of a table without a snapshot, so its first rows are flushed at once.
-        state.is_due = metadata.current_snapshot_id is None and table.unflushed_rows > 0
+        has_first_rows = metadata.current_snapshot_id is None and table.unflushed_rows > 0
+        state.is_due = has_first_rows and self._owners.is_owner(entry.uuid)
         return table
 
     def _run_in_thread(self, work: Callable[[], T]) -> Awaitable[T]:
@@ -517,8 +518,10 @@ class Streams:
 
     async def _flush(self, table: StreamTable, state: _FlushState, *, is_due: bool) -> None:
         try:
-            if not (is_due or self._owners.is_owner(table.uuid)):
+            if is_due or not self._owners.is_owner(table.uuid):
                 await table.follow()
+            if is_due and any(table.flushed.values()):
+                return  # Another process has flushed the first rows, so that the table has a snapshot.
             if not table.unflushed_rows:
                 self._owners.forget(table.uuid)
             elif is_due or self._owners.may_flush(table.uuid, table.flushed, self._context.clock.now_ms()):

@@ -214,7 +214,7 @@ class StreamLogContract:
             ({}, None, "at least one batch or a producer"),
             ({A: Batch(0, b"x")}, None, "not 0"),
             ({A: Batch(2, b"x", b"\0")}, None, "1 kinds"),
-            ({A: Batch(1, b"x", b"\3")}, None, "3 is no kind"),
+            ({A: Batch(1, b"x", b"\3")}, None, "3 is not a kind of row"),
             ({Shard("", 0): batch("x")}, None, "name of its stream"),
             ({Shard("t", 65536): batch("x")}, None, "65535"),
             ({A: batch("x")}, StreamProducer("", 0), "0"),
