@@ -30,6 +30,7 @@ from seamark.metaserver.access.worker_tokens import SERVICE_PRINCIPAL
 from seamark.metaserver.api.formats.arrow import ARROW_STREAM
 from seamark.metaserver.api.http.components import ServerComponents
 from seamark.metaserver.api.http.dispatch import Call
+from seamark.metaserver.api.http.sql_texts import IN_LOOP_CHARACTERS, read_in_turn
 from seamark.metaserver.api.sql.fair_slots import FairSlots
 from seamark.metaserver.api.sql.protocol import CubeUse, StatementColumn, StatementPlan, TableRead
 from seamark.metaserver.catalog.values import LoadedTable
@@ -66,16 +67,19 @@ _SNAPSHOTS_BYTES = 32 << 20
 _CUBES_BYTES, _CUBE_BYTES = 8 << 20, 8 << 10
 """The memory for the definitions of cubes, and the estimate for each of them."""
 _ANSWER_BYTES_MAX = 1 << 20
-_ABSENT_BYTES = 100
+_SNAPSHOT_BYTES = 500
+"""The memory of a snapshot besides the identities of its files."""
 
 
 class _SnapshotFiles(NamedTuple):
     """The data files of a snapshot.
 
     Attributes:
+        key: The table and the manifest list.
         ids: Their identities, or None if a file has no identity, is listed twice, or has deleted rows.
     """
 
+    key: tuple[str, ...]
     ids: Ids | None
 
 
@@ -110,7 +114,7 @@ class CubeAnswers:
             memory_bytes // _SHARE_OF_GROUPS, "cube-answers"
         )
         self._cubes: MemoryCache[str, tuple[IndexDefinition, ...]] = MemoryCache(_CUBES_BYTES, "cube-answers")
-        self._snapshots: MemoryCache[tuple[str, int], _SnapshotFiles] = MemoryCache(_SNAPSHOTS_BYTES, "cube-answers")
+        self._snapshots: MemoryCache[tuple[str, ...], _SnapshotFiles] = MemoryCache(_SNAPSHOTS_BYTES, "cube-answers")
 
     def find(self, entry: Entry, key: bytes) -> _EncodedAnswer | None:
         """Return the answer to a request if it is in memory.
@@ -119,7 +123,7 @@ class CubeAnswers:
             entry: The table.
             key: The request and its format. The metadata file of the table decides the rest of the answer.
         """
-        return self._answers.get((entry.uuid, entry.metadata_location, entry.index_version, key))
+        return self._answers.get(_make_key(entry, key))
 
     def respond(self, call: Call, entry: Entry, answer: _EncodedAnswer, kind: Format) -> web.Response:
         """Return the response with an answer, as a statement with a new id, and count the statement."""
@@ -166,12 +170,11 @@ class CubeAnswers:
         principal = call.principal.name
         async with self._slots.slot(None if principal == ANONYMOUS.name else principal, self._wait_s):
             try:
-                encoded = await self._compute(call.components, loaded, query, snapshot_id, cubes, kind)
+                encoded = await self._compute(call, loaded, query, snapshot_id, cubes, kind)
             except (NotFromGroups, SegmentTooLarge):
                 return None
         if encoded is not None and len(encoded.body) <= _ANSWER_BYTES_MAX:
-            cache_key = (entry.uuid, entry.metadata_location, entry.index_version, key)
-            self._answers.put(cache_key, encoded, len(encoded.body) + len(key))
+            self._answers.put(_make_key(entry, key), encoded, len(encoded.body) + len(key))
         return encoded
 
     def _list_cubes(self, entry: Entry, metadata: TableMetadata) -> tuple[IndexDefinition, ...]:
@@ -185,7 +188,7 @@ class CubeAnswers:
 
     async def _compute(
         self,
-        components: ServerComponents,
+        call: Call,
         loaded: LoadedTable,
         query: GroupQuery,
         snapshot_id: int,
@@ -199,20 +202,21 @@ class CubeAnswers:
             SegmentTooLarge: The groups exceed a limit.
         """
         assert loaded.entry is not None
-        condition = query.parse_condition()
+        characters = len(query.where or "")
+        condition = await read_in_turn(call, characters, query.parse_condition)
         for cube in cubes:
             try:
                 answer = find_answer(query, condition, cube)
             except NotFromGroups:
                 continue
-            files = await self._list_files(components, loaded, snapshot_id)
+            files = await self._list_files(call.components, loaded, snapshot_id)
             if files.ids is None or not len(files.ids):
                 return None
-            groups = await self._read_groups(components, loaded, snapshot_id, cube, files.ids, answer)
+            groups = await self._read_groups(call.components, loaded.entry, files, cube, answer)
             if groups is None:
                 continue
             aggregate = partial(aggregate_groups, groups, answer)
-            is_small = groups.num_rows <= _IN_LOOP_GROUPS
+            is_small = groups.num_rows <= _IN_LOOP_GROUPS and characters <= IN_LOOP_CHARACTERS
             rows = aggregate() if is_small else await asyncio.to_thread(aggregate)
             if rows.num_rows > self._rows_limit:
                 return None
@@ -224,23 +228,28 @@ class CubeAnswers:
         return None
 
     async def _list_files(self, components: ServerComponents, loaded: LoadedTable, snapshot_id: int) -> _SnapshotFiles:
+        """Return the data files of a snapshot.
+
+        Raises:
+            Forbidden: The snapshot names files in a location that another table claims.
+        """
         assert loaded.entry is not None
-        key = (loaded.entry.uuid, snapshot_id)
+        bound_scan = BoundScan.bind(loaded.metadata, ScanRequest(snapshot_id=snapshot_id))
+        # The planner checks the locations of the files, so it plans each request. It has the plan in memory.
+        scan = await components.planner.plan(bound_scan, loaded.entry)
+        key = (loaded.entry.uuid, *bound_scan.view_key)
         files = self._snapshots.get(key)
         if files is None:
-            request = ScanRequest(snapshot_id=snapshot_id)
-            scan = await components.planner.plan(BoundScan.bind(loaded.metadata, request), loaded.entry)
-            files = await asyncio.to_thread(_identify_files, scan)
-            self._snapshots.put(key, files, _ABSENT_BYTES if files.ids is None else int(files.ids.nbytes))
+            files = _SnapshotFiles(key, await asyncio.to_thread(_identify_files, scan))
+            self._snapshots.put(key, files, _SNAPSHOT_BYTES + (0 if files.ids is None else int(files.ids.nbytes)))
         return files
 
     async def _read_groups(
         self,
         components: ServerComponents,
-        loaded: LoadedTable,
-        snapshot_id: int,
+        entry: Entry,
+        files: _SnapshotFiles,
         cube: IndexDefinition,
-        ids: Ids,
         answer: CubeAnswer,
     ) -> pa.Table | None:
         """Return the groups of a snapshot by the dimensions of a request, or None if a data file has no entry.
@@ -248,15 +257,14 @@ class CubeAnswers:
         Raises:
             NotFromGroups, SegmentTooLarge: The groups cannot be merged.
         """
-        entry = loaded.entry
-        assert entry is not None
-        key = (entry.uuid, entry.index_version, snapshot_id, cube.id, answer.kept_dimensions)
+        assert files.ids is not None
+        key = (files.key, entry.index_version, cube.id, answer.kept_dimensions)
         in_memory = self._groups.get(key)
         if in_memory is not None:
             return in_memory
-        if not (await components.segments.find_covered(entry, cube, ids)).all():
+        if not (await components.segments.find_covered(entry, cube, files.ids)).all():
             return None
-        merged = await components.segments.read(entry, cube, ids)
+        merged = await components.segments.read(entry, cube, files.ids)
         if not merged.covered.all():
             return None
         reduced: pa.Table = await asyncio.to_thread(reduce_groups, merged.table, answer)
@@ -264,14 +272,19 @@ class CubeAnswers:
         return reduced
 
 
-def _identify_files(scan: ScanPlan) -> _SnapshotFiles:
-    """Return the data files of a plan of all files of a snapshot."""
+def _make_key(entry: Entry, key: bytes) -> tuple[object, ...]:
+    """Return the key of an answer. Two names of one metadata file have different answers, as plans check locations."""
+    return (entry.namespace, entry.name, entry.uuid, entry.metadata_location, entry.index_version, key)
+
+
+def _identify_files(scan: ScanPlan) -> Ids | None:
+    """Return the identities of the data files of a plan of a whole snapshot; see `_SnapshotFiles`."""
     ids, is_known = list_file_ids(scan.view)
     positions = scan.view.positions_of(scan.entry_ids)
     ids, is_known = ids[positions], is_known[positions]
     if not is_known.all() or any(scan.deletes_of(scan.entry_ids)) or len(np.unique(ids, axis=0)) < len(ids):
-        return _SnapshotFiles(None)
-    return _SnapshotFiles(ids)
+        return None
+    return ids
 
 
 def _make_plan(
