@@ -174,20 +174,20 @@ async def test_view_that_was_loading_when_damage_was_found_is_loaded_again(tmp_p
         data[arrays_offset + packed.start] ^= 1
     path.write_bytes(data)
     table.commit(2, [first, table.manifest("n", range(FILES, FILES + 10), snapshot_id=2)])
-    watcheds: list[RecordingObjects] = []
+    recorders: list[RecordingObjects] = []
 
     def watch(inner: ObjectStore) -> ObjectStore:
-        watcheds.append(RecordingObjects(inner))
-        watcheds[0].hold = "n.avro"
-        return watcheds[0]
+        recorders.append(RecordingObjects(inner))
+        recorders[0].hold = "n.avro"
+        return recorders[0]
 
     async with open_test_planner(tmp_path, watch, plan_disk_bytes=FOLDER_BYTES) as planner:
         old_request = ScanRequest(snapshot_id=1, filter=parse_expression(make_between(10, 19)))
         await planner.view(table.metadata, ScanRequest(snapshot_id=1))
         loading = asyncio.create_task(planner.view(table.metadata, ScanRequest()))
-        await until(lambda: watcheds[0].held)
+        await until(lambda: recorders[0].held)
         assert len((await planner.bind_and_plan(table.metadata, old_request)).entry_ids) == 10
-        watcheds[0].let_go()
+        recorders[0].let_go()
         await loading
         for at_snapshot in (2, 1):
             planned_files = await numbers(planner, table.metadata, make_between(20, 29), snapshot_id=at_snapshot)
