@@ -285,18 +285,18 @@ def test_killed_statement_leaves_no_partial_file_in_s3(lake: Lake, step: int) ->
     for number in range(2):
         append(lake.client, "db.t", many_rows(number, number * 10_000))
     before = read_table(lake.client)
-    started = lake.files(".parquet")
+    files_before = lake.files(".parquet")
     job = StatementJob(lake.server.base_url, None, MergeFiles(("db", "t")), utc=True)
-    killed, number, answer = 0, random.Random(first_seed()).randint(2, step), None
+    killed, kill_at, answer = 0, random.Random(first_seed()).randint(2, step), None
     while answer is None:
-        answer = run_killed_at(number, job)
+        answer = run_killed_at(kill_at, job)
         killed += answer is None
-        assert read_table(lake.client) == before, number
+        assert read_table(lake.client) == before, kill_at
         storage = open_table(lake.client, "db.t", At(ref=MAIN)).storage
-        for location in lake.files(".parquet") - started:
+        for location in lake.files(".parquet") - files_before:
             with SourceFile(location, storage) as source:
                 assert source.footer.rows > 0
-        number += step
+        kill_at += step
     assert killed > 1
     assert (answer.error, answer.result is not None) == ("", True)
     for path in lake.s3.root.rglob("*.parquet"):

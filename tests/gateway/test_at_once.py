@@ -45,13 +45,13 @@ class CachedObject:
 
     def __init__(self, keys: Keys, client: Any, size: int = SIZE) -> None:
         self.key, self.data = f"{keys.prefix}data/00000-0-{uuid.uuid4()}.parquet", os.urandom(size)
-        at = {"Bucket": keys.bucket, "Key": self.key}
-        client.put_object(**at, Body=self.data, ContentType="x/y", Metadata={"m": "1"})
+        object_key = {"Bucket": keys.bucket, "Key": self.key}
+        client.put_object(**object_key, Body=self.data, ContentType="x/y", Metadata={"m": "1"})
         self.urls = {
-            method: urlsplit(client.generate_presigned_url(f"{name}_object", Params=at, ExpiresIn=3600))
+            method: urlsplit(client.generate_presigned_url(f"{name}_object", Params=object_key, ExpiresIn=3600))
             for method, name in (("GET", "get"), ("HEAD", "head"))
         }
-        assert client.get_object(**at)["Body"].read() == self.data
+        assert client.get_object(**object_key)["Body"].read() == self.data
 
     @property
     def address(self) -> tuple[str, int]:

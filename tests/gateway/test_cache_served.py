@@ -35,20 +35,20 @@ def _metrics(rig: Rig) -> str:
 def test_two_workers_serve_the_last_write_from_their_shared_cache(tmp_path: Path, s3: S3) -> None:
     with open_rig(tmp_path, s3, SEAMARK_WORKERS="2") as rig:
         keys = rig.create_table("t")
-        at: dict[str, Any] = {"Bucket": keys.bucket, "Key": keys.prefix + _name()}
+        object_key: dict[str, Any] = {"Bucket": keys.bucket, "Key": keys.prefix + _name()}
         for turn in range(12):
             data = bytes([turn]) * (300_000 + turn)
             with closing(keys.client()) as client:  # A new connection, which any of the workers may accept.
-                client.put_object(**at, Body=data)
+                client.put_object(**object_key, Body=data)
             for _ in range(4):
                 with closing(keys.client()) as client:
-                    assert client.get_object(**at)["Body"].read() == data
-                    assert client.get_object(**at, Range="bytes=299990-")["Body"].read() == data[299_990:]
+                    assert client.get_object(**object_key)["Body"].read() == data
+                    assert client.get_object(**object_key, Range="bytes=299990-")["Body"].read() == data[299_990:]
         with closing(keys.client()) as client:
-            client.delete_objects(Bucket=keys.bucket, Delete={"Objects": [{"Key": at["Key"]}]})
+            client.delete_objects(Bucket=keys.bucket, Delete={"Objects": [{"Key": object_key["Key"]}]})
         for _ in range(4):
             with closing(keys.client()) as client, pytest.raises(ClientError, match="NoSuchKey"):
-                client.get_object(**at)
+                client.get_object(**object_key)
         for series in ('served_bytes{source="memory"}', 'disk_bytes{tier="blocks"}'):
             # A worker publishes its metrics for the other workers once a second.
             eventually(lambda series=series: f"seamark_gateway_cache_{series}" in _metrics(rig))  # type: ignore[misc]
@@ -116,10 +116,10 @@ async def test_gateway_serves_tls(tmp_path: Path, s3: S3) -> None:
 
         def use() -> None:
             data = bytes(range(256)) * 4000
-            at = {"Bucket": keys.bucket, "Key": keys.prefix + _name()}
+            object_key = {"Bucket": keys.bucket, "Key": keys.prefix + _name()}
             with closing(keys.client(verify=str(trusted.file))) as client:
-                client.put_object(**at, Body=data)
+                client.put_object(**object_key, Body=data)
                 for _ in range(2):
-                    assert client.get_object(**at)["Body"].read() == data
+                    assert client.get_object(**object_key)["Body"].read() == data
 
         await asyncio.to_thread(use)

@@ -86,10 +86,10 @@ def _ranges(client: Any, keys: Keys) -> dict[tuple[str, str | None], tuple[Any, 
 
 
 def test_conditional_reads_and_writes_behave_as_on_the_store(rig: Rig, keys: Keys, client: Any) -> None:
-    at = {"Bucket": keys.bucket, "Key": keys.prefix + "o"}
-    etag = client.put_object(**at, Body=b"one")["ETag"]
-    modified = client.head_object(**at)["LastModified"]
-    read = lambda **conditions: _outcome(client.get_object, **at, **conditions)  # noqa: E731
+    object_key = {"Bucket": keys.bucket, "Key": keys.prefix + "o"}
+    etag = client.put_object(**object_key, Body=b"one")["ETag"]
+    modified = client.head_object(**object_key)["LastModified"]
+    read = lambda **conditions: _outcome(client.get_object, **object_key, **conditions)  # noqa: E731
     assert read(IfMatch=etag)[0] == 200
     assert read(IfMatch='"other"') == ("PreconditionFailed", 412)
     assert read(IfNoneMatch=etag)[1] == 304
@@ -98,52 +98,56 @@ def test_conditional_reads_and_writes_behave_as_on_the_store(rig: Rig, keys: Key
     assert read(IfModifiedSince=modified.replace(year=2001))[0] == 200
     assert read(IfUnmodifiedSince=modified.replace(year=modified.year + 1))[0] == 200
     assert read(IfUnmodifiedSince=modified.replace(year=2001)) == ("PreconditionFailed", 412)
-    write = lambda **conditions: _outcome(client.put_object, **at, Body=b"two", **conditions)  # noqa: E731
+    write = lambda **conditions: _outcome(client.put_object, **object_key, Body=b"two", **conditions)  # noqa: E731
     assert write(IfNoneMatch="*") == ("PreconditionFailed", 412)
     assert write(IfMatch='"other"') == ("PreconditionFailed", 412)
-    assert client.get_object(**at)["Body"].read() == b"one"
+    assert client.get_object(**object_key)["Body"].read() == b"one"
     assert write(IfMatch=etag)[0] == 200
-    assert client.get_object(**at)["Body"].read() == b"two"
-    client.delete_object(**at)
+    assert client.get_object(**object_key)["Body"].read() == b"two"
+    client.delete_object(**object_key)
     assert write(IfNoneMatch="*")[0] == 200
-    client.delete_object(**at)
-    assert _outcome(client.get_object, **at) == ("NoSuchKey", 404)
-    client.delete_object(**at)
+    client.delete_object(**object_key)
+    assert _outcome(client.get_object, **object_key) == ("NoSuchKey", 404)
+    client.delete_object(**object_key)
 
 
 def test_multipart_uploads_are_complete_or_absent(rig: Rig, keys: Keys, client: Any) -> None:
-    at = {"Bucket": keys.bucket, "Key": keys.prefix + "data/large"}
+    object_key = {"Bucket": keys.bucket, "Key": keys.prefix + "data/large"}
     data = os.urandom(13 << 20)
-    upload = client.create_multipart_upload(**at, ContentType="x/y", Metadata={"a": "b"})["UploadId"]
+    upload = client.create_multipart_upload(**object_key, ContentType="x/y", Metadata={"a": "b"})["UploadId"]
     sizes = [5 << 20, 5 << 20, 3 << 20]
     parts, start = [], 0
     for number, size in enumerate(sizes, 1):
-        part = client.upload_part(**at, UploadId=upload, PartNumber=number, Body=data[start : start + size])
+        part = client.upload_part(**object_key, UploadId=upload, PartNumber=number, Body=data[start : start + size])
         parts.append({"PartNumber": number, "ETag": part["ETag"]})
         start += size
-    listed_part = client.list_parts(**at, UploadId=upload)["Parts"]
+    listed_part = client.list_parts(**object_key, UploadId=upload)["Parts"]
     assert [(part["PartNumber"], part["Size"]) for part in listed_part] == list(enumerate(sizes, 1))
-    assert _outcome(client.head_object, **at)[1] == 404
+    assert _outcome(client.head_object, **object_key)[1] == 404
     complete = lambda parts: _outcome(  # noqa: E731
-        client.complete_multipart_upload, **at, UploadId=upload, MultipartUpload={"Parts": parts}
+        client.complete_multipart_upload, **object_key, UploadId=upload, MultipartUpload={"Parts": parts}
     )
     assert complete([parts[1], parts[0]])[0] == "InvalidPartOrder"
     assert complete([{"PartNumber": 1, "ETag": '"0123456789abcdef0123456789abcdef"'}])[0] == "InvalidPart"
     assert complete(parts)[0] == 200
-    actual_object = client.get_object(**at)
+    actual_object = client.get_object(**object_key)
     assert (actual_object["Body"].read(), actual_object["ContentType"], actual_object["Metadata"]) == (
         data,
         "x/y",
         {"a": "b"},
     )
-    assert _outcome(client.list_parts, **at, UploadId=upload)[0] == "NoSuchUpload"
-    small = client.create_multipart_upload(**at)["UploadId"]
-    etags = [client.upload_part(**at, UploadId=small, PartNumber=n, Body=b"x")["ETag"] for n in (1, 2)]
+    assert _outcome(client.list_parts, **object_key, UploadId=upload)[0] == "NoSuchUpload"
+    small_upload = client.create_multipart_upload(**object_key)["UploadId"]
+    etags = [client.upload_part(**object_key, UploadId=small_upload, PartNumber=n, Body=b"x")["ETag"] for n in (1, 2)]
     parts = [{"PartNumber": n, "ETag": etag} for n, etag in enumerate(etags, 1)]
-    error = _outcome(client.complete_multipart_upload, **at, UploadId=small, MultipartUpload={"Parts": parts})
+    error = _outcome(
+        client.complete_multipart_upload, **object_key, UploadId=small_upload, MultipartUpload={"Parts": parts}
+    )
     assert error[0] == "EntityTooSmall"
-    client.abort_multipart_upload(**at, UploadId=small)
-    assert _outcome(client.upload_part, **at, UploadId=small, PartNumber=1, Body=b"x")[0] == "NoSuchUpload"
+    client.abort_multipart_upload(**object_key, UploadId=small_upload)
+    assert (
+        _outcome(client.upload_part, **object_key, UploadId=small_upload, PartNumber=1, Body=b"x")[0] == "NoSuchUpload"
+    )
 
 
 def test_objects_and_parts_can_be_copied(keys: Keys, client: Any) -> None:
@@ -244,23 +248,23 @@ def test_many_objects_are_deleted_in_one_request(keys: Keys, client: Any) -> Non
 
 @pytest.mark.parametrize("algorithm", ["CRC32", "CRC32C", "CRC64NVME", "SHA1", "SHA256"])
 def test_checksums_of_clients_are_verified(keys: Keys, client: Any, algorithm: str) -> None:
-    at = {"Bucket": keys.bucket, "Key": keys.prefix + "o"}
+    object_key = {"Bucket": keys.bucket, "Key": keys.prefix + "o"}
     data = os.urandom(300_000)
-    client.put_object(**at, Body=io.BytesIO(data), ChecksumAlgorithm=algorithm)  # In chunks, with a trailer
-    assert client.get_object(**at)["Body"].read() == data
+    client.put_object(**object_key, Body=io.BytesIO(data), ChecksumAlgorithm=algorithm)  # In chunks, with a trailer
+    assert client.get_object(**object_key)["Body"].read() == data
     size = {"CRC32": 4, "CRC32C": 4, "CRC64NVME": 8, "SHA1": 20, "SHA256": 32}[algorithm]
     wrong = base64.b64encode(bytes(size)).decode()
-    outcome = _outcome(client.put_object, **at, Body=b"other", **{f"Checksum{algorithm}": wrong})
+    outcome = _outcome(client.put_object, **object_key, Body=b"other", **{f"Checksum{algorithm}": wrong})
     assert outcome[0] in ("BadDigest", "InvalidRequest")
-    assert client.get_object(**at)["Body"].read() == data
+    assert client.get_object(**object_key)["Body"].read() == data
 
 
 def test_presigned_requests_are_served_until_they_expire(keys: Keys, client: Any) -> None:
-    at = {"Bucket": keys.bucket, "Key": keys.prefix + "data/o ü"}
-    put = client.generate_presigned_url("put_object", Params=at, ExpiresIn=60)
+    object_key = {"Bucket": keys.bucket, "Key": keys.prefix + "data/o ü"}
+    put = client.generate_presigned_url("put_object", Params=object_key, ExpiresIn=60)
     with urllib.request.urlopen(urllib.request.Request(put, method="PUT", data=b"presigned")) as answer:
         assert answer.status == 200
-    url = client.generate_presigned_url("get_object", Params=at, ExpiresIn=60)
+    url = client.generate_presigned_url("get_object", Params=object_key, ExpiresIn=60)
     with urllib.request.urlopen(url) as answer:
         assert answer.read() == b"presigned"
     with pytest.raises(urllib.error.HTTPError) as error:

@@ -43,7 +43,7 @@ async def _tokens(home: Path) -> dict[str, str]:
 
 def _codes(keys: Keys) -> dict[str, str]:
     """Return the outcome of each operation."""
-    client, at = keys.client(), {"Bucket": keys.bucket, "Key": keys.prefix + "data/o"}
+    client, object_key = keys.client(), {"Bucket": keys.bucket, "Key": keys.prefix + "data/o"}
 
     def code(call: Any, **arguments: Any) -> str:
         try:
@@ -52,16 +52,16 @@ def _codes(keys: Keys) -> dict[str, str]:
             return error.response["Error"]["Code"]
         return "OK"
 
-    many = {"Objects": [{"Key": at["Key"] + "2"}]}
+    many = {"Objects": [{"Key": object_key["Key"] + "2"}]}
     try:
         return {
-            "put": code(client.put_object, **at, Body=b"x"),
-            "get": code(client.get_object, **at),
+            "put": code(client.put_object, **object_key, Body=b"x"),
+            "get": code(client.get_object, **object_key),
             "list": code(client.list_objects_v2, Bucket=keys.bucket, Prefix=keys.prefix),
-            "upload": code(client.create_multipart_upload, **at),
-            "copy": code(client.copy_object, **(at | {"Key": keys.prefix + "c"}), CopySource=at),
+            "upload": code(client.create_multipart_upload, **object_key),
+            "copy": code(client.copy_object, **(object_key | {"Key": keys.prefix + "c"}), CopySource=object_key),
             "delete many": code(client.delete_objects, Bucket=keys.bucket, Delete=many),
-            "delete": code(client.delete_object, **(at | {"Key": keys.prefix + "c"})),
+            "delete": code(client.delete_object, **(object_key | {"Key": keys.prefix + "c"})),
         }
     finally:
         client.close()

@@ -381,7 +381,7 @@ async def test_sweep_repeats_only_changed_or_waiting_tables(tmp_path: Path) -> N
 
         tables = TableWatch(parts.store, parts.timeline, load, clock)
 
-        async def swept() -> set[str]:
+        async def sweep_names() -> set[str]:
             names: set[str] = set()
             read.clear()
 
@@ -396,17 +396,17 @@ async def test_sweep_repeats_only_changed_or_waiting_tables(tmp_path: Path) -> N
             async with server.http.post(f"{server.url}/v1/{path}", json=body) as answer:
                 assert answer.status < 300, await answer.text()
 
-        assert len(await swept()) == 6
-        assert await swept() == {"refused"}
+        assert len(await sweep_names()) == 6
+        assert await sweep_names() == {"refused"}
         deep = {"namespace": ["a", "deep"]}
         update = {"action": "set-properties", "updates": {"k": "v"}}
         await post("namespaces/a%1Fdeep/tables/changed", {"requirements": [], "updates": [update]})
         await post("tables/rename", {"source": {**deep, "name": "renamed"}, "destination": {**deep, "name": "new"}})
-        assert await swept() == {"refused", "changed", "new"}
-        assert await swept() == {"refused"}
+        assert await sweep_names() == {"refused", "changed", "new"}
+        assert await sweep_names() == {"refused"}
         clock.advance(101_000)
-        assert await swept() == {"refused", "late"}
+        assert await sweep_names() == {"refused", "late"}
         await post("namespaces/a/properties", {"updates": {"seamark.compaction.enabled": "true"}, "removals": []})
-        assert await swept() == {"refused", "late", "never", "changed", "new"}
+        assert await sweep_names() == {"refused", "late", "never", "changed", "new"}
         tables.forget()
-        assert len(await swept()) == 6
+        assert len(await sweep_names()) == 6

@@ -61,11 +61,11 @@ def row_of(draw: st.DrawFn, columns: dict[int, str]) -> dict[int, Value | None]:
 @settings(max_examples=examples(EXAMPLES))
 def test_partition_of_a_matching_row_satisfies_the_inclusive_projection(data: st.DataObject) -> None:
     columns = data.draw(st.sampled_from(sorted(COLUMNS)).map(lambda column: {column: COLUMNS[column], 99: "int"}))
-    row, results = data.draw(row_of(columns)), data.draw(specs(columns))
+    row, partition_fields = data.draw(row_of(columns)), data.draw(specs(columns))
     expression = data.draw(expressions(columns))
     assume(matches(expression, row, javas_order) or matches(expression, row, pythons_order))
-    partition = partition_of(results, columns, row, old=data.draw(st.booleans()))
-    projected = project_inclusive(expression, results)
+    partition = partition_of(partition_fields, columns, row, old=data.draw(st.booleans()))
+    projected = project_inclusive(expression, partition_fields)
     assert may_match(projected, dict(zip((1000, 1001, 1002), partition, strict=False))), expression_text(projected)
 
 
@@ -73,9 +73,13 @@ def test_partition_of_a_matching_row_satisfies_the_inclusive_projection(data: st
 @settings(max_examples=examples(EXAMPLES))
 def test_row_matches_when_its_partition_satisfies_the_strict_projection(data: st.DataObject) -> None:
     columns = data.draw(st.sampled_from(sorted(COLUMNS)).map(lambda column: {column: COLUMNS[column]}))
-    row, results, request = data.draw(row_of(columns)), data.draw(specs(columns)), data.draw(predicates(columns))
-    partition = partition_of(results, columns, row, old=data.draw(st.booleans()))
-    projected = project_strict(request, results)
+    row, partition_fields, request = (
+        data.draw(row_of(columns)),
+        data.draw(specs(columns)),
+        data.draw(predicates(columns)),
+    )
+    partition = partition_of(partition_fields, columns, row, old=data.draw(st.booleans()))
+    projected = project_strict(request, partition_fields)
     assume(must_match(projected, dict(zip((1000, 1001, 1002), partition, strict=False))))
     assert matches(request, row, javas_order), expression_text(projected)
     assert matches(request, row, pythons_order), expression_text(projected)

@@ -44,14 +44,14 @@ def test_pyiceberg_reads_our_manifests(seed: int, version: int, tmp_path_factory
     if case.properties == {"write.avro.compression-codec": "snappy"}:
         case.metadata.properties.clear()  # That needs one more package.
     folder = tmp_path_factory.mktemp("pyiceberg")
-    entries, described = [], []
+    entries, manifest_files = [], []
     for content in contents(version):
         entries.append(case.entries(content))
         new_entries = encode_entries(case, entries[-1], min(content, 1))
         path = folder / f"{content}.avro"
         path.write_bytes(new_entries.data)
-        described.append(new_entries.to_manifest_file(str(path), snapshot_id=SNAPSHOT, sequence_number=SEQUENCE))
-    manifests, _ = assign_first_row_ids(described, 5)
+        manifest_files.append(new_entries.to_manifest_file(str(path), snapshot_id=SNAPSHOT, sequence_number=SEQUENCE))
+    manifests, _ = assign_first_row_ids(manifest_files, 5)
     options: dict[str, Any] = {"snapshot_id": SNAPSHOT, "parent_snapshot_id": 3, "sequence_number": SEQUENCE}
     (folder / "list.avro").write_bytes(write_manifest_list(manifests, format_version=version, **options))
     io = PyArrowFileIO()

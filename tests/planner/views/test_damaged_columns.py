@@ -38,7 +38,7 @@ def find_block_file(folder: Path) -> Path:
     return path
 
 
-def columns(data: bytes) -> tuple[int, list[Packed]]:
+def read_columns(data: bytes) -> tuple[int, list[Packed]]:
     """Return (offset of the arrays in the file, the columns that have arrays)."""
     block = Block(data[HEADER_BYTES:])
     packed = {item.start: item for item in block._all_packed() if item.size}
@@ -76,18 +76,18 @@ async def test_damage_in_any_column_changes_no_answer_and_is_detected_by_readers
 ) -> None:
     path = find_block_file(folder / "home")
     content = path.read_bytes()
-    at, actual = columns(content)
-    noticed = 0
-    for number, packed in enumerate(actual):
+    arrays_offset, packed_columns = read_columns(content)
+    decoded_blocks = 0
+    for number, packed in enumerate(packed_columns):
         data = bytearray(content)
-        data[at + packed.start + number % packed.size] ^= 1 << number % 8
+        data[arrays_offset + packed.start + number % packed.size] ^= 1 << number % 8
         path.write_bytes(data)
         async with open_test_planner(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
             assert await numbers(planner, table.metadata, make_between(700, 900)) == list(range(700, 901)), packed
             assert await numbers(planner, table.metadata) == list(range(FILES)), packed
-            noticed += planner.stats().decoded
+            decoded_blocks += planner.stats().decoded
         path.write_bytes(content)
-    assert noticed == len(actual) > 3, "paths and bounds are read"
+    assert decoded_blocks == len(packed_columns) > 3, "each damage makes a reader decode the manifest again"
 
 
 async def test_only_the_columns_that_plans_read_of_a_mapped_block_count_as_memory(folder: Path, table: Table) -> None:
@@ -117,8 +117,8 @@ async def test_decoded_block_counts_in_full_until_it_is_mapped(folder: Path, tab
 async def test_damaged_directory_is_rejected_when_the_block_is_opened(folder: Path, table: Table) -> None:
     path = find_block_file(folder / "home")
     content = path.read_bytes()
-    at, _ = columns(content)
-    for place in range(HEADER_BYTES, at - 64, 97):
+    arrays_offset, _ = read_columns(content)
+    for place in range(HEADER_BYTES, arrays_offset - 64, 97):
         data = bytearray(content)
         data[place] ^= 4
         path.write_bytes(data)
@@ -130,10 +130,10 @@ async def test_damaged_directory_is_rejected_when_the_block_is_opened(folder: Pa
 async def test_damaged_file_is_deleted_when_no_view_uses_the_block(folder: Path, table: Table) -> None:
     path = find_block_file(folder / "home")
     content = path.read_bytes()
-    at, result = columns(content)
+    arrays_offset, packed_columns = read_columns(content)
     data = bytearray(content)
-    for packed in result:
-        data[at + packed.start] ^= 1
+    for packed in packed_columns:
+        data[arrays_offset + packed.start] ^= 1
     path.write_bytes(data)
     async with open_test_planner(folder, plan_disk_bytes=FOLDER_BYTES, plan_memory_bytes=0) as planner:
         for low in (0, 500):
@@ -144,10 +144,10 @@ async def test_damaged_file_is_deleted_when_no_view_uses_the_block(folder: Path,
 
 async def test_plans_during_the_detection_of_damage_are_right(folder: Path, table: Table) -> None:
     path = find_block_file(folder / "home")
-    at, result = columns(path.read_bytes())
+    arrays_offset, packed_columns = read_columns(path.read_bytes())
     data = bytearray(path.read_bytes())
-    for packed in result:
-        data[at + packed.start] ^= 1
+    for packed in packed_columns:
+        data[arrays_offset + packed.start] ^= 1
     path.write_bytes(data)
     async with open_test_planner(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
         expected = [(low, low + 10) for low in range(0, 2000, 100)]
@@ -168,26 +168,26 @@ async def test_view_that_was_loading_when_damage_was_found_is_loaded_again(tmp_p
     async with open_test_planner(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:
         await planner.bind_and_plan(table.metadata, ScanRequest())
     path = find_block_file(tmp_path / "home")
-    at, result = columns(path.read_bytes())
+    arrays_offset, packed_columns = read_columns(path.read_bytes())
     data = bytearray(path.read_bytes())
-    for packed in result:
-        data[at + packed.start] ^= 1
+    for packed in packed_columns:
+        data[arrays_offset + packed.start] ^= 1
     path.write_bytes(data)
     table.commit(2, [first, table.manifest("n", range(FILES, FILES + 10), snapshot_id=2)])
-    watcheds: list[RecordingObjects] = []
+    recorders: list[RecordingObjects] = []
 
     def watch(inner: ObjectStore) -> ObjectStore:
-        watcheds.append(RecordingObjects(inner))
-        watcheds[0].hold = "n.avro"
-        return watcheds[0]
+        recorders.append(RecordingObjects(inner))
+        recorders[0].hold = "n.avro"
+        return recorders[0]
 
     async with open_test_planner(tmp_path, watch, plan_disk_bytes=FOLDER_BYTES) as planner:
         old_request = ScanRequest(snapshot_id=1, filter=parse_expression(make_between(10, 19)))
         await planner.view(table.metadata, ScanRequest(snapshot_id=1))
         loading = asyncio.create_task(planner.view(table.metadata, ScanRequest()))
-        await until(lambda: watcheds[0].held)
+        await until(lambda: recorders[0].held)
         assert len((await planner.bind_and_plan(table.metadata, old_request)).entry_ids) == 10
-        watcheds[0].let_go()
+        recorders[0].let_go()
         await loading
         for at_snapshot in (2, 1):
             planned_files = await numbers(planner, table.metadata, make_between(20, 29), snapshot_id=at_snapshot)
@@ -207,10 +207,10 @@ async def test_server_repeats_an_answer_that_finds_damage(tmp_path: Path) -> Non
         json = (await api("GET", FILES_PAGE)).json
     (path,) = (path for path in tmp_path.rglob("*.block") if path.stat().st_size > MAP_BYTES_MIN)
     content = path.read_bytes()
-    at, result = columns(content)
+    arrays_offset, packed_columns = read_columns(content)
     data = bytearray(content)
-    for packed in result:
-        data[at + packed.start] ^= 1
+    for packed in packed_columns:
+        data[arrays_offset + packed.start] ^= 1
     narrow = {"type": "lt-eq", "term": "id", "value": 59}
     for method, url, body in (
         ("POST", f"{T}/plan", {"filter": narrow}),
