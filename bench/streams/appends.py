@@ -33,7 +33,7 @@ ROW_BYTES = (100, 1_000)
 WRITERS = (1, 32)
 JSON_ROWS_MAX = 10
 """The largest batch that is sent as JSON. Larger batches are Arrow IPC streams."""
-SECONDS, QUICK_SECONDS = 2.0, 0.1
+SECONDS, QUICK_SECONDS = 1.5, 0.1
 _PAUSE_S = 0.02
 """The pause of a writer that the server refuses because its memory is full."""
 

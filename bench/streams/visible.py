@@ -114,7 +114,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 def _run(folder: Path, quick: bool) -> Report:
     seconds = QUICK_SECONDS if quick else SECONDS
-    report = Report("streams_visible", "After how long does stock PyIceberg read a row of a stream table?")
+    report = Report("streams_visible", "After how long does stock PyIceberg read a row of a stream table?", peer="none")
     with Seamark(folder / "home") as server:
         catalog = RestCatalog("bench", uri=server.base_url, **{"rest-scan-planning-enabled": "true"})
         catalog.create_namespace("bench")
