@@ -256,24 +256,24 @@ def test_answer_follows_commits_and_counts_as_a_use_of_the_cube(server: ServerTh
         assert asked.compare(body, "a file has deleted rows") == "statement"
 
 
-def test_answer_needs_a_plan_that_is_allowed(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answer_needs_a_plan_that_is_allowed(server: ServerThread, monkeypatch: pytest.MonkeyPatch) -> None:
     async def forbid(*_: object) -> None:
         raise errors.Forbidden("the snapshot names files of another table")
 
     with (
-        closing(IndexClient(served.url)) as client,
-        SqlSession(served.url) as session,
-        SqlSession(served.url, cubes=OFF) as plain,
+        closing(IndexClient(server.url)) as client,
+        SqlSession(server.url) as session,
+        SqlSession(server.url, cubes=OFF) as plain,
     ):
-        world = World(served, client, random.Random(8), "db.forbidden")
+        world = World(server, client, random.Random(8), "db.forbidden")
         world.create_table()
         world.append()
         world.add_cube(["k"], ["sum(id)"])
         world.build()
-        asked = CubeAggregates(served, session, plain, world.name)
+        asked = CubeAggregates(server, session, plain, world.name)
         body = {"dimensions": ["k"], "measures": ["count(*)"]}
         assert asked.ask({**body, "limit": 5})[0] == 200
-        monkeypatch.setattr(served.server.components.planner, "plan", forbid)
+        monkeypatch.setattr(server.components.planner, "plan", forbid)
         assert asked.ask({**body, "limit": 6})[0] == 403, "files and groups in memory do not replace the check"
 
 
