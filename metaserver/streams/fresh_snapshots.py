@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -38,6 +38,7 @@ from seamark.metaserver.commit.snapshots.manifests import Manifests
 from seamark.metaserver.commit.snapshots.snapshot_writer import SnapshotWriter
 from seamark.metaserver.streams.row_files import EncodedFile
 
+Seal = Callable[[Snapshot], Mapping[str, str]]
 _ID_MIN = 1 << 32
 """The minimum id. Trino reads smaller numbers as `integer`, and a version must be a `bigint`."""
 
@@ -56,6 +57,7 @@ def encode_fresh_snapshot(
     *,
     folder: str,
     clock: Clock,
+    seal: Seal,
     deletes: Sequence[bytes] = (),
 ) -> EncodedSnapshot:
     """Return the current snapshot of a table with fresh files.
@@ -66,6 +68,7 @@ def encode_fresh_snapshot(
         files: The fresh files.
         folder: The folder in which to store the manifests.
         clock: The clock.
+        seal: Returns entries for the header of the manifest list, by which other processes find the snapshot.
         deletes: The ContentFiles of the delete files of the rows that rows of the fresh files replace, as JSON.
     """
     current = metadata.current_snapshot
@@ -91,15 +94,7 @@ def encode_fresh_snapshot(
         first_row_id = metadata.next_row_id
         manifests, end = assign_first_row_ids(manifests, first_row_id)
         added_rows = end - first_row_id
-    location = f"{name}-snap.avro"
-    manifest_list = write_manifest_list(
-        manifests,
-        format_version=metadata.format_version,
-        snapshot_id=snapshot_id,
-        parent_snapshot_id=metadata.current_snapshot_id,
-        sequence_number=sequence_number,
-    )
-    stored.append((location, manifest_list))
+    location = location_of_fresh(folder, snapshot_id)
     snapshot = Snapshot(
         snapshot_id=snapshot_id,
         timestamp_ms=max(clock.now_ms(), metadata.last_updated_ms, 0 if current is None else current.timestamp_ms),
@@ -113,7 +108,20 @@ def encode_fresh_snapshot(
         first_row_id=first_row_id,
         added_rows=added_rows,
     )
-    return EncodedSnapshot(snapshot, tuple(stored))
+    manifest_list = write_manifest_list(
+        manifests,
+        format_version=metadata.format_version,
+        snapshot_id=snapshot_id,
+        parent_snapshot_id=metadata.current_snapshot_id,
+        sequence_number=sequence_number,
+        extra=seal(snapshot),
+    )
+    return EncodedSnapshot(snapshot, (*stored, (location, manifest_list)))
+
+
+def location_of_fresh(folder: str, snapshot_id: int) -> str:
+    """Return the location of the manifest list of a fresh snapshot."""
+    return f"{folder}/{snapshot_id}-snap.avro"
 
 
 def _summarize(current: Snapshot | None, files: Sequence[ContentFile], *, has_deletes: bool) -> dict[str, str]:
@@ -185,10 +193,13 @@ async def run_encoding(
     files: Sequence[EncodedFile],
     folder: str,
     clock: Clock,
+    seal: Seal,
     deletes: Sequence[bytes] = (),
 ) -> EncodedSnapshot:
     """Encode in a thread if there are many manifests or files."""
-    work = partial(encode_fresh_snapshot, metadata, listed, files, folder=folder, clock=clock, deletes=deletes)
+    work = partial(
+        encode_fresh_snapshot, metadata, listed, files, folder=folder, clock=clock, seal=seal, deletes=deletes
+    )
     if len(listed) + len(files) + len(deletes) <= _IN_LOOP_ENTRIES_MAX:
         return work()
     return await asyncio.to_thread(work)

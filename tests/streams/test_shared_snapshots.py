@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -19,12 +19,14 @@ from seamark.connector.client.values import At
 from seamark.connector.read.read_plan import plan_read
 from seamark.connector.read.scans import TableScan, bind_filter
 from seamark.connector.read.tables import open_table, plan
+from seamark.formats.iceberg.manifests.writer import write_manifest_list
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
 from seamark.formats.protocol.wire import FRESH_FOLDER
 from seamark.formats.runtime.clock import SimulatedClock
 from seamark.formats.runtime.errors import ObjectMissing
 from seamark.metaserver.access.keyring import Keyring, SigningKey
 from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.streams.fresh_snapshots import location_of_fresh
 from seamark.metaserver.streams.keys import KEY
 from seamark.metaserver.streams.snapshots.shared_snapshots import SharedSnapshots
 from tests.seeds import first_seed, quick
@@ -112,8 +114,8 @@ async def test_tables_opened_at_one_server_have_the_rows_of_the_model_at_another
             assert await asyncio.to_thread(read_opened, table, second.server.url) == expected
 
 
-class StoredRecords(dict[str, bytes]):
-    """A storage of records, as a dictionary by location."""
+class StoredLists(dict[str, bytes]):
+    """A storage of manifest lists, as a dictionary by location."""
 
     async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
         if location not in self:
@@ -122,7 +124,7 @@ class StoredRecords(dict[str, bytes]):
 
 
 async def test_record_is_read_only_with_the_signature_for_its_table_until_its_time() -> None:
-    clock, objects, folder = SimulatedClock(1), StoredRecords(), f"file:///t/{FRESH_FOLDER}"
+    clock, objects, folder = SimulatedClock(1), StoredLists(), f"file:///t/{FRESH_FOLDER}"
 
     def make_process(root: bytes = b"r" * 32) -> SharedSnapshots:
         return SharedSnapshots(cast("ObjectStore", objects), Keyring([SigningKey(b"k" * 8, 0, root)], clock), clock)
@@ -131,17 +133,27 @@ async def test_record_is_read_only_with_the_signature_for_its_table_until_its_ti
         return await process.find(uuid, snapshot_id, folder)
 
     snapshot = Snapshot(7, clock.now_ms(), summary=msgspec.Raw(b'{"operation":"append"}'), manifest_list="file:///l")
+    location = location_of_fresh(folder, 7)
+
+    def write_list(entries: Mapping[str, str]) -> bytes:
+        return write_manifest_list(
+            [], format_version=2, snapshot_id=7, parent_snapshot_id=None, sequence_number=1, extra=entries
+        )
+
     assert await find(make_process()) is None
-    location, record = make_process().encode(UUID, snapshot, folder, until_ms=clock.now_ms() + 1000)
-    objects[location] = record
+    sealed = make_process().seal(UUID, snapshot, until_ms=clock.now_ms() + 1000)
+    objects[location] = write_list(sealed)
     reader = make_process()
     assert await find(reader) == snapshot
     assert await find(make_process(), uuid="00000000-0000-4000-8000-000000000002") is None
     assert await find(make_process(b"x" * 32)) is None
-    objects[location.replace("/7-", "/8-")] = record  # The id of another snapshot.
-    objects[location.replace("/7-", "/9-")] = record[:-1] + b" "
-    objects[location.replace("/7-", "/10-")] = b'{"snapshot": {}}'
-    for snapshot_id in (8, 9, 10):
+    ((name, record),) = sealed.items()
+    objects[location_of_fresh(folder, 8)] = objects[location]  # The record of another snapshot.
+    objects[location_of_fresh(folder, 9)] = write_list({name: record[:-8] + "AAAAAAAA"})
+    objects[location_of_fresh(folder, 10)] = write_list({name: "no Base64 \u4e2d"})
+    objects[location_of_fresh(folder, 11)] = write_list({})
+    objects[location_of_fresh(folder, 12)] = objects[location][:60]
+    for snapshot_id in range(8, 13):
         assert await find(make_process(), snapshot_id) is None
     clock.advance(1001)
     assert await find(reader) is None

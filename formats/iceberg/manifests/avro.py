@@ -82,6 +82,18 @@ def read_container(data: bytes | memoryview, location: str, *, inflated_limit_by
     return Container(metadata, _join_blocks(blocks, size), np.array(edges, np.int64), np.array(counts, np.int64))
 
 
+def read_header(data: bytes | memoryview, location: str) -> dict[str, str]:
+    """Return the header entries of a file that are UTF-8 text, without reading its blocks.
+
+    Raises:
+        Corrupt: The file violates the specification; the message names `location`.
+    """
+    reader = _Reader(memoryview(data).cast("B"), location)
+    if bytes(reader.take(len(_MAGIC), "the magic number")) != _MAGIC:
+        raise reader.corrupt("does not start with Avro's magic bytes")
+    return _read_metadata(reader)
+
+
 def _join_blocks(blocks: Sequence[bytes | memoryview], size: int) -> NDArray[np.uint8]:
     heap = np.frombuffer(memoryview(Memory(size)), np.uint8) if size else np.empty(0, np.uint8)
     view, at = heap.data, 0

@@ -9,9 +9,10 @@ list. Reading fills these values in. The functions take and return bytes; equal 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import copysign
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -212,10 +213,12 @@ def write_manifest_list(
     snapshot_id: int,
     parent_snapshot_id: int | None,
     sequence_number: int,
+    extra: Mapping[str, str] = MappingProxyType({}),
 ) -> bytes:
     """Return the manifest list of a snapshot (spec: "Manifest Lists"), deflated as in Java's writers.
 
-    In version 3, data manifests must have first row ids (`assign_first_row_ids`).
+    In version 3, data manifests must have first row ids (`assign_first_row_ids`). `extra` is added to the header of the
+    file, where readers of Iceberg ignore it.
 
     Raises:
         ValueError: A data manifest of version 3 has no first row id.
@@ -228,6 +231,7 @@ def write_manifest_list(
     if format_version > 1:
         header["sequence-number"] = str(sequence_number)
     header["format-version"] = str(format_version)
+    header.update(extra)
     for manifest in manifests:
         _check_listed(manifest, format_version)
     schema, write = list_record(format_version)

@@ -17,8 +17,8 @@ _VALUE_BYTES = 4
 """The minimum size of a value of most types in the log, including a null."""
 
 
-def check_size(batches: Sequence[pa.RecordBatch], metadata: TableMetadata) -> None:
-    """Check that the decoded rows have at most `DECODED_BYTES_MAX`, before they are decoded.
+def check_size(batches: Sequence[pa.RecordBatch], metadata: TableMetadata) -> int:
+    """Check that the decoded rows have at most `DECODED_BYTES_MAX`, before they are decoded; return their size.
 
     Raises:
         TooLarge: The rows have more bytes.
@@ -33,6 +33,7 @@ def check_size(batches: Sequence[pa.RecordBatch], metadata: TableMetadata) -> No
                 raise TooLarge(
                     f"The decoded rows have more than {DECODED_BYTES_MAX:,} bytes; send them in several requests"
                 )
+    return size_bytes
 
 
 def check_columns(rows: int, metadata: TableMetadata) -> None:

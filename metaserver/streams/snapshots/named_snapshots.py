@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 
 from seamark.cache.single_flight import SingleFlight
 from seamark.formats.iceberg.manifests.manifest import ManifestFile
@@ -133,21 +134,20 @@ class NamedSnapshots:
         deletes: list[bytes] = []
         try:
             if keyed:
-                replaced = await table.store_deletes(keyed, entry, metadata, fresh=True)
-                locations += [location for location, _ in replaced.files]
-                deletes = replaced.content_files
+                stored = await table.store_deletes(keyed, entry, metadata, fresh=True)
+                locations += [location for location, _ in stored.files]
+                deletes = stored.content_files
                 writer = SnapshotWriter(self._objects, self._clock, self._manifests, folder, 0)
                 try:
-                    listed = await drop_removed_files(replaced.removed, listed, metadata, writer, self._manifests)
+                    listed = await drop_removed_files(stored.removed, listed, metadata, writer, self._manifests)
                 finally:
                     locations += writer.written
-            encoded = await run_encoding(metadata, listed, files, folder, self._clock, deletes)
             # `make` returns the snapshot for the retention, and requests may name it for `named_s` after that.
             until_ms = self._clock.now_ms() + int(1000 * (self._retention_s + self.named_s))
-            record = self._shared.encode(table.uuid, encoded.snapshot, folder, until_ms=until_ms)
-            stored = (*encoded.files, record)
-            locations += [location for location, _ in stored]
-            await asyncio.gather(*(self._objects.create(location, data) for location, data in stored))
+            seal = partial(self._shared.seal, table.uuid, until_ms=until_ms)
+            encoded = await run_encoding(metadata, listed, files, folder, self._clock, seal, deletes)
+            locations += [location for location, _ in encoded.files]
+            await asyncio.gather(*(self._objects.create(location, data) for location, data in encoded.files))
         finally:
             # The snapshot may be the current snapshot for as long as a query may run after its plan.
             table.give_up_files(locations, extra_s=self._retention_s)

@@ -1,8 +1,9 @@
-"""Shares fresh snapshots with the other processes on the same storage: each has a record beside its manifests.
+"""Shares fresh snapshots with the other processes over the same storage.
 
-A client may load a table at one process, and plan the fresh snapshot of the answer at another. The other process reads
-the record, whose name has the id of the snapshot. The record is signed with a key that all replicas have: a principal
-with keys to write to the table's folder cannot make the server read other files as a snapshot.
+A client may load a table at one process, and plan the fresh snapshot of the answer at another. The manifest list of a
+fresh snapshot has the id of the snapshot in its name, and a record of the snapshot in its header. So the other process
+finds the snapshot by its id, and no further file is written. The record is signed with a key that all replicas have: a
+principal with keys to write to the table's folder cannot make the server read other files as a snapshot.
 """
 
 from __future__ import annotations
@@ -10,19 +11,24 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections import OrderedDict
+from collections.abc import Mapping
 
 import msgspec
 
+from seamark.formats.iceberg.manifests.avro import read_header
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
+from seamark.formats.protocol.wire import from_base64url, to_base64url
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.decoding import from_json
-from seamark.formats.runtime.errors import ObjectMissing, TooLarge
+from seamark.formats.runtime.errors import Corrupt, ObjectMissing, TooLarge
 from seamark.metaserver.access.keyring import ID_BYTES, Keyring
 from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.streams.fresh_snapshots import location_of_fresh
 
 _PURPOSE = "fresh-snapshots"
 _MAC_BYTES = 32
-_RECORD_BYTES_MAX = 1 << 20
+_ENTRY = "seamark.fresh-snapshot"
+_LIST_BYTES_MAX = 64 << 20
 _REMEMBERED_MAX = 1_000
 """The maximum number of records of other processes that are kept in memory."""
 
@@ -39,7 +45,7 @@ class _Record(msgspec.Struct, frozen=True):
 
 
 class SharedSnapshots:
-    """Encodes and finds the records of fresh snapshots. An instance belongs to one event loop."""
+    """Seals and finds the records of fresh snapshots. An instance belongs to one event loop."""
 
     def __init__(self, objects: ObjectStore, keyring: Keyring, clock: Clock) -> None:
         self._objects = objects
@@ -48,18 +54,17 @@ class SharedSnapshots:
         self._records: OrderedDict[tuple[str, int], _Record] = OrderedDict()
         """The records that were read, the least recently used first."""
 
-    def encode(self, uuid: str, snapshot: Snapshot, folder: str, *, until_ms: int) -> tuple[str, bytes]:
-        """Return the location and the content of the record of a fresh snapshot.
+    def seal(self, uuid: str, snapshot: Snapshot, *, until_ms: int) -> Mapping[str, str]:
+        """Return the signed record of a fresh snapshot, for the header of its manifest list.
 
         Args:
             uuid: The UUID of the table.
             snapshot: The fresh snapshot.
-            folder: The location of the folder for fresh files.
             until_ms: The time until which requests may name the snapshot.
         """
         body = msgspec.json.encode(_Record(snapshot, until_ms))
         key_id, key = self._keyring.signing_key(_PURPOSE)
-        return _location(folder, snapshot.snapshot_id), key_id + _compute_mac(key, uuid, body) + body
+        return {_ENTRY: to_base64url(key_id + _compute_mac(key, uuid, body) + body)}
 
     async def find(self, uuid: str, snapshot_id: int, folder: str) -> Snapshot | None:
         """Return the fresh snapshot of any process with an id, or None if requests may not name this id.
@@ -75,7 +80,7 @@ class SharedSnapshots:
         record = self._records.get((uuid, snapshot_id))
         if record is None:
             try:
-                data = await self._objects.read(_location(folder, snapshot_id), limit_bytes=_RECORD_BYTES_MAX)
+                data = await self._objects.read(location_of_fresh(folder, snapshot_id), limit_bytes=_LIST_BYTES_MAX)
             except (ObjectMissing, TooLarge):
                 return None
             record = self._decode(data, uuid)
@@ -88,17 +93,17 @@ class SharedSnapshots:
         return record.snapshot if self._clock.now_ms() <= record.until_ms else None
 
     def _decode(self, data: bytes, uuid: str) -> _Record | None:
-        """Return a record, or None if no replica has signed it for this table."""
+        """Return the record in a manifest list, or None if no replica has signed it for this table."""
+        try:
+            data = from_base64url(read_header(data, "The manifest list").get(_ENTRY, ""))
+        except (Corrupt, ValueError):
+            return None
         key = self._keyring.verifying_key(_PURPOSE, data[:ID_BYTES])
         mac, body = data[ID_BYTES : ID_BYTES + _MAC_BYTES], data[ID_BYTES + _MAC_BYTES :]
         if key is None or not hmac.compare_digest(mac, _compute_mac(key, uuid, body)):
             return None
         record: _Record = from_json(body, _Record)
         return record
-
-
-def _location(folder: str, snapshot_id: int) -> str:
-    return f"{folder}/{snapshot_id}-snapshot.json"
 
 
 def _compute_mac(key: bytes, uuid: str, body: bytes) -> bytes:

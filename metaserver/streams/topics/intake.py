@@ -115,10 +115,10 @@ class TopicIntake:
             RetryLater: The table is not a stream table now, or Kafka does not answer.
         """
         await self._load()
-        offsets: dict[int, int] = {}
-        for partition in range(self._topic.partitions):
-            state = await self._log.fence(self._producer_name(partition))
-            self._epochs[partition], offsets[partition] = state.epoch, state.sequence + 1
+        partitions = range(self._topic.partitions)
+        states = await asyncio.gather(*(self._log.fence(self._producer_name(number)) for number in partitions))
+        self._epochs = {number: state.epoch for number, state in enumerate(states)}
+        offsets = {number: state.sequence + 1 for number, state in enumerate(states)}
         _log.info("reading an input topic", topic=self._topic.name, offsets=offsets)
         self._counts.waiting.pop(self._uuid, None)
         async with source.open(self._topic, offsets) as consumer:

@@ -20,7 +20,7 @@ from seamark.metaserver.log.kafka.topics import TopicMessage
 from seamark.metaserver.streams.incoming import avro_rows
 from seamark.metaserver.streams.incoming.arrow_body import read_stream
 from seamark.metaserver.streams.incoming.rows import RejectedRow, RowFormat, decode_rows
-from seamark.metaserver.streams.incoming.sizes import check_columns, check_size
+from seamark.metaserver.streams.incoming.sizes import DECODED_BYTES_MAX, check_columns, check_size
 
 MESSAGE_BYTES_MAX = 8 << 20
 """The maximum size of a message."""
@@ -44,12 +44,14 @@ class MessageRun:
         rows: The JSON rows, if the messages are JSON.
         batches: The record batches, if the messages are Arrow or Avro.
         rejected: The messages that could not be read.
+        decoded_bytes: The estimated size of the record batches.
     """
 
     messages: list[TopicMessage] = field(default_factory=list)
     rows: list[Any] = field(default_factory=list)
     batches: list[pa.RecordBatch] = field(default_factory=list)
     rejected: list[RejectedRow] = field(default_factory=list)
+    decoded_bytes: int = 0
 
     @property
     def row_count(self) -> int:
@@ -70,14 +72,21 @@ def divide_messages(
     run, size_bytes = MessageRun(), 0
     for message in messages:
         read = read_messages([message], metadata, rows_max=rows_max)
-        is_other = bool((run.rows and read.batches) or (run.batches and read.rows))
-        if is_other or size_bytes > RUN_BYTES_MAX or not _fits(run.row_count + read.row_count, metadata, rows_max):
+        is_full = (
+            (run.rows and read.batches)
+            or (run.batches and read.rows)
+            or size_bytes > RUN_BYTES_MAX
+            or run.decoded_bytes + read.decoded_bytes > DECODED_BYTES_MAX
+            or not _fits(run.row_count + read.row_count, metadata, rows_max)
+        )
+        if run.messages and is_full:
             yield run
             run, size_bytes = MessageRun(), 0
         run.messages += read.messages
         run.rows += read.rows
         run.batches += read.batches
         run.rejected += read.rejected
+        run.decoded_bytes += read.decoded_bytes
         size_bytes += len(message.value or b"")
     if run.messages:
         yield run
@@ -98,13 +107,14 @@ def read_messages(messages: Sequence[TopicMessage], metadata: TableMetadata, *, 
         if message.value is None:  # A tombstone, which changes nothing.
             continue
         try:
-            rows = _read_message(message.value, _format_of(message), metadata, rows_max)
+            rows, decoded_bytes = _read_message(message.value, _format_of(message), metadata, rows_max)
         except SeamarkError as error:
             run.rejected.append(reject(message, error.message))
             continue
         except Exception as error:  # noqa: BLE001  no message may stop the messages after it
             run.rejected.append(reject(message, f"The message cannot be read ({type(error).__name__})"))
             continue
+        run.decoded_bytes += decoded_bytes
         for row in rows:
             if isinstance(row, pa.RecordBatch):
                 run.batches.append(row)
@@ -158,8 +168,10 @@ def _format_of(message: TopicMessage) -> RowFormat | None:
     return RowFormat.JSON
 
 
-def _read_message(value: bytes, row_format: RowFormat | None, metadata: TableMetadata, rows_max: int) -> Sequence[Any]:
-    """Return the record batches or the JSON rows of a message.
+def _read_message(
+    value: bytes, row_format: RowFormat | None, metadata: TableMetadata, rows_max: int
+) -> tuple[Sequence[Any], int]:
+    """Return the record batches or the JSON rows of a message, and the estimated size of the batches.
 
     Raises:
         BadRequest: The message is invalid.
@@ -172,8 +184,7 @@ def _read_message(value: bytes, row_format: RowFormat | None, metadata: TableMet
             batches = [avro_rows.read_avro(value, "The message", rows_max=rows_max)]
         else:
             batches = read_stream(value, "The message", rows_max=rows_max).to_batches()
-        check_size(batches, metadata)
-        return batches
+        return batches, check_size(batches, metadata)
     is_object = row_format is RowFormat.JSON and not value.lstrip().startswith(b"[")
     rows = decode_rows(b"[%b]" % value if is_object else value, row_format, rows_max=rows_max)
     if is_object and len(rows) != 1:
@@ -181,4 +192,4 @@ def _read_message(value: bytes, row_format: RowFormat | None, metadata: TableMet
     check_columns(len(rows), metadata)
     if not all(isinstance(row, dict | RejectedRow) for row in rows):
         raise BadRequest("A row of the message is not a JSON object")
-    return rows
+    return rows, 0
