@@ -38,7 +38,7 @@ from seamark.connector.client.names import (
 from seamark.connector.client.row_answers import (
     FileRows,
     Keys,
-    Lookup,
+    LookupAnswer,
     file_rows_of,
     join_pages,
     keys_stream,
@@ -430,7 +430,7 @@ class SeamarkClient:
 
     def lookup(
         self, table: Name, keys: Keys, *, index: str | None = None, partitions: bool = False, at: At = CURRENT
-    ) -> Lookup:
+    ) -> LookupAnswer:
         """Return the rows that have these keys, according to a record index. At most a million rows are returned.
 
         Args:

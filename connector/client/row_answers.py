@@ -17,7 +17,7 @@ Keys: TypeAlias = pa.Table | Mapping[str, Sequence[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Lookup:
+class LookupAnswer:
     """The positions of the rows with the requested keys.
 
     Attributes:
@@ -80,7 +80,7 @@ def keys_stream(keys: Keys) -> bytes:
     return body
 
 
-def lookup_of(answer: pa.Table) -> Lookup:
+def lookup_of(answer: pa.Table) -> LookupAnswer:
     """Parse the response to a lookup.
 
     Raises:
@@ -88,7 +88,7 @@ def lookup_of(answer: pa.Table) -> Lookup:
     """
     about = {name.decode(): value.decode() for name, value in (answer.schema.metadata or {}).items()}
     values = {name: value if name == "index" else json.loads(value) for name, value in about.items()}
-    return Lookup(
+    return LookupAnswer(
         snapshot_id=values["snapshot-id"],
         index=values["index"],
         rows=answer.replace_schema_metadata(None),

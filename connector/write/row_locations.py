@@ -70,7 +70,7 @@ class RowSource(PlanSource, Protocol):
 
 
 class KeyAnswer(Protocol):
-    """The rows that a record index has for keys (`Lookup`)."""
+    """The rows that a record index has for keys (`LookupAnswer`)."""
 
     @property
     def rows(self) -> pa.Table: ...

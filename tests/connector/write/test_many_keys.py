@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from seamark.connector.client.indexes import IndexClient
-from seamark.connector.client.row_answers import Lookup
+from seamark.connector.client.row_answers import LookupAnswer
 from seamark.connector.client.values import CURRENT
 from seamark.connector.read.tables import ScanTask, open_table
 from seamark.connector.write.appends import append, open_destination
@@ -50,7 +50,7 @@ def test_lookup_answers_with_more_path_text_than_a_string_array_holds_are_accept
     count, path = 2100, "p" * (1 << 20)
     requests: list[int] = []
 
-    def answer(*_: Any, **__: Any) -> Lookup:
+    def answer(*_: Any, **__: Any) -> LookupAnswer:
         first = sum(requests)
         requests.append(min(700, count - first))
         paths = ["q", path][:: 1 if len(requests) % 2 else -1]
@@ -61,7 +61,7 @@ def test_lookup_answers_with_more_path_text_than_a_string_array_holds_are_accept
             "position": pa.array(range(first, first + requests[-1])),
             "undecided": pa.array([False] * requests[-1]),
         }
-        return Lookup(1, "ids", pa.table(result), 0, True, 0, (), 0, ())
+        return LookupAnswer(1, "ids", pa.table(result), 0, True, 0, (), 0, ())
 
     monkeypatch.setattr("seamark.connector.write.row_locations._LOOKUP_KEYS_MAX", 700)
     monkeypatch.setattr("seamark.connector.client.client.SeamarkClient.lookup", answer)
