@@ -22,7 +22,7 @@ from seamark.formats.runtime.errors import BadRequest, TooLarge, UnsupportedMedi
 from seamark.metaserver.streams.incoming.json_members import find_repeated_key, has_repeated_key
 
 _SHOWN_CHARACTERS = 100
-_PLAIN = {"string": str, "long": int, "boolean": bool}
+_PLAIN = {"string": str, "long": int, "int": int, "double": float, "boolean": bool}
 """The types whose JSON values Arrow accepts unchanged."""
 _LONG = 1 << 63
 _STRUCT_VALUES_MAX = 1 << 24
