@@ -8,7 +8,7 @@ like a table.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 
@@ -176,8 +176,8 @@ def plan_reads(
     tables: Sequence[StoredTable],
     catalog: StatementTables,
     today: date,
-    *,
     joins: bool = True,
+    skipped: Collection[int] = (),
 ) -> list[PlannedTableRead]:
     """Plan the read of each reference to a table. The result has the order of `tables`.
 
@@ -188,6 +188,7 @@ def plan_reads(
         catalog: The tables of the statement. They are open.
         today: The date in UTC at which the statement runs.
         joins: Whether rows of other tables may leave out files.
+        skipped: The numbers of references without a plan. Their reads have no files.
     """
     scans = _find_scans(query, tables, catalog, today)
     joined = {n: scan for n, scan in enumerate(scans) if scan is not None} if joins else {}
@@ -201,7 +202,7 @@ def plan_reads(
         if number in planned:
             name, used_joins = planned[number]
             opened = open_table(client, (*named_table.name[:-1], name), CURRENT)
-        tasks = tuple(plan(client, opened, where))
+        tasks = () if number in skipped else tuple(plan(client, opened, where))
         reads.append(PlannedTableRead(table, named_table, opened, drop_functions(where), tasks, used_joins))
     return reads
 

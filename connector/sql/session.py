@@ -248,10 +248,12 @@ class SqlSession:
             reason = "the user has chosen another engine"
         cube: CubePlan | CubeSummary | None = None
         if query is not None:
-            plan = partial(self._plan_reads, statement.query, query.tables, tables, now)
+            plan = partial(plan_reads, self._reads, statement.query, query.tables, tables, now.date())
             named_tables = [tables.of_node[id(table.node)] for table in query.tables]
-            planned = plan_cube(self._reads, statement.tree, query, named_tables, plan, now, self._cubes)
-            reads, cube = tuple(planned[0]), planned[1]
+            planned_reads, cube = plan_cube(self._reads, statement.tree, query, named_tables, plan, now, self._cubes)
+            # Requests end before the check, because it may forbid this process to open files, such as certificates.
+            self._checked([read.named.opened for read in planned_reads])
+            reads = tuple(planned_reads)
         if isinstance(cube, CubePlan):
             query = cube.query
         demand = StatementProfile(statement.kind, sum(read.bytes for read in reads), reason)
@@ -284,14 +286,9 @@ class SqlSession:
             raise InvalidRequest(f"DuckDB does not run this statement: {why}") from None
 
     def _plan_reads(
-        self,
-        query: SqlStatement | None,
-        tables: Sequence[StoredTable],
-        catalog: StatementTables,
-        now: datetime,
-        joins: bool = True,
+        self, query: SqlStatement | None, tables: Sequence[StoredTable], catalog: StatementTables, now: datetime
     ) -> tuple[PlannedTableRead, ...]:
-        reads = [] if query is None else plan_reads(self._reads, query, tables, catalog, now.date(), joins=joins)
+        reads = [] if query is None else plan_reads(self._reads, query, tables, catalog, now.date())
         self._checked([read.named.opened for read in reads])
         return tuple(reads)
 

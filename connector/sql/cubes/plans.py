@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -43,8 +43,11 @@ class CubePlan:
     summary: CubeSummary
 
 
-ReadPlanner = Callable[[bool], Sequence[PlannedTableRead]]
-"""A function that plans the reads of a query's tables. The argument says whether joins may leave out files."""
+ReadPlanner = Callable[[bool, Collection[int]], Sequence[PlannedTableRead]]
+"""A function that plans the reads of a query's tables.
+
+Its arguments are whether joins may leave out files, and the numbers of references that need no plan.
+"""
 
 
 def plan_cube(
@@ -72,26 +75,26 @@ def plan_cube(
         with a cube.
     """
     if not any(_list_cubes(table) for table in tables):
-        return plan(True), None
+        return plan(True, ()), None
     try:
         if use == OFF:
             raise NotFromCube("the session does not use cubes")
         check_form(tree)
         cube, translated = _choose(tree, query, tables, now, floats=use != EXACT)
     except NotFromCube as why:
-        reads = plan(True)
+        reads = plan(True, ())
         return reads, CubeSummary(None, 0, _count_files(reads), str(why))
     # Reading the groups is faster than requesting the joins, which could only leave out files.
-    reads = plan(False)
+    reads = plan(False, translated.replaced)
     try:
-        cube_plan = _read_groups(client, query, reads, cube, translated)
+        cube_plan = _read_groups(client, query, reads, cube, translated, plan)
         return cube_plan.reads, cube_plan
     except NotFromCube as why:
         reason = str(why)
     except ClientError as error:
         reason = f"the groups cannot be read: {error}"
     if len(tables) > 1:
-        reads = plan(True)
+        reads = plan(True, ())
     return reads, CubeSummary(None, 0, _count_files(reads), reason)
 
 
@@ -129,6 +132,7 @@ def _read_groups(
     reads: Sequence[PlannedTableRead],
     cube: IndexDefinition,
     translated: CubeQuery,
+    plan: ReadPlanner,
 ) -> CubePlan:
     facts = reads[translated.facts]
     tasks = [number for number, task in enumerate(facts.tasks) if _has_whole_file(task)]
@@ -147,11 +151,11 @@ def _read_groups(
     if not answered:
         raise NotFromCube(f"{cube.name}: it has no entry for a file of the plan")
     row_tasks = tuple(task for number, task in enumerate(facts.tasks) if number not in answered)
+    if row_tasks and translated.replaced:
+        joined = plan(False, translated.tables.keys() - translated.replaced)
+        reads = [joined[number] if number in translated.replaced else read for number, read in enumerate(reads)]
     remaining = {number: replace(reads[number], table=table) for number, table in translated.tables.items()}
     remaining[translated.facts] = replace(remaining[translated.facts], tasks=row_tasks)
-    if not row_tasks:
-        for number in translated.replaced:
-            remaining[number] = replace(remaining[number], tasks=())
     return CubePlan(
         DuckDBQuery(translated.text, query.columns, tuple(translated.tables.values())),
         tuple(remaining.values()),
