@@ -4,7 +4,7 @@ Each row has its number in four columns. In `in_record`, `in_bloom` and `in_bitm
 so that statistics leave out no file. Each of these columns has the index of its name. `in_order` rises from file to
 file. A commit adds a thousand files in one manifest.
 
-Each run writes the lake anew with Seamark's writer, in memory if the system has a folder for that. Readers would find
+Each run writes the lake again with Seamark's writer, in memory if the system has a folder for that. Readers would find
 the files in the page cache in any case, and syncing ten thousand files to a disk would take longer than all
 measurements.
 """

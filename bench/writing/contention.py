@@ -73,7 +73,7 @@ class Outcome:
     began: float
     ended: float
     committed: int
-    """The number of commits after the first one, which is not counted."""
+    """The number of commits after the first commit, which is not counted."""
     failed: int
     attempts: int
     rows: int

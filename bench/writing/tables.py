@@ -6,7 +6,7 @@ and the number of the batch in rows of a batch. So the number of rows of each ve
 
 A base table is in `.cache/bench/writing`, once for each number of rows and layout. Seamark's writer writes it, and only
 clones read it. A clone is a separate table whose first snapshot has the base's data files. Neither Iceberg nor Seamark
-deletes these files by itself, and the clones declare `gc.enabled`, so that the base stays.
+deletes these files automatically, and the clones declare `gc.enabled`, so that the base stays.
 """
 
 from __future__ import annotations
