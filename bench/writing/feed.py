@@ -1,7 +1,7 @@
 """Many small commits feed a table: does the server keep it in shape by its policy alone?
 
 Stock PyIceberg appends 500 small files to an unpartitioned table. By the table's properties, the server clusters it by
-two columns, and limits its snapshots, manifests and metadata files. No person starts a job. A second table gets
+two columns, and limits its snapshots, manifests and metadata files. No client starts a job. A second table gets
 the same commits and has no services. After every 25 commits the bench measures both tables: their files, the number of
 files that may hold a row (the depth of the clustering), manifests and metadata, and the time of a plan. In the end it
 reads both tables: the rows must be the appended rows.

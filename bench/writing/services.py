@@ -29,7 +29,7 @@ from tests.services.spark import spark_session
 APPENDS, ROWS = 300, 1_000
 QUICK_APPENDS = 12
 PAUSE_S = 0.02
-"""The pause between two reads. The reader represents one of many clients, not for the whole load."""
+"""The pause between two reads. The reader represents one of many clients, not the whole load."""
 QUIET = "quiet"
 TABLE = "bench.events"
 MAX_AGE_MS = 60_000
