@@ -1,4 +1,4 @@
-"""`python -m bench.streams.keyed [--rows N]`: a keyed stream table under updates, deletes and batch corrections.
+"""A keyed stream table under updates, deletes and batch corrections.
 
 A writer sends Arrow batches with kinds, a batch writer corrects rows by upserts, and stock PyIceberg reads meanwhile.
 The model is an array with the last value of each key. In the end PyIceberg, DuckDB over the files of the last flush,
@@ -7,10 +7,10 @@ and the model have to agree; otherwise the run fails.
 
 from __future__ import annotations
 
-import argparse
-import tempfile
+import asyncio
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +22,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
 import seamark
+import seamark.duckdb
 from bench.report import OURS, Report, Row
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.streams.writer import stream_writer
@@ -77,10 +78,41 @@ def read(catalog: Catalog) -> Values:
     Raises:
         AssertionError: A key has several rows.
     """
-    rows = catalog.load_table(TABLE).scan().to_arrow().sort_by("id")
-    ids = rows.column("id").to_numpy()
+    return to_values(catalog.load_table(TABLE).scan().to_arrow())
+
+
+def read_by_duckdb(url: str) -> Values:
+    """Return the rows that unmodified DuckDB plans and reads.
+
+    Raises:
+        AssertionError: A key has several rows.
+    """
+    with closing(seamark.duckdb.connect(url)) as connection:
+        return to_values(connection.execute(f"SELECT id, value FROM sea.{TABLE}").to_arrow_table())
+
+
+def to_values(rows: pa.Table) -> Values:
+    """Return the keys and their values, by key.
+
+    Raises:
+        AssertionError: A key has several rows.
+    """
+    ordered = rows.sort_by("id")
+    ids = ordered.column("id").to_numpy()
     assert (np.diff(ids) > 0).all(), "a key has several rows"
-    return np.stack([ids, rows.column("value").to_numpy()])
+    return np.stack([ids, ordered.column("value").to_numpy()])
+
+
+def create(catalog: Catalog, version: int) -> None:
+    """Create the table. Its record index finds the rows that later rows replace."""
+    properties = {"seamark.stream.enabled": "true", "seamark.index.ids": "record(id)", "format-version": str(version)}
+    catalog.create_namespace("bench")
+    catalog.create_table(TABLE, SCHEMA, properties={**properties, "write.merge.mode": "merge-on-read"})
+
+
+def flush(url: str) -> None:
+    """Flush the table, so that its files have all rows."""
+    SeamarkClient(url)._json("POST", "/api/v1/tables/bench/keyed/flush")
 
 
 def expected_rows(values: Values) -> Values:
@@ -88,13 +120,15 @@ def expected_rows(values: Values) -> Values:
     return np.stack([ids, values[ids]])
 
 
-def run(folder: Path, *, rows: int = ROWS) -> Report:
-    report = Report("streams-keyed", "How fast are rows of a keyed stream table, and does every engine read the model?")
+async def run(folder: Path, *, quick: bool = False) -> Report:
+    return await asyncio.to_thread(_run, folder, QUICK_ROWS if quick else ROWS)
+
+
+def _run(folder: Path, rows: int) -> Report:
+    report = Report("streams_keyed", "How fast are rows of a keyed stream table, and does every engine read the model?")
     with Seamark(folder / "home") as server:
         catalog = RestCatalog("bench", uri=server.base_url, **{"rest-scan-planning-enabled": "true"})
-        catalog.create_namespace("bench")
-        properties = {"seamark.stream.enabled": "true", "seamark.index.ids": "record(id)", "format-version": "3"}
-        catalog.create_table(TABLE, SCHEMA, properties={**properties, "write.merge.mode": "merge-on-read"})
+        create(catalog, version=3)
         is_done, reads = threading.Event(), list[float]()
 
         def read_meanwhile() -> None:
@@ -114,30 +148,14 @@ def run(folder: Path, *, rows: int = ROWS) -> Report:
         seconds = time.monotonic() - begun_s
         expected = expected_rows(values)
         assert np.array_equal(read(catalog), expected), "PyIceberg does not read the model"
-        client = SeamarkClient(server.base_url)
-        client._json("POST", "/api/v1/tables/bench/keyed/flush")
+        flush(server.base_url)
         assert np.array_equal(read(catalog), expected), "PyIceberg does not read the model after the flush"
-        table = seamark.scan(client, TABLE).to_arrow().sort_by("id")
-        ours = np.stack([table.column("id").to_numpy(), table.column("value").to_numpy()])
-        assert np.array_equal(ours, expected), "seamark does not read the model"
+        assert np.array_equal(to_values(seamark.scan(SeamarkClient(server.base_url), TABLE).to_arrow()), expected), (
+            "seamark reads other rows"
+        )
+        assert np.array_equal(read_by_duckdb(server.base_url), expected), "DuckDB does not read the model"
     report.rows.append(Row(f"{rows:,} rows", "changes a second", "rows/s", {OURS: round(rows / seconds)}))
     if reads:
         report.rows.append(Row(f"{rows:,} rows", "scan of all rows", "s", {OURS: round(float(np.median(reads)), 2)}))
     report.notes.append(f"{len(reads)} scans by PyIceberg meanwhile; {expected.shape[1]:,} rows in the end")
     return report
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser("bench.streams.keyed", description=__doc__)
-    parser.add_argument("--rows", type=int, default=ROWS, help="the number of changes")
-    chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="bench-streams-") as folder:
-        report = run(Path(folder), rows=chosen.rows)
-    for row in report.rows:
-        print(f"{row.case:>16}  {row.measure:<18} {row.values[OURS]:>12,.2f} {row.unit}")
-    for note in report.notes:
-        print(note)
-
-
-if __name__ == "__main__":
-    main()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bench.run import Bench, names_of, parser_of, run_benches
-from bench.streams import appends, ducklake, kafka, log, readers, spark, visible
+from bench.streams import appends, ducklake, kafka, keyed, log, readers, spark, visible
 
 BENCHES: dict[str, Bench] = {
     "log": log.run,
@@ -15,6 +15,7 @@ BENCHES: dict[str, Bench] = {
     "visible": visible.run,
     "readers": readers.run,
     "spark": spark.run,
+    "keyed": keyed.run,
 }
 
 
