@@ -82,7 +82,7 @@ def read(catalog: Catalog) -> Values:
 
 
 def read_by_duckdb(url: str) -> Values:
-    """Return the rows that DuckDB plans and reads, as it comes.
+    """Return the rows that unmodified DuckDB plans and reads.
 
     Raises:
         AssertionError: A key has several rows.

@@ -75,20 +75,20 @@ DAY = date(2026, 1, 1)
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerThread]:
-    served = ServerThread(tmp_path_factory.mktemp("stars"), index_wait_s=30)
-    served.start()
-    yield served
-    served.stop()
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerThread]:
+    server = ServerThread(tmp_path_factory.mktemp("stars"), index_wait_s=30)
+    server.start()
+    yield server
+    server.stop()
 
 
 class StarSchema:
     """Facts with cubes, and three dimension tables, in the namespace `star<seed>`."""
 
-    def __init__(self, served: ServerThread, client: IndexClient, rng: random.Random, name: str) -> None:
-        self._served, self._client, self._rng, self._name = served, client, rng, name
+    def __init__(self, server: ServerThread, client: IndexClient, rng: random.Random, name: str) -> None:
+        self._served, self._client, self._rng, self._name = server, client, rng, name
         self.has_tag = False
-        with catalog_at(served.url) as catalog:
+        with catalog_at(server.url) as catalog:
             catalog.create_namespace(name)
             properties = {"write.delete.mode": "merge-on-read"}
             for table, schema in {"facts": FACTS, "shops": SHOPS, "items": ITEMS, "days": DAYS}.items():
@@ -232,16 +232,16 @@ class StarSchema:
             session.sql(text.format(self._name)).close()
 
 
-def run_case(served: ServerThread, seed: int, queries: int) -> Counter[str]:
+def run_case(server: ServerThread, seed: int, queries: int) -> Counter[str]:
     """Change a star schema at random, and compare the answers of queries with and without cubes."""
     rng = random.Random(seed)
     counts: Counter[str] = Counter()
     with (
-        closing(IndexClient(served.url)) as client,
-        SqlSession(served.url) as session,
-        SqlSession(served.url, cubes=OFF) as plain,
+        closing(IndexClient(server.url)) as client,
+        SqlSession(server.url) as session,
+        SqlSession(server.url, cubes=OFF) as plain,
     ):
-        star = StarSchema(served, client, rng, f"star{seed}")
+        star = StarSchema(server, client, rng, f"star{seed}")
         star.append_facts(60)
         star.append_facts(40)
         star.build()
@@ -285,20 +285,20 @@ def _compare(session: SqlSession, plain: SqlSession, text: str, seed: int) -> st
     return f"{how}, attributes" if summary.index == "attributes" else how
 
 
-def test_random_star_joins_return_the_same_rows_from_cubes(served: ServerThread) -> None:
+def test_random_star_joins_return_the_same_rows_from_cubes(server: ServerThread) -> None:
     counts: Counter[str] = Counter()
     for seed in range(first_seed(), first_seed() + examples(5, 2)):
-        counts += run_case(served, seed, 10)
+        counts += run_case(server, seed, 10)
     _check_counts(counts)
     assert counts["cube and rows"] > 0, counts
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_thousands_of_random_star_joins_return_the_same_rows_from_cubes(served: ServerThread) -> None:
+def test_thousands_of_random_star_joins_return_the_same_rows_from_cubes(server: ServerThread) -> None:
     counts: Counter[str] = Counter()
     for seed in range(first_seed() + 1000, first_seed() + 1080):
-        counts += run_case(served, seed, 15)
+        counts += run_case(server, seed, 15)
     _check_counts(counts)
     assert counts["cube and rows, attributes"] > 0, counts
 
@@ -310,9 +310,9 @@ def _check_counts(counts: Counter[str]) -> None:
 
 
 @pytest.fixture(scope="module")
-def star(served: ServerThread) -> str:
+def star(server: ServerThread) -> str:
     """Return the namespace of a star schema, whose dimension `shops` has two rows of the key 1."""
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         catalog.create_namespace("fixed")
         facts = [{"shop_id": key, "discount": 1, "amount": 10} for key in (0, 1, 1, 2, None)]
         shops = [
@@ -321,33 +321,33 @@ def star(served: ServerThread) -> str:
         ]
         for name, rows, schema in (("facts", facts, FACTS), ("shops", shops, SHOPS)):
             catalog.create_table(f"fixed.{name}", schema=schema).append(pa.Table.from_pylist(rows, schema))
-    with closing(IndexClient(served.url)) as client, closing(InProcessWorkers()) as workers:
+    with closing(IndexClient(server.url)) as client, closing(InProcessWorkers()) as workers:
         client.put_index("fixed.facts", "by_shop", kind="cube", columns=["shop_id"], measures=["sum(amount)"])
         build(client, "fixed.facts", "by_shop", workers)
     return "fixed"
 
 
-def answer_of(served: ServerThread, text: str) -> tuple[CubeSummary, list[tuple[object, ...]]]:
+def answer_of(server: ServerThread, text: str) -> tuple[CubeSummary, list[tuple[object, ...]]]:
     """Return how a query used cubes, and its rows."""
-    with SqlSession(served.url) as session:
+    with SqlSession(server.url) as session:
         result = session.sql(text)
         assert result.explanation.cube is not None
         rows = result.to_arrow()
         return result.explanation.cube, list(zip(*(column.to_pylist() for column in rows.columns), strict=True))
 
 
-def test_duplicate_key_of_a_dimension_counts_each_fact_for_each_of_its_rows(served: ServerThread, star: str) -> None:
+def test_duplicate_key_of_a_dimension_counts_each_fact_for_each_of_its_rows(server: ServerThread, star: str) -> None:
     text = (
         f"SELECT region, sum(f.amount), count(*) FROM {star}.facts f, {star}.shops s WHERE f.shop_id = s.shop_id "
         "GROUP BY region ORDER BY region"
     )
-    summary, rows = answer_of(served, text)
+    summary, rows = answer_of(server, text)
     assert (summary.index, rows) == ("by_shop", [("north", 30, 3), ("south", 20, 2)])
 
 
-def test_left_join_keeps_facts_without_a_partner(served: ServerThread, star: str) -> None:
+def test_left_join_keeps_facts_without_a_partner(server: ServerThread, star: str) -> None:
     text = f"SELECT region, count(*) FROM {star}.facts LEFT JOIN {star}.shops USING (shop_id) GROUP BY 1 ORDER BY 1"
-    summary, rows = answer_of(served, text)
+    summary, rows = answer_of(server, text)
     assert (summary.index, rows) == ("by_shop", [("north", 3), ("south", 2), (None, 2)])
 
 
@@ -362,19 +362,19 @@ def test_left_join_keeps_facts_without_a_partner(served: ServerThread, star: str
     ],
 )
 def test_join_that_does_not_follow_reads_rows_and_says_why(
-    served: ServerThread, star: str, select: str, join: str, reason: str
+    server: ServerThread, star: str, select: str, join: str, reason: str
 ) -> None:
     text = f"SELECT {select} FROM {star}.facts f {join} {star}.shops s ON f.shop_id = s.shop_id"
-    summary, _ = answer_of(served, text)
+    summary, _ = answer_of(server, text)
     assert summary.index is None
     assert reason in (summary.reason or "")
 
 
 @pytest.fixture
-def sales(served: ServerThread, request: pytest.FixtureRequest) -> str:
+def sales(server: ServerThread, request: pytest.FixtureRequest) -> str:
     """Return the namespace of facts with the cube `by_region`, which has an attribute of the dimension `shops`."""
     name = f"sales{sum(map(ord, request.node.name))}"
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         catalog.create_namespace(name)
         facts = [{"shop_id": key, "discount": 1, "amount": 10} for key in (0, 1, 1, 2, None)]
         shops = [
@@ -382,7 +382,7 @@ def sales(served: ServerThread, request: pytest.FixtureRequest) -> str:
         ]
         for table, rows, schema in (("facts", facts, FACTS), ("shops", shops, SHOPS)):
             catalog.create_table(f"{name}.{table}", schema=schema).append(pa.Table.from_pylist(rows, schema))
-    with closing(IndexClient(served.url)) as client, closing(InProcessWorkers()) as workers:
+    with closing(IndexClient(server.url)) as client, closing(InProcessWorkers()) as workers:
         columns = pin_attributes(client, [f"{name}.shops.region via shop_id = shop_id"])
         client.put_index((name, "facts"), "by_region", kind="cube", columns=columns, measures=["sum(amount)"])
         build(client, (name, "facts"), "by_region", workers)
@@ -394,39 +394,39 @@ REGIONS = (
 )
 
 
-def test_attribute_in_the_cube_replaces_its_dimension_table(served: ServerThread, sales: str) -> None:
-    with SqlSession(served.url) as session:
+def test_attribute_in_the_cube_replaces_its_dimension_table(server: ServerThread, sales: str) -> None:
+    with SqlSession(server.url) as session:
         plan = session.explain(REGIONS.format(sales))
     assert [table.files for table in plan.tables] == [0, 0]
-    summary, rows = answer_of(served, REGIONS.format(sales))
+    summary, rows = answer_of(server, REGIONS.format(sales))
     # A null region differs from a shop that does not exist.
     assert (summary, rows) == (CubeSummary("by_region", 1, 0), [("north", 10), (None, 20)])
 
 
-def test_attribute_is_not_used_after_its_dimension_table_has_changed(served: ServerThread, sales: str) -> None:
+def test_attribute_is_not_used_after_its_dimension_table_has_changed(server: ServerThread, sales: str) -> None:
     shop = {"shop_id": 2, "region": "west", "amount": 7}
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         shops = catalog.load_table(f"{sales}.shops")
         before = shops.current_snapshot()
         assert before is not None
         shops.append(pa.Table.from_pylist([shop], SHOPS))
-    summary, rows = answer_of(served, REGIONS.format(sales))
+    summary, rows = answer_of(server, REGIONS.format(sales))
     assert (summary.index, rows) == (None, [("north", 10), ("west", 10), (None, 20)])
     text = REGIONS.format(sales).replace("shops s", f"shops FOR VERSION AS OF {before.snapshot_id} s")
-    summary, rows = answer_of(served, text)
+    summary, rows = answer_of(server, text)
     assert (summary.index, rows) == ("by_region", [("north", 10), (None, 20)])
 
 
-def test_new_facts_are_joined_with_the_dimension_table(served: ServerThread, sales: str) -> None:
+def test_new_facts_are_joined_with_the_dimension_table(server: ServerThread, sales: str) -> None:
     facts = [{"shop_id": key, "discount": 1, "amount": 5} for key in (0, 3, 5)]
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         catalog.load_table(f"{sales}.facts").append(pa.Table.from_pylist(facts, FACTS))
-    summary, rows = answer_of(served, REGIONS.format(sales))
+    summary, rows = answer_of(server, REGIONS.format(sales))
     assert (summary, rows) == (CubeSummary("by_region", 1, 1), [("east", 5), ("north", 15), (None, 20)])
 
 
-def test_dimension_table_with_a_doubled_key_is_refused(served: ServerThread, star: str) -> None:
-    with closing(IndexClient(served.url)) as client, closing(InProcessWorkers()) as workers:
+def test_dimension_table_with_a_doubled_key_is_refused(server: ServerThread, star: str) -> None:
+    with closing(IndexClient(server.url)) as client, closing(InProcessWorkers()) as workers:
         columns = pin_attributes(client, [f"{star}.shops.region via shop_id = shop_id"])
         client.put_index((star, "facts"), "by_region", kind="cube", columns=columns, measures=["count(*)"])
         with pytest.raises(InvalidRequest, match=r"shop_id of fixed\.shops is not a key"):
@@ -434,8 +434,8 @@ def test_dimension_table_with_a_doubled_key_is_refused(served: ServerThread, sta
         client.drop_index((star, "facts"), "by_region")
 
 
-def test_only_a_cube_has_attributes_of_other_tables(served: ServerThread, star: str) -> None:
-    with closing(IndexClient(served.url)) as client:
+def test_only_a_cube_has_attributes_of_other_tables(server: ServerThread, star: str) -> None:
+    with closing(IndexClient(server.url)) as client:
         columns = pin_attributes(client, [f"{star}.shops.region via shop_id = shop_id"])
         with pytest.raises(InvalidRequest, match="only a cube has attributes"):
             client.put_index((star, "facts"), "regions", kind="bitmap", columns=columns[:1])
