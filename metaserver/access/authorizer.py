@@ -61,7 +61,8 @@ def _make_rules() -> dict[str, Rule]:
         listFiles listColumnStats loadColumnLayout listPartitions explain explainQuery
         makePlanTable renewPlanTable leasePlanSnapshots
         loadQueryHistory listQueryHistory adviseTable
-        listIndexes loadIndex loadIndexBuild listIndexBuildFiles lookupKeys selectRows readCubeGroups"""
+        listIndexes loadIndex loadIndexBuild listIndexBuildFiles lookupKeys selectRows readCubeGroups
+        makeCubePlan"""
     writer = """createNamespace dropNamespace updateProperties createTable updateTable dropTable unregisterTable
         expireSnapshots removeOrphanFiles rewriteManifests renameTable createView replaceView dropView renameView
         commitTransaction commitChange undrop putFunction dropFunction

@@ -383,6 +383,13 @@ _BODIES: dict[str, _Body] = {
     "quarantineIndexFile": lambda n: {"location": n.place(), "reason": "x", "check": True},
     "listUnheldFiles": lambda n: {"index-files": [n.place()]},
     "renewPlanTable": lambda n: {"lease-s": 60},
+    "makeCubePlan": lambda n: {
+        "definition-id": EVIL,
+        "columns": ["d0", "m0"],
+        "predicate": "id > 0",
+        "snapshot-id": n.snapshot(),
+        "lease-s": n.rng.choice((1, 600)),
+    },
     "readCubeGroups": lambda n: {"definition-id": EVIL, "columns": ["d0", "m0"], "files": ""},
     "lookupKeys": lambda n: {"columns": ["id"], "keys": [[1]], "snapshot-id": n.snapshot()},
     "leasePlanSnapshots": lambda n: {"snapshot-ids": [n.snapshot()], "lease-s": n.rng.choice((0, 600))},

@@ -136,6 +136,7 @@ MEDIUM = {
     *(
         "explain",
         "explainQuery",
+        "makeCubePlan",
         "makePlanTable",
         "makePlanView",
         "selectRows",

@@ -101,6 +101,7 @@ class MakeCubePlanResponse(msgspec.Struct, rename="kebab"):
             "row-files, row-bytes, name and plan-snapshot-id",
         ),
         ResponseSpec(400, "The filter, a column or the snapshot is invalid"),
+        ResponseSpec(403, "The caller may not read the table, or a dimension table whose attributes the cube has"),
         ResponseSpec(404, "No such table, or it has no such cube"),
     ),
 ).takes(MakeCubePlanRequest)
