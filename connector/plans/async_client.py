@@ -404,7 +404,7 @@ class Seamark:
             An Arrow IPC stream (`connector/cubes/plans.py`).
 
         Raises:
-            NotFound: The table has no such cube.
+            NoSuchResource: The table has no such cube.
             ClientError: The server refuses the request or does not respond.
         """
         body: dict[str, Any] = {

@@ -45,8 +45,8 @@ def load_stream_topic(client: SeamarkClient, table: Name) -> str:
     """Return the name of the topic to which Kafka producers write rows of a stream table themselves.
 
     Raises:
-        NotFound: The table does not exist.
-        BadRequest: The table is no stream table, or the log of the server is not in Kafka.
+        NoSuchResource: The table does not exist.
+        InvalidRequest: The table is not a stream table, or the log of the server is not in Kafka.
     """
     return str(client._request_json("GET", f"{table_path(table)}/stream/topic")["topic"])
 

@@ -18,7 +18,9 @@ FIRST_ISSUER_NAME = "oidc"
 """The name of the issuer that the settings `oidc_issuer` and `oidc_audience` define."""
 GROUP_SUFFIX = "-group"
 """The suffix of an issuer's name in the principals of its groups: `oidc-group:engineers`."""
-RESERVED_NAMES = frozenset({"anonymous", "cert", "group", "internal", "job", "role", "service", "statement", "table"})
+RESERVED_NAMES = frozenset(
+    {"anonymous", "cert", "cli", "group", "internal", "job", "role", "service", "statement", "table"}
+)
 ISSUERS_MAX = 32
 _ISSUER_NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
 
