@@ -16,6 +16,7 @@ from seamark.metaserver.access.principal import Principal
 from seamark.metaserver.api.http.components import COMPONENTS, ServerComponents
 from seamark.metaserver.api.http.dispatch import Call, Check, Endpoint, Route
 from seamark.metaserver.api.http.keys import PRINCIPAL
+from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Grant
 
 
@@ -29,7 +30,7 @@ def _route(check: Check) -> Route:
 
 def _request(*grants: Grant) -> web.Request:
     app = web.Application()
-    app[COMPONENTS] = cast(ServerComponents, SimpleNamespace(authorizer=Authorizer()))
+    app[COMPONENTS] = cast(ServerComponents, SimpleNamespace(authorizer=Authorizer(), settings=Settings()))
     request = make_mocked_request("POST", "/x", app=app)
     request[PRINCIPAL] = Principal("p", grants)
     return request

@@ -30,7 +30,7 @@ CALLS = frozenset({"compile", "match", "fullmatch", "search", "sub", "subn", "sp
 METHODS = frozenset({"match", "fullmatch", "search", "finditer"})
 """The ways to apply an expression; the others search like `finditer`."""
 VARIABLES: dict[str, dict[str, Any]] = {
-    "connector/spark/query/name_positions.py": {"either": "first|second"},
+    "connector/spark/query/name_positions.py": {"alternatives": "first|second"},
     "formats/index/keys/case_folding.py": {"spans": ("\u0378-\u0379", "\ud800-\udfff")},
     "connector/trino/rewriter.py": {"self": SimpleNamespace(_catalogs=("iceberg", "seamark"))},
 }

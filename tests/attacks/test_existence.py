@@ -22,7 +22,7 @@ _ATOM = re.compile(r"[0-9a-f]{8,}|[0-9]{8,}")
 _LONG_MAX = 2**63 - 1
 """The identifier of a snapshot must remain a number of 64 bits."""
 _TOKENS = ("plan task", "page token", "stage", "idempotent body")
-_IDS = re.compile(rb"[0-9a-f]{3,}|(?:%[0-9a-f]{2})+|(?:\xef[\xbc\xbd][\x80-\xbf])+", re.IGNORECASE)
+_IDS = re.compile(rb"[0-9a-f]{3,}|(?:%[0-9a-f]{1,2})+|(?:\xef[\xbc\xbd][\x80-\xbf])+", re.IGNORECASE)
 """Plain, in capitals, percent-encoded, and in full-width letters"""
 _OWN_STATE = ("putFunction", "dropFunction")
 """Operations that create and remove things in the attacker's own namespace, which affect the second of a pair."""

@@ -101,7 +101,7 @@ _LONG_WORK: tuple[tuple[Any, str], ...] = (
     (manifests, "_intersects"),
     (overwrite, "negate"),
     (overwrite, "_list_paths"),
-    (row_counts, "strings"),
+    (row_counts, "read_strings"),
 )
 """Functions whose work grows with the files and values of a change."""
 

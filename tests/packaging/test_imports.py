@@ -23,13 +23,23 @@ PARTS = {
     "client": ((), ("seamark", "seamark.connector", "seamark.formats", "seamark.cache.memory")),
     "spark": (("spark",), ("seamark.spark", "seamark.connector.spark")),
     "trino": (("trino",), ("seamark.connector.trino", "seamark.connector.analysis", "seamark.formats.runtime")),
-    "duckdb": (("duckdb",), ("seamark.duckdb", "seamark.connector.duckdb", "seamark.connector.sql", *COMMANDS_OF_SQL)),
+    "duckdb": (
+        ("duckdb",),
+        (
+            "seamark.duckdb",
+            "seamark.connector.duckdb",
+            "seamark.connector.cubes",
+            "seamark.connector.sql",
+            *COMMANDS_OF_SQL,
+        ),
+    ),
     "server": (("server", "otel"), ("seamark.commands", "seamark.metaserver", "seamark.formats", "seamark.cache")),
     "demo": (("server", "demo"), COMMANDS_OF_DEMO),
 }
 """By part: the extras that it needs, and the packages whose modules can all be imported with them."""
 ELSEWHERE = (
     "seamark.connector.analysis",
+    "seamark.connector.cubes",
     "seamark.connector.duckdb",
     "seamark.connector.spark",
     "seamark.connector.trino",

@@ -65,7 +65,7 @@ class Recorder:
     at_work: int = 0
     most_at_work: int = 0
     outcomes: list[str] = field(default_factory=list)
-    progress: JobProgress | None = None
+    reported_progress: JobProgress | None = None
     progress: list[tuple[str, int, int, int]] = field(default_factory=list)
     states: list[tuple[bool, bool]] = field(default_factory=list)
 
@@ -74,8 +74,8 @@ class Recorder:
         self.services.append(job.service)
         self.at_work += 1
         self.most_at_work = max(self.most_at_work, self.at_work)
-        if self.progress is not None:
-            report(self.progress)
+        if self.reported_progress is not None:
+            report(self.reported_progress)
         try:
             await asyncio.sleep(self.takes_s)
         except asyncio.CancelledError:
@@ -166,7 +166,7 @@ async def test_every_replica_lists_running_jobs_with_their_progress(tmp_path: Pa
                 return result
 
         assert await list_entries("jobs") == []
-        recorder = Recorder(takes_s=60, progress=JobProgress(3, 12, 1 << 20, 5 << 20))
+        recorder = Recorder(takes_s=60, reported_progress=JobProgress(3, 12, 1 << 20, 5 << 20))
         async with run_scheduler(server, recorder, lasts_s=0.3):
             await until(lambda: ("every-table", 1, 1 << 20, 5 << 20) in recorder.progress)  # After the renewal
             assert len(await list_entries("jobs")) == 1

@@ -62,7 +62,7 @@ class Rebuilt(msgspec.Struct, frozen=True, rename="kebab"):
 
     registered: tuple[Registered, ...]
     findings: tuple[Finding, ...]
-    registered_before: int
+    registered_before: int = msgspec.field(name="known")
     index_files: int = 0
 
 
