@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from datetime import date, timedelta
 from decimal import Decimal
 
@@ -14,8 +14,10 @@ import pytest
 
 from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.indexes import IndexClient
-from seamark.connector.index.builds import InProcessWorkers, build
+from seamark.connector.index.builds import InProcessWorkers, Workers, build
+from seamark.connector.index.indexer import Indexer
 from seamark.connector.index.lookups import pin_attributes
+from seamark.connector.index.merges import FANOUT
 from seamark.connector.sql.cubes.plans import OFF, CubeSummary
 from seamark.connector.sql.session import SqlSession
 from tests.connector.lake import catalog_at
@@ -439,3 +441,25 @@ def test_only_a_cube_has_attributes_of_other_tables(server: ServerThread, star: 
         columns = pin_attributes(client, [f"{star}.shops.region via shop_id = shop_id"])
         with pytest.raises(InvalidRequest, match="only a cube has attributes"):
             client.put_index((star, "facts"), "regions", kind="bitmap", columns=columns[:1])
+
+
+def test_index_files_are_merged_after_their_dimension_table_is_dropped(server: ServerThread, sales: str) -> None:
+    facts = (sales, "facts")
+    with closing(IndexClient(server.url)) as client, closing(InProcessWorkers()) as workers:
+        for _ in range(FANOUT - 1):
+            append_fact(server, sales)
+            build(client, facts, "by_region", workers)
+        with catalog_at(server.url) as catalog:
+            catalog.drop_table(f"{sales}.shops")
+        round_ = Indexer(client, open_in_process_workers).maintain(facts)
+        assert (round_.merges, round_.failed) == (1, 0)
+
+
+def append_fact(server: ServerThread, namespace: str) -> None:
+    with catalog_at(server.url) as catalog:
+        fact = {"shop_id": 1, "discount": 1, "amount": 10}
+        catalog.load_table(f"{namespace}.facts").append(pa.Table.from_pylist([fact], FACTS))
+
+
+def open_in_process_workers() -> AbstractContextManager[Workers]:
+    return closing(InProcessWorkers())
