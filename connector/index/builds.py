@@ -24,7 +24,7 @@ from seamark.connector.client.progress import expect
 from seamark.connector.client.storage import Storage
 from seamark.connector.groups import divide
 from seamark.connector.index.files import DataFile, IndexTask, WrittenIndex, index_data_files
-from seamark.connector.index.lookups import NO_DIMENSIONS, read_dimensions
+from seamark.connector.index.lookups import NO_DIMENSIONS, DimensionRefused, read_dimensions
 from seamark.connector.parquet.columns import Projection
 from seamark.connector.parquet.encryption.keys import EnvironmentKeys
 from seamark.formats.iceberg.metadata.partition import PartitionSpec
@@ -203,6 +203,8 @@ def open_build(client: IndexClient, table: Name, index: str, *, exclusive: bool)
         yield started
     except BaseException as error:
         reason = f"{type(error).__name__}: {error}".rstrip(": ")
+        if isinstance(error, DimensionRefused):  # Readers of the facts can load the reason.
+            reason = "A dimension table cannot be used; only the builder reports why"
         with suppress(ClientError):  # The first error of the group is raised.
             client.finish_build(table, index, started["build-id"], outcome="rolled-back", reason=reason[:1000])
         raise
@@ -336,6 +338,7 @@ class BuildSource:
             has_dimensions: Whether to read the dimension tables, which only new entries need.
 
         Raises:
+            DimensionRefused: A dimension table cannot be used.
             TableReplaced: The name now refers to another table.
         """
         loaded = client.load_table(table)

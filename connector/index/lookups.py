@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.errors import InvalidRequest
+from seamark.connector.client.errors import InvalidRequest, NoSuchResource
 from seamark.connector.client.values import CURRENT, At
 from seamark.connector.read.read_plan import ReadPlan
 from seamark.connector.read.scans import TaskReader
@@ -41,6 +41,14 @@ Dimensions = Mapping[DimensionSource, pa.Table]
 The values of the column `key` are distinct. The other columns are attributes, and their names are their field ids.
 """
 NO_DIMENSIONS: Dimensions = {}
+
+
+class DimensionRefused(InvalidRequest):
+    """Raised if a cube cannot use a dimension table.
+
+    The message may describe the data of the dimension table, which readers of the facts may not be allowed to see. So
+    it is not stored on the timeline of the facts.
+    """
 
 
 def pin_attributes(client: SeamarkClient, columns: Sequence[str]) -> list[str]:
@@ -87,8 +95,8 @@ def read_dimensions(client: SeamarkClient, terms: Iterable[Term]) -> Dimensions:
     """Read the dimension tables whose attributes the terms use, at the snapshots of the terms.
 
     Raises:
-        InvalidRequest: A snapshot has expired, a column has another type, or a key has several rows.
-        NoSuchResource: A dimension table does not exist.
+        DimensionRefused: A dimension table or its snapshot does not exist, a column has another type, a key has several
+            rows, or a table has too many rows or cannot be read.
     """
     wanted: defaultdict[DimensionSource, dict[int, str]] = defaultdict(dict)
     key_types: dict[DimensionSource, str] = {}
@@ -99,9 +107,18 @@ def read_dimensions(client: SeamarkClient, terms: Iterable[Term]) -> Dimensions:
             attributes = wanted[lookup.source]
             if lookup.attribute_id != HAS_PARTNER:
                 attributes[lookup.attribute_id] = lookup.type
-    return {
-        source: _read_dimension(client, source, key_types[source], attributes) for source, attributes in wanted.items()
-    }
+    dimensions: dict[DimensionSource, pa.Table] = {}
+    for source, attributes in wanted.items():
+        name = ".".join(source.table)
+        try:
+            dimensions[source] = _read_dimension(client, source, key_types[source], attributes)
+        except NoSuchResource:  # The facts exist, so callers must not take this for a dropped table of facts.
+            raise DimensionRefused(f"The dimension table {name} does not exist") from None
+        except InvalidRequest as error:
+            raise DimensionRefused(error.message) from error
+        except (OSError, Unreadable) as error:
+            raise DimensionRefused(f"The dimension table {name} cannot be read: {error}") from error
+    return dimensions
 
 
 def _read_dimension(
@@ -124,10 +141,7 @@ def _read_dimension(
         )
     names = [fields[field_id].name for field_id in types]
     read_plan = ReadPlan(opened.metadata, opened.schema, tuple(names), TRUE)
-    try:
-        read = pa.Table.from_batches(TaskReader(read_plan, opened.storage).read_all(tasks), read_plan.arrow)
-    except Unreadable as error:
-        raise InvalidRequest(f"The dimension table {name} cannot be read: {error}") from None
+    read = pa.Table.from_batches(TaskReader(read_plan, opened.storage).read_all(tasks), read_plan.arrow)
     columns = {str(field_id): read[fields[field_id].name].cast(to_row_type(kind)) for field_id, kind in types.items()}
     table = pa.table({"key": columns[str(source.key_id)], **columns})
     table = table.filter(pc.is_valid(table["key"])).combine_chunks()

@@ -433,6 +433,9 @@ def test_dimension_table_with_a_doubled_key_is_refused(server: ServerThread, sta
         client.put_index((star, "facts"), "by_region", kind="cube", columns=columns, measures=["count(*)"])
         with pytest.raises(InvalidRequest, match=r"shop_id of fixed\.shops is not a key"):
             build(client, (star, "facts"), "by_region", workers)
+        reason = next(client.timeline((star, "facts"), action="indexing", newest_first=True)).summary["reason"]
+        # Readers of the facts can load the reason, so it does not describe the dimension table.
+        assert reason == "A dimension table cannot be used; only the builder reports why"
         client.drop_index((star, "facts"), "by_region")
 
 
@@ -441,6 +444,21 @@ def test_only_a_cube_has_attributes_of_other_tables(server: ServerThread, star: 
         columns = pin_attributes(client, [f"{star}.shops.region via shop_id = shop_id"])
         with pytest.raises(InvalidRequest, match="only a cube has attributes"):
             client.put_index((star, "facts"), "regions", kind="bitmap", columns=columns[:1])
+
+
+def test_indexer_backs_off_from_a_dropped_dimension_table(server: ServerThread, sales: str) -> None:
+    facts = (sales, "facts")
+    append_fact(server, sales)
+    with catalog_at(server.url) as catalog:
+        catalog.drop_table(f"{sales}.shops")
+    with closing(IndexClient(server.url)) as client:
+        indexer = Indexer(client, open_in_process_workers)
+        assert indexer.maintain(facts).failed == 1
+        builds = len(list(client.timeline(facts, action="indexing")))
+        assert indexer.maintain(facts).failed == 0
+        assert len(list(client.timeline(facts, action="indexing"))) == builds
+        with closing(InProcessWorkers()) as workers, pytest.raises(InvalidRequest, match=r"\.shops does not exist"):
+            build(client, facts, "by_region", workers)
 
 
 def test_index_files_are_merged_after_their_dimension_table_is_dropped(server: ServerThread, sales: str) -> None:
