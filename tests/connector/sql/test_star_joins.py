@@ -14,6 +14,7 @@ import pytest
 
 from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.indexes import IndexClient
+from seamark.connector.index import lookups
 from seamark.connector.index.builds import InProcessWorkers, Workers, build
 from seamark.connector.index.indexer import Indexer
 from seamark.connector.index.lookups import pin_attributes
@@ -471,6 +472,19 @@ def test_index_files_are_merged_after_their_dimension_table_is_dropped(server: S
             catalog.drop_table(f"{sales}.shops")
         round_ = Indexer(client, open_in_process_workers).maintain(facts)
         assert (round_.merges, round_.failed) == (1, 0)
+
+
+def test_dimension_tables_above_the_limit_of_memory_are_refused(
+    server: ServerThread, sales: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append_fact(server, sales)
+    monkeypatch.setattr(lookups, "DIMENSION_BYTES_MAX", 20)
+    with (
+        closing(IndexClient(server.url)) as client,
+        closing(InProcessWorkers()) as workers,
+        pytest.raises(InvalidRequest, match="have more than 20 bytes in memory"),
+    ):
+        build(client, (sales, "facts"), "by_region", workers)
 
 
 def append_fact(server: ServerThread, namespace: str) -> None:
