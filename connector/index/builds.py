@@ -24,7 +24,7 @@ from seamark.connector.client.progress import expect
 from seamark.connector.client.storage import Storage
 from seamark.connector.groups import divide
 from seamark.connector.index.files import DataFile, IndexTask, WrittenIndex, index_data_files
-from seamark.connector.index.lookups import read_dimensions
+from seamark.connector.index.lookups import NO_DIMENSIONS, DimensionRefused, read_dimensions
 from seamark.connector.parquet.columns import Projection
 from seamark.connector.parquet.encryption.keys import EnvironmentKeys
 from seamark.formats.iceberg.metadata.partition import PartitionSpec
@@ -203,6 +203,8 @@ def open_build(client: IndexClient, table: Name, index: str, *, exclusive: bool)
         yield started
     except BaseException as error:
         reason = f"{type(error).__name__}: {error}".rstrip(": ")
+        if isinstance(error, DimensionRefused):  # Readers of the facts can load the reason.
+            reason = "A dimension table cannot be used; only the builder reports why"
         with suppress(ClientError):  # The first error of the group is raised.
             client.finish_build(table, index, started["build-id"], outcome="rolled-back", reason=reason[:1000])
         raise
@@ -323,11 +325,20 @@ class BuildSource:
 
     @staticmethod
     def of(
-        client: IndexClient, table: Name, started: Mapping[str, Any], file_keys: EnvironmentKeys | None = None
+        client: IndexClient,
+        table: Name,
+        started: Mapping[str, Any],
+        file_keys: EnvironmentKeys | None = None,
+        *,
+        has_dimensions: bool = True,
     ) -> BuildSource:
         """Load the table. A long build loads it repeatedly, because the schema and the storage credentials may change.
 
+        Args:
+            has_dimensions: Whether to read the dimension tables, which only new entries need.
+
         Raises:
+            DimensionRefused: A dimension table cannot be used.
             TableReplaced: The name now refers to another table.
         """
         loaded = client.load_table(table)
@@ -344,7 +355,7 @@ class BuildSource:
             started["folder"],
             Storage.of_table(loaded.storage, metadata.location),
             file_keys or EnvironmentKeys(table),
-            read_dimensions(client, definition.terms),
+            read_dimensions(client, definition.terms) if has_dimensions else NO_DIMENSIONS,
         )
         return BuildSource(task, {spec.spec_id: _identity_columns_of(spec) for spec in metadata.partition_specs})
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.errors import InvalidRequest
+from seamark.connector.client.errors import InvalidRequest, NoSuchResource
 from seamark.connector.client.values import CURRENT, At
 from seamark.connector.read.read_plan import ReadPlan
 from seamark.connector.read.scans import TaskReader
@@ -31,6 +31,8 @@ from seamark.formats.index.keys.terms import Term, format_term
 
 DIMENSION_ROWS_MAX = 20_000_000
 """The maximum number of rows of a dimension table whose attributes a cube uses."""
+DIMENSION_BYTES_MAX = 256 << 20
+"""The maximum number of bytes in memory of the keys and attributes of all dimension tables of a cube."""
 _VIA = re.compile(
     r"\s*(?P<table>\S+)\.(?P<attribute>[^\s.]+)\s+via\s+(?P<key>\S+)\s*=\s*(?P<partner>\S+)\s*", re.IGNORECASE
 )
@@ -41,6 +43,14 @@ Dimensions = Mapping[DimensionSource, pa.Table]
 The values of the column `key` are distinct. The other columns are attributes, and their names are their field ids.
 """
 NO_DIMENSIONS: Dimensions = {}
+
+
+class DimensionRefused(InvalidRequest):
+    """Raised if a cube cannot use a dimension table.
+
+    The message may describe the data of the dimension table, which readers of the facts may not be allowed to see. So
+    it is not stored on the timeline of the facts.
+    """
 
 
 def pin_attributes(client: SeamarkClient, columns: Sequence[str]) -> list[str]:
@@ -87,8 +97,8 @@ def read_dimensions(client: SeamarkClient, terms: Iterable[Term]) -> Dimensions:
     """Read the dimension tables whose attributes the terms use, at the snapshots of the terms.
 
     Raises:
-        InvalidRequest: A snapshot has expired, a column has another type, or a key has several rows.
-        NoSuchResource: A dimension table does not exist.
+        DimensionRefused: A dimension table or its snapshot does not exist, a column has another type, a key has several
+            rows, or the tables are too large or cannot be read.
     """
     wanted: defaultdict[DimensionSource, dict[int, str]] = defaultdict(dict)
     key_types: dict[DimensionSource, str] = {}
@@ -99,14 +109,25 @@ def read_dimensions(client: SeamarkClient, terms: Iterable[Term]) -> Dimensions:
             attributes = wanted[lookup.source]
             if lookup.attribute_id != HAS_PARTNER:
                 attributes[lookup.attribute_id] = lookup.type
-    return {
-        source: _read_dimension(client, source, key_types[source], attributes) for source, attributes in wanted.items()
-    }
+    dimensions: dict[DimensionSource, pa.Table] = {}
+    for source, attributes in wanted.items():
+        bytes_max = DIMENSION_BYTES_MAX - sum(table.nbytes for table in dimensions.values())
+        name = ".".join(source.table)
+        try:
+            dimensions[source] = _read_dimension(client, source, key_types[source], attributes, bytes_max)
+        except NoSuchResource:  # The facts exist, so callers must not take this for a dropped table of facts.
+            raise DimensionRefused(f"The dimension table {name} does not exist") from None
+        except InvalidRequest as error:
+            raise DimensionRefused(error.message) from error
+        except (OSError, Unreadable) as error:
+            raise DimensionRefused(f"The dimension table {name} cannot be read: {error}") from error
+    return dimensions
 
 
 def _read_dimension(
-    client: SeamarkClient, source: DimensionSource, key_type: str, attributes: Mapping[int, str]
+    client: SeamarkClient, source: DimensionSource, key_type: str, attributes: Mapping[int, str], bytes_max: int
 ) -> pa.Table:
+    """Read the key and the attributes of a dimension table, up to `bytes_max` bytes."""
     name = ".".join(source.table)
     opened = open_table(client, source.table, At(snapshot_id=source.snapshot_id))
     fields = {field.id: field for field in opened.schema.fields}
@@ -124,12 +145,20 @@ def _read_dimension(
         )
     names = [fields[field_id].name for field_id in types]
     read_plan = ReadPlan(opened.metadata, opened.schema, tuple(names), TRUE)
-    try:
-        read = pa.Table.from_batches(TaskReader(read_plan, opened.storage).read_all(tasks), read_plan.arrow)
-    except Unreadable as error:
-        raise InvalidRequest(f"The dimension table {name} cannot be read: {error}") from None
+    batches: list[pa.RecordBatch] = []
+    size_bytes = 0
+    for batch in TaskReader(read_plan, opened.storage).read_all(tasks):
+        size_bytes += batch.nbytes
+        if size_bytes > bytes_max:
+            raise InvalidRequest(
+                f"The keys and attributes of the dimension tables, up to {name}, have more than "
+                f"{DIMENSION_BYTES_MAX:,} bytes in memory, which is the limit of a cube: use fewer attributes"
+            )
+        batches.append(batch)
+    read = pa.Table.from_batches(batches, read_plan.arrow)
     columns = {str(field_id): read[fields[field_id].name].cast(to_row_type(kind)) for field_id, kind in types.items()}
-    table = pa.table({"key": columns[str(source.key_id)], **columns})
+    # The table is sent to the workers of a build, so it has the key a second time only if the key is an attribute.
+    table = pa.table({"key": columns[str(source.key_id)], **{str(each): columns[str(each)] for each in attributes}})
     table = table.filter(pc.is_valid(table["key"])).combine_chunks()
     if pc.count_distinct(table["key"]).as_py() != table.num_rows:
         raise InvalidRequest(

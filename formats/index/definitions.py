@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -36,7 +37,7 @@ from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.iceberg.types.transforms import IDENTITY, name_of
 from seamark.formats.index.keys.functions import INDEXED_FUNCTIONS
 from seamark.formats.index.keys.keys import family_of
-from seamark.formats.index.keys.lookups import parse_lookup
+from seamark.formats.index.keys.lookups import list_tables, parse_lookup
 from seamark.formats.index.keys.measures import (
     MEASURES_MAX,
     Measure,
@@ -95,6 +96,12 @@ class IndexDefinition:
         ids = [term.column_id for term in self.terms]
         measured = (column.column_id for measure in self.measures for column in list_columns(measure.operand))
         return (*ids, *(column_id for column_id in dict.fromkeys(measured) if column_id not in ids))
+
+    @property
+    def dimension_tables(self) -> frozenset[tuple[str, ...]]:
+        """The tables whose attributes a cube has: the levels of the namespace, and the name."""
+        lookups = map(parse_lookup, (term.transform for term in self.terms))
+        return frozenset(lookup.source.table for lookup in lookups if lookup is not None)
 
     @cached_property
     def id(self) -> str:
@@ -182,6 +189,23 @@ def _name_keys(term: Term) -> str:
     if function := INDEXED_FUNCTIONS.get(term.transform):
         return function.keys
     return family_of(term.kind) if term.transform == IDENTITY else term.source
+
+
+def find_dimension_tables(text: str) -> frozenset[tuple[str, ...]]:
+    """Return the dimension tables that the text of a definition names.
+
+    The definition may be invalid for the present schema, because a later commit can make it valid.
+    """
+    if len(text) > TEXT_MAX:
+        return frozenset()  # A text of this length never defines an index.
+    texts = [text]
+    if text.lstrip().startswith("{"):
+        with suppress(BadRequest):  # A text that is not JSON defines no index.
+            content = _parse_object(text)
+            columns = content.get("columns")
+            # JSON can escape any character, so the decoded texts are searched.
+            texts += [column for column in columns if isinstance(column, str)] if isinstance(columns, list) else []
+    return frozenset().union(*map(list_tables, texts))
 
 
 def read_definitions(metadata: TableMetadata) -> Definitions:

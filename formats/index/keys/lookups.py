@@ -10,6 +10,7 @@ no such row. The field 0, of type `boolean`, states whether there is such a row.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 
 from seamark.formats.runtime.errors import BadRequest
@@ -23,6 +24,9 @@ _LOOKUP = re.compile(
     r"lookup\[(?P<table>[^\s\[\]()`,;=:@]+)@(?P<snapshot>\d{1,19}):(?P<key>\d{1,10}):(?P<attribute>\d{1,10})"
     r":(?P<type>[a-z]+)\]"
 )
+
+
+_LOOKUP_TEXT = re.compile(r"lookup\[[^\[\]()]*\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +88,14 @@ def parse_lookup(transform: str) -> Lookup | None:
     if lookup.transform != transform:
         raise BadRequest(f"{transform[:200]!r} must be written as {lookup.transform[:200]!r}")
     return lookup
+
+
+def list_tables(text: str) -> frozenset[tuple[str, ...]]:
+    """Return the dimension tables of all attributes in a text, such as a term or a definition."""
+    tables = set[tuple[str, ...]]()
+    for transform in _LOOKUP_TEXT.findall(re.sub(r"\s", "", text)):  # Terms may contain spaces.
+        with suppress(BadRequest):  # Another text in brackets is not an attribute.
+            lookup = parse_lookup(transform)
+            if lookup is not None:
+                tables.add(lookup.source.table)
+    return frozenset(tables)

@@ -37,6 +37,7 @@ from seamark.metaserver.api.indexes.build_state import (
     require_inflight,
     roll_back_abandoned,
 )
+from seamark.metaserver.api.indexes.dimension_rights import check_dimension_rights
 from seamark.metaserver.api.indexes.index_state import (
     READER,
     SnapshotFiles,
@@ -111,6 +112,7 @@ class _Token(msgspec.Struct, frozen=True, array_like=True):
     answers=(
         _ONE_BUILD,
         ResponseSpec(400, "The index is paused or its definition is invalid"),
+        ResponseSpec(403, "The caller may not read a dimension table whose attributes the cube has"),
         NO_INDEX,
         ResponseSpec(409, "The request is exclusive and another build of the index runs"),
     ),
@@ -118,6 +120,7 @@ class _Token(msgspec.Struct, frozen=True, array_like=True):
 async def start_index_build(call: Call, body: StartBuildRequest) -> dict[str, Any]:
     name, table = call.names[1], await load(call)
     definition = find_defined_index(table.metadata, name)
+    check_dimension_rights(call, definition.dimension_tables)
     if not definition.enabled:
         raise BadRequest(f"The index {name} is paused; resume it before you build it")
     await roll_back_abandoned(call, table)

@@ -38,6 +38,7 @@ from seamark.formats.runtime.errors import AlreadyExists, BadRequest, NotFound
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.table_updates import commit_updates
+from seamark.metaserver.api.indexes.dimension_rights import check_dimension_rights
 from seamark.metaserver.api.indexes.index_state import (
     NewFiles,
     SnapshotFiles,
@@ -235,6 +236,7 @@ async def load_index(call: Call) -> dict[str, Any]:
     answers=(
         _ONE_INDEX,
         ResponseSpec(400, "The definition is invalid; the message states the reason"),
+        ResponseSpec(403, "The caller may not read a dimension table whose attributes the cube has"),
         NO_INDEX,
         _CONFLICT,
     ),
@@ -248,6 +250,7 @@ async def put_index(call: Call, data: bytes) -> dict[str, Any]:
     def compute_updates(metadata: TableMetadata) -> list[dict[str, Any]]:
         defined = read_definitions(metadata)
         definition = _change_definition(name, body, defined, metadata)
+        check_dimension_rights(call, definition.dimension_tables)
         limit = call.components.settings.indexes_limit
         if name not in defined.by_name and len(defined.by_name) >= limit:
             raise BadRequest(f"The table has {limit} indexes, which is the limit; drop one first")

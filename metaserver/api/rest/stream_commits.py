@@ -17,6 +17,7 @@ from seamark.formats.protocol.wire import FRESH_HEADER, show
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.api.http.parameters.fresh import reads_fresh
+from seamark.metaserver.api.indexes.dimension_rights import check_index_properties
 from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
 from seamark.metaserver.streams.incoming.dead_letters import parse_dead_letter_table
 from seamark.metaserver.streams.keys import KEY
@@ -39,13 +40,14 @@ async def prepare_stream_table(
         The fresh snapshot on which the only snapshot of the commit is based; None for every other commit.
 
     Raises:
-        Forbidden: The commit sets a dead-letter table to which the caller may not append rows.
+        Forbidden: The commit sets a dead-letter table to which the caller may not append rows, or defines an index with
+            attributes of a dimension table that the caller may not read.
         BadRequest: The commit is based on a fresh snapshot, and is not one append. Or it may be, and has no requirement
             that would fail.
     """
     snapshots = [update.get("snapshot") for update in updates if update.get("action") == "add-snapshot"]
     is_reset = any(_drops_history(update) for update in updates)
-    _check_dead_letter_table(call, updates)
+    _check_named_tables(call, updates)
     if not (snapshots or is_reset or any(map(_sets_key, updates))) or not call.components.streams.has_log:
         return None
     entry = await call.components.store.entry(EntryKind.TABLE, namespace, name)
@@ -137,16 +139,17 @@ def _operation_of(snapshot: dict[str, Any]) -> object:
     return summary.get("operation") if isinstance(summary, dict) else None
 
 
-def _check_dead_letter_table(call: Call, updates: Sequence[dict[str, Any]]) -> None:
-    """Check that the caller may append rows to a dead-letter table that the update sets.
+def _check_named_tables(call: Call, updates: Sequence[dict[str, Any]]) -> None:
+    """Check the caller's rights on other tables that new properties name.
 
     Raises:
-        Forbidden: The caller has no right to append rows to that table.
+        Forbidden: The caller may not append rows to a dead-letter table, or may not read a dimension table of an index.
         BadRequest: The name of the table is invalid.
     """
     for update in updates:
         properties = update.get("updates")
         if update.get("action") == "set-properties" and isinstance(properties, dict):
+            check_index_properties(call, properties)
             place = parse_dead_letter_table(properties)
             if place is not None:
                 call.components.authorizer.require(call.principal, "appendRows", place[0])

@@ -29,6 +29,7 @@ from seamark.metaserver.api.http.render import (
     table_answer,
     table_etag,
 )
+from seamark.metaserver.api.indexes.dimension_rights import check_index_properties
 from seamark.metaserver.api.plans.column_reads import count_read, read_of_report, usage_of
 from seamark.metaserver.api.plans.statement_reads import count_statement, history_of, read_of_scan_report
 from seamark.metaserver.api.rest.stream_commits import prepare_stream_table
@@ -78,6 +79,7 @@ async def list_tables(call: Call) -> dict[str, Any]:
 async def create_table(call: Call, body: _CreateTable) -> web.Response:
     tables = call.components.catalog.tables
     create = tables.stage if body.stage_create else tables.create
+    check_index_properties(call, body.properties or {})
     return await _run_creation(call, lambda caller: create(caller, call.namespace, body), body.name)
 
 

@@ -1,8 +1,11 @@
-"""Tests of the rights to read the groups of a cube that has attributes of a dimension table."""
+"""Tests of the rights to define, build and read a cube that has attributes of a dimension table."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.access.tokens import create_token
@@ -16,12 +19,19 @@ from tests.server.rig import running
 ATTRIBUTE = "lookup[secret.names@5:1:2:string](id)"
 
 
-async def test_groups_require_the_right_to_read_the_dimension_table(tmp_path: Path) -> None:
+async def create_users(folder: Path, roles: Mapping[str, list[tuple[str, tuple[str, ...]]]]) -> dict[str, str]:
+    """Create the namespace `db` and users with roles in namespaces, and return the secrets of their tokens."""
     clock, secrets = SystemClock(), {}
-    async with open_store(f"sqlite:///{tmp_path / 'seamark.db'}", clock=clock) as store:
-        for name, role, path in (("root", "admin", ()), ("rita", "reader", ("db",))):
-            secrets[name] = await create_token(store, clock, name, None, [Grant(name, role, path)])
+    async with open_store(f"sqlite:///{folder / 'seamark.db'}", clock=clock) as store:
+        for name, granted in roles.items():
+            grants = [Grant(name, role, path) for role, path in granted]
+            secrets[name] = await create_token(store, clock, name, None, grants)
         await store.transact([CreateNamespace(path=("db",), properties={})])
+    return secrets
+
+
+async def test_groups_require_the_right_to_read_the_dimension_table(tmp_path: Path) -> None:
+    secrets = await create_users(tmp_path, {"root": [("admin", ())], "rita": [("reader", ("db",))]})
     async with running(tmp_path, auth="token") as server:
         root, rita = (UserApi(server, secrets[name]) for name in ("root", "rita"))
         assert (await root("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA})).status == 200
@@ -40,3 +50,52 @@ async def test_groups_require_the_right_to_read_the_dimension_table(tmp_path: Pa
             (ATTRIBUTE, "root"): 200,
             (ATTRIBUTE, "rita"): 403,
         }
+
+
+async def test_definition_and_build_require_the_right_to_read_the_dimension_table(tmp_path: Path) -> None:
+    roles = {
+        "root": [("admin", ())],
+        "wendy": [("writer", ("db",))],
+        "rex": [("writer", ("db",)), ("reader", ("secret",))],
+    }
+    secrets = await create_users(tmp_path, roles)
+    json_text = json.dumps({"kind": "cube", "columns": [ATTRIBUTE], "measures": ["count(*)"]})
+    texts = {
+        "short": f"cube({ATTRIBUTE}; count(*))",
+        "spaces": f"cube({ATTRIBUTE.replace('@', ' @ ')}; count(*))",
+        "JSON": json_text,
+        "escaped JSON": json_text.replace("lookup", "\\u006cookup").replace("secret", "\\u0073ecret"),
+        "a column that a later commit adds": f"cube({ATTRIBUTE.replace('(id)', '(later)')}; count(*))",
+    }
+
+    async def define(caller: UserApi, number: int) -> dict[str, int]:
+        """Define a cube in each way, and return the statuses."""
+        statuses = {}
+        body = {"kind": "cube", "columns": [ATTRIBUTE], "measures": ["count(*)"]}
+        statuses["put"] = (await caller("PUT", "/api/v1/tables/db/t/indexes/c", body)).status
+        for way, text in texts.items():
+            properties = {"seamark.index.d": text}
+            update: dict[str, Any] = {"action": "set-properties", "updates": properties}
+            change: dict[str, Any] = {"requirements": [], "updates": [update]}
+            statuses[f"update, {way}"] = (await caller("POST", "/v1/namespaces/db/tables/t", change)).status
+            transaction = {"table-changes": [{"identifier": {"namespace": ["db"], "name": "t"}, **change}]}
+            statuses[f"transaction, {way}"] = (await caller("POST", "/v1/transactions/commit", transaction)).status
+            for stage in (False, True):
+                name = f"t{number}{len(statuses)}"
+                create = {"name": name, "schema": SCHEMA, "properties": properties, "stage-create": stage}
+                statuses[f"create, {stage}, {way}"] = (await caller("POST", "/v1/namespaces/db/tables", create)).status
+        statuses["build"] = (await caller("POST", "/api/v1/tables/db/t/indexes/by_name/builds", {})).status
+        return statuses
+
+    async with running(tmp_path, auth="token") as server:
+        root, wendy, rex = (UserApi(server, secrets[name]) for name in roles)
+        assert (await root("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA})).status == 200
+        body = {"kind": "cube", "columns": ["id", ATTRIBUTE], "measures": ["count(*)"]}
+        assert (await root("PUT", "/api/v1/tables/db/t/indexes/by_name", body)).status == 200
+        refused = await define(wendy, 1)
+        assert set(refused.values()) == {403}, refused
+        accepted = await define(rex, 2)
+        assert set(accepted.values()) <= {200, 204}, accepted
+        answer = await wendy("PUT", "/api/v1/tables/db/t/indexes/c", {"state": "enabled"})
+        assert answer.error[0] == 403
+        assert "wendy may not loadTable in secret" in answer.error[2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from datetime import date, timedelta
 from decimal import Decimal
 
@@ -14,8 +14,11 @@ import pytest
 
 from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.indexes import IndexClient
-from seamark.connector.index.builds import InProcessWorkers, build
+from seamark.connector.index import lookups
+from seamark.connector.index.builds import InProcessWorkers, Workers, build
+from seamark.connector.index.indexer import Indexer
 from seamark.connector.index.lookups import pin_attributes
+from seamark.connector.index.merges import FANOUT
 from seamark.connector.sql.cubes.plans import OFF, CubeSummary
 from seamark.connector.sql.session import SqlSession
 from tests.connector.lake import catalog_at
@@ -431,6 +434,9 @@ def test_dimension_table_with_a_doubled_key_is_refused(server: ServerThread, sta
         client.put_index((star, "facts"), "by_region", kind="cube", columns=columns, measures=["count(*)"])
         with pytest.raises(InvalidRequest, match=r"shop_id of fixed\.shops is not a key"):
             build(client, (star, "facts"), "by_region", workers)
+        reason = next(client.timeline((star, "facts"), action="indexing", newest_first=True)).summary["reason"]
+        # Readers of the facts can load the reason, so it does not describe the dimension table.
+        assert reason == "A dimension table cannot be used; only the builder reports why"
         client.drop_index((star, "facts"), "by_region")
 
 
@@ -439,3 +445,53 @@ def test_only_a_cube_has_attributes_of_other_tables(server: ServerThread, star: 
         columns = pin_attributes(client, [f"{star}.shops.region via shop_id = shop_id"])
         with pytest.raises(InvalidRequest, match="only a cube has attributes"):
             client.put_index((star, "facts"), "regions", kind="bitmap", columns=columns[:1])
+
+
+def test_indexer_backs_off_from_a_dropped_dimension_table(server: ServerThread, sales: str) -> None:
+    facts = (sales, "facts")
+    append_fact(server, sales)
+    with catalog_at(server.url) as catalog:
+        catalog.drop_table(f"{sales}.shops")
+    with closing(IndexClient(server.url)) as client:
+        indexer = Indexer(client, open_in_process_workers)
+        assert indexer.maintain(facts).failed == 1
+        builds = len(list(client.timeline(facts, action="indexing")))
+        assert indexer.maintain(facts).failed == 0
+        assert len(list(client.timeline(facts, action="indexing"))) == builds
+        with closing(InProcessWorkers()) as workers, pytest.raises(InvalidRequest, match=r"\.shops does not exist"):
+            build(client, facts, "by_region", workers)
+
+
+def test_index_files_are_merged_after_their_dimension_table_is_dropped(server: ServerThread, sales: str) -> None:
+    facts = (sales, "facts")
+    with closing(IndexClient(server.url)) as client, closing(InProcessWorkers()) as workers:
+        for _ in range(FANOUT - 1):
+            append_fact(server, sales)
+            build(client, facts, "by_region", workers)
+        with catalog_at(server.url) as catalog:
+            catalog.drop_table(f"{sales}.shops")
+        round_ = Indexer(client, open_in_process_workers).maintain(facts)
+        assert (round_.merges, round_.failed) == (1, 0)
+
+
+def test_dimension_tables_above_the_limit_of_memory_are_refused(
+    server: ServerThread, sales: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append_fact(server, sales)
+    monkeypatch.setattr(lookups, "DIMENSION_BYTES_MAX", 20)
+    with (
+        closing(IndexClient(server.url)) as client,
+        closing(InProcessWorkers()) as workers,
+        pytest.raises(InvalidRequest, match="have more than 20 bytes in memory"),
+    ):
+        build(client, (sales, "facts"), "by_region", workers)
+
+
+def append_fact(server: ServerThread, namespace: str) -> None:
+    with catalog_at(server.url) as catalog:
+        fact = {"shop_id": 1, "discount": 1, "amount": 10}
+        catalog.load_table(f"{namespace}.facts").append(pa.Table.from_pylist([fact], FACTS))
+
+
+def open_in_process_workers() -> AbstractContextManager[Workers]:
+    return closing(InProcessWorkers())

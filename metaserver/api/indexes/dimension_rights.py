@@ -1,0 +1,34 @@
+"""Checks the rights on dimension tables whose attributes an index definition uses.
+
+Builds copy the attributes into index files beside the facts, and readers of the facts can read these files. So a caller
+that defines or builds such an index must be allowed to read the dimension tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from seamark.formats.index.definitions import PREFIX, find_dimension_tables
+from seamark.metaserver.api.http.dispatch import Call
+
+
+def check_dimension_rights(call: Call, tables: Iterable[Sequence[str]]) -> None:
+    """Check that the caller may read these dimension tables.
+
+    Raises:
+        Forbidden: The caller may not read the namespace of one of them.
+    """
+    for namespace in dict.fromkeys(tuple(table[:-1]) for table in tables):
+        call.components.authorizer.require(call.principal, "loadTable", namespace)
+
+
+def check_index_properties(call: Call, properties: Mapping[str, Any]) -> None:
+    """Check that the caller may read each dimension table that new properties of a table name in index definitions.
+
+    Raises:
+        Forbidden: The caller may not read the namespace of one of them.
+    """
+    for name, value in properties.items():
+        if name.startswith(PREFIX) and isinstance(value, str):
+            check_dimension_rights(call, find_dimension_tables(value))
