@@ -59,8 +59,11 @@ _HISTORY_ENGINE = "seamark"
 _WHY = "the request follows from a cube that has all data files"
 _AT_ONCE = 16
 """The maximum number of requests whose answers are computed at once."""
-_IN_LOOP_GROUPS = 5_000
-"""The maximum number of groups that are aggregated in the event loop. This takes a few milliseconds."""
+_IN_LOOP_VALUES, _IN_LOOP_BYTES = 5_000, 1 << 20
+"""The maximum number of values, and their bytes, that are processed in the event loop.
+
+A value takes some microseconds, because averages and JSON are computed in Python.
+"""
 _SHARE_OF_ANSWERS, _SHARE_OF_GROUPS = 8, 4
 """The divisors of the memory for cubes: for answers, and for groups by the dimensions of requests."""
 _SNAPSHOTS_BYTES = 32 << 20
@@ -216,13 +219,13 @@ class CubeAnswers:
             if groups is None:
                 continue
             aggregate = partial(aggregate_groups, groups, answer)
-            is_small = groups.num_rows <= _IN_LOOP_GROUPS and characters <= IN_LOOP_CHARACTERS
+            is_small = _is_small(groups, len(query.names)) and characters <= IN_LOOP_CHARACTERS
             rows = aggregate() if is_small else await asyncio.to_thread(aggregate)
             if rows.num_rows > self._rows_limit:
                 return None
             plan = _make_plan(self._placeholder, loaded, cube, answer, len(files.ids))
             encode = partial(_encode_arrow if kind == "arrow" else _encode_json, rows, answer, plan)
-            body = encode() if rows.num_rows <= _IN_LOOP_GROUPS else await asyncio.to_thread(encode)
+            body = encode() if _is_small(rows, rows.num_columns) else await asyncio.to_thread(encode)
             read = StatementRead(loaded.entry.uuid, _make_shape(answer), len(files.ids), 0)
             return None if len(body) > self._bytes_limit else _EncodedAnswer(body, cube.id, read)
         return None
@@ -275,6 +278,11 @@ class CubeAnswers:
 def _make_key(entry: Entry, key: bytes) -> tuple[object, ...]:
     """Return the key of an answer. Two names of one metadata file have different answers, as plans check locations."""
     return (entry.namespace, entry.name, entry.uuid, entry.metadata_location, entry.index_version, key)
+
+
+def _is_small(table: pa.Table, columns: int) -> bool:
+    """Return whether the event loop may compute this number of columns from the rows of a table."""
+    return table.num_rows * columns <= _IN_LOOP_VALUES and table.nbytes <= _IN_LOOP_BYTES
 
 
 def _identify_files(scan: ScanPlan) -> Ids | None:
