@@ -92,11 +92,13 @@ class _EncodedAnswer(NamedTuple):
     Attributes:
         body: JSON or an Arrow stream, with a placeholder for the id of the statement.
         definition_id: The cube that answers.
+        snapshot_id: The snapshot whose rows are aggregated.
         read: The statement, for the query history.
     """
 
     body: bytes
     definition_id: str
+    snapshot_id: int
     read: StatementRead
 
 
@@ -119,14 +121,24 @@ class CubeAnswers:
         self._cubes: MemoryCache[str, tuple[IndexDefinition, ...]] = MemoryCache(_CUBES_BYTES, "cube-answers")
         self._snapshots: MemoryCache[tuple[str, ...], _SnapshotFiles] = MemoryCache(_SNAPSHOTS_BYTES, "cube-answers")
 
-    def find(self, entry: Entry, key: bytes) -> _EncodedAnswer | None:
+    async def find(self, components: ServerComponents, loaded: LoadedTable, key: bytes) -> _EncodedAnswer | None:
         """Return the answer to a request if it is in memory.
 
         Args:
-            entry: The table.
+            components: The components of the server.
+            loaded: The table.
             key: The request and its format. The metadata file of the table decides the rest of the answer.
+
+        Raises:
+            Forbidden: The snapshot names files in a location that another table claims.
         """
-        return self._answers.get(_make_key(entry, key))
+        if loaded.entry is None:
+            return None
+        answer = self._answers.get(_make_key(loaded.entry, key))
+        if answer is not None:
+            # Another table may have claimed a location since the answer was computed.
+            await _plan_snapshot(components, loaded, answer.snapshot_id)
+        return answer
 
     def respond(self, call: Call, entry: Entry, answer: _EncodedAnswer, kind: Format) -> web.Response:
         """Return the response with an answer, as a statement with a new id, and count the statement."""
@@ -227,7 +239,7 @@ class CubeAnswers:
             encode = partial(_encode_arrow if kind == "arrow" else _encode_json, rows, answer, plan)
             body = encode() if _is_small(rows, rows.num_columns) else await asyncio.to_thread(encode)
             read = StatementRead(loaded.entry.uuid, _make_shape(answer), len(files.ids), 0)
-            return None if len(body) > self._bytes_limit else _EncodedAnswer(body, cube.id, read)
+            return None if len(body) > self._bytes_limit else _EncodedAnswer(body, cube.id, snapshot_id, read)
         return None
 
     async def _list_files(self, components: ServerComponents, loaded: LoadedTable, snapshot_id: int) -> _SnapshotFiles:
@@ -237,9 +249,7 @@ class CubeAnswers:
             Forbidden: The snapshot names files in a location that another table claims.
         """
         assert loaded.entry is not None
-        bound_scan = BoundScan.bind(loaded.metadata, ScanRequest(snapshot_id=snapshot_id))
-        # The planner checks the locations of the files, so it plans each request. It has the plan in memory.
-        scan = await components.planner.plan(bound_scan, loaded.entry)
+        bound_scan, scan = await _plan_snapshot(components, loaded, snapshot_id)
         key = (loaded.entry.uuid, *bound_scan.view_key)
         files = self._snapshots.get(key)
         if files is None:
@@ -273,6 +283,18 @@ class CubeAnswers:
         reduced: pa.Table = await asyncio.to_thread(reduce_groups, merged.table, answer)
         self._groups.put(key, reduced, int(reduced.nbytes))
         return reduced
+
+
+async def _plan_snapshot(
+    components: ServerComponents, loaded: LoadedTable, snapshot_id: int
+) -> tuple[BoundScan, ScanPlan]:
+    """Plan a snapshot. The planner checks the locations of its files for each request, also if it has the plan.
+
+    Raises:
+        Forbidden: The snapshot names files in a location that another table claims.
+    """
+    bound_scan = BoundScan.bind(loaded.metadata, ScanRequest(snapshot_id=snapshot_id))
+    return bound_scan, await components.planner.plan(bound_scan, loaded.entry)
 
 
 def _make_key(entry: Entry, key: bytes) -> tuple[object, ...]:

@@ -277,6 +277,7 @@ def test_answer_needs_a_plan_that_is_allowed(server: ServerThread, monkeypatch: 
         assert asked.ask({**body, "limit": 5})[0] == 200
         monkeypatch.setattr(server.components.planner, "plan", forbid)
         assert asked.ask({**body, "limit": 6})[0] == 403, "files and groups in memory do not replace the check"
+        assert asked.ask({**body, "limit": 5})[0] == 403, "an answer in memory does not replace the check"
 
 
 def test_many_values_are_aggregated_outside_of_the_event_loop(
