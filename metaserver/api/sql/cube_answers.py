@@ -304,7 +304,8 @@ def _make_key(entry: Entry, key: bytes) -> tuple[object, ...]:
 
 def _is_small(table: pa.Table, columns: int) -> bool:
     """Return whether the event loop may compute this number of columns from the rows of a table."""
-    return table.num_rows * columns <= _IN_LOOP_VALUES and table.nbytes <= _IN_LOOP_BYTES
+    rows, size = int(table.num_rows), int(table.nbytes)
+    return rows * columns <= _IN_LOOP_VALUES and size <= _IN_LOOP_BYTES
 
 
 def _identify_files(scan: ScanPlan) -> Ids | None:

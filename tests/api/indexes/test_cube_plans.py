@@ -13,7 +13,7 @@ import pytest
 
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.builds import InProcessWorkers, build
-from seamark.metaserver.api.plans import cube_plans
+from seamark.metaserver.api.plans import cube_plans, plan_tables
 from tests.api.client import Answer
 from tests.connector.lake import append, catalog_at, create
 from tests.connector.server_thread import ServerThread
@@ -92,7 +92,7 @@ def test_files_with_rows_that_meet_unless_are_read(server: ServerThread, definit
 def test_long_condition_is_read_outside_of_the_event_loop(
     server: ServerThread, definition_id: str, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    threads, read = list[str](), cube_plans.read_filter
+    threads, read = list[str](), plan_tables.read_filter
 
     def read_and_note(*arguments: Any) -> Any:
         threads.append(threading.current_thread().name)

@@ -284,7 +284,7 @@ def test_many_values_are_aggregated_outside_of_the_event_loop(
     server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads, measures = list[str](), list[str]()
-    aggregate, finish = cube_answers.aggregate_groups, aggregation._finish
+    aggregate, finish = aggregation.aggregate_groups, aggregation._finish
 
     def aggregate_and_note(*arguments: Any) -> pa.Table:
         threads.append(threading.current_thread().name)
