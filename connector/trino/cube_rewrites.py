@@ -17,14 +17,14 @@ from functools import partial
 
 from seamark.connector.analysis.lexer import UnsupportedStatement
 from seamark.connector.analysis.scans import find_scans, parse_query
-from seamark.connector.analysis.statement_cache import StatementText
+from seamark.connector.analysis.statement_cache import StatementReader, StatementText
 from seamark.connector.cubes.dialects import TRINO, NotFromCube
 from seamark.connector.cubes.plans import CubeScan, cube_table_of, find_doubt, scan_cube
 from seamark.connector.cubes.statements import CubeStatement, translate_statement
 from seamark.connector.plans.async_client import CubePlanRequest, KnownTable, Seamark
 from seamark.connector.plans.joins import PlannedScan
 from seamark.connector.plans.quotes import quote_name
-from seamark.connector.trino.cube_values import write_values
+from seamark.connector.trino.cube_values import count_characters, write_values
 from seamark.formats.iceberg.expressions.expression import Expression
 
 GROUPS_MAX = 10_000
@@ -77,34 +77,46 @@ def translate_text(text: StatementText, table: KnownTable, *, floats: bool) -> C
 
 
 async def rewrite_over_cube(
-    client: Seamark, text: StatementText, planned: PlannedScan, statement: CubeStatement, table: KnownTable
+    client: Seamark,
+    reader: StatementReader,
+    text: StatementText,
+    planned: PlannedScan,
+    statement: CubeStatement,
+    table: KnownTable,
+    until_s: float,
 ) -> CubeRewrite:
     """Return the statement that reads groups.
 
     Args:
         client: The client of the server.
+        reader: Runs the work on texts outside of the event loop.
         text: The statement.
         planned: The only scan of the statement.
         statement: The translation of the statement.
         table: The table.
+        until_s: The deadline, on the clock of the event loop.
 
     Raises:
         NotFromCube: The server cannot answer from the cube, or the groups do not fit into a statement.
+        TimeoutError: The deadline has passed.
         ClientError: The server refuses the request or does not respond.
     """
     scan, name = planned.scan, text.text[planned.scan.start : planned.scan.end]
+    doubt = None
+    if statement.doubt:
+        find = partial(find_doubt, statement, partial(_find_filter, name, text, table))
+        doubt = await reader.run(len(name) + len(statement.doubt), find, until_s, in_loop_max=0)
     request = CubePlanRequest(
         planned.table,
         statement.cube.id,
         statement.columns,
         scan.filter,
-        find_doubt(statement, partial(_find_filter, name, text, table)),
+        doubt,
         scan.snapshot_id,
         scan.ref,
         groups_max=GROUPS_MAX,
     )
     answer = await scan_cube(client, statement, request, table)
-    values = write_values(answer.groups, statement, VALUES_CHARACTERS_MAX)
     version = "" if scan.version_span is None else text.text[slice(*scan.version_span)]
     if answer.plan_snapshot_id is not None:
         version = f"FOR VERSION AS OF {answer.plan_snapshot_id}"
@@ -115,7 +127,13 @@ async def rewrite_over_cube(
     names = frozenset(column.name.partition(".")[0].lower() for column in columns if column is not None)
     listed = ", ".join(map(quote_name, sorted(names))) or "1"
     check = f"SELECT {listed} FROM {name} WHERE FALSE"  # noqa: S608
-    return CubeRewrite(statement.write(values, rows, has_rows=has_rows), answer, names, check)
+
+    def write() -> str:
+        values = write_values(answer.groups, statement, VALUES_CHARACTERS_MAX)
+        return statement.write(values, rows, has_rows=has_rows)
+
+    characters = len(text.text) + count_characters(answer.groups)
+    return CubeRewrite(await reader.run(characters, write, until_s), answer, names, check)
 
 
 def _find_filter(name: str, text: StatementText, table: KnownTable, alias: str, condition: str) -> Expression | None:

@@ -14,6 +14,17 @@ from seamark.connector.cubes.dialects import NotFromCube
 from seamark.connector.cubes.statements import CubeStatement
 from seamark.connector.plans.quotes import quote_text
 
+_ROWS_AT_ONCE = 100
+"""The number of rows that are written between two checks of the size."""
+_CHARACTERS_MIN = 3
+"""The minimum number of characters of a value, with the comma and the space after it."""
+
+
+def count_characters(groups: pa.Table) -> int:
+    """Estimate the number of characters of the relation that `write_values` writes."""
+    values: int = groups.num_rows * groups.num_columns
+    return int(groups.nbytes) + _CHARACTERS_MIN * values
+
 
 def write_values(groups: pa.Table, statement: CubeStatement, characters_max: int) -> str:
     """Return a relation with the groups, for a FROM clause.
@@ -29,21 +40,44 @@ def write_values(groups: pa.Table, statement: CubeStatement, characters_max: int
     listed = ", ".join(statement.columns)
     if groups.num_rows == 0:
         return f"(VALUES ({', '.join('NULL' for _ in statement.columns)})) AS seamark_groups ({listed}) WHERE FALSE"
-    columns = []
-    for name, column in zip(statement.columns, groups.columns, strict=True):
-        is_uuid = name.startswith("d") and statement.cube.terms[int(name[1:])].source == "uuid"
-        write = _write_uuid if is_uuid else _writer_of(column.type)
+    if _CHARACTERS_MIN * groups.num_rows * groups.num_columns > characters_max:
+        raise _too_long(statement, characters_max)
+    writers = [
+        _find_writer(statement, name, column.type)
+        for name, column in zip(statement.columns, groups.columns, strict=True)
+    ]
+    rows: list[str] = []
+    size = 0
+    for batch in groups.to_batches(max_chunksize=_ROWS_AT_ONCE):
         try:
-            columns.append(["NULL" if value is None else write(value) for value in column.to_pylist()])
+            columns = [
+                ["NULL" if value is None else write(value) for value in column.to_pylist()]
+                for write, column in zip(writers, batch.columns, strict=True)
+            ]
         except (ValueError, OverflowError) as error:  # Python supports years up to 9999.
             raise NotFromCube(f"{statement.cube.name}: a value cannot be written in SQL: {error}") from None
-    size = sum(len(text) + 2 for column in columns for text in column)
-    if size > characters_max:
-        raise NotFromCube(
-            f"{statement.cube.name}: its groups have {size:,} characters of SQL, more than a statement may"
-        )
-    rows = ", ".join(f"({', '.join(row)})" for row in zip(*columns, strict=True))
-    return f"(VALUES {rows}) AS seamark_groups ({listed})"
+        size += sum(len(text) + 2 for column in columns for text in column)
+        if size > characters_max:
+            raise _too_long(statement, characters_max)
+        rows += [f"({', '.join(row)})" for row in zip(*columns, strict=True)]
+    return f"(VALUES {', '.join(rows)}) AS seamark_groups ({listed})"
+
+
+def _too_long(statement: CubeStatement, characters_max: int) -> NotFromCube:
+    return NotFromCube(
+        f"{statement.cube.name}: its groups have more than {characters_max:,} characters of SQL, the maximum of a "
+        "statement"
+    )
+
+
+def _find_writer(statement: CubeStatement, name: str, kind: pa.DataType) -> Callable[[Any], str]:
+    """Return a function that writes a value of a column of the groups.
+
+    Raises:
+        NotFromCube: Trino's SQL has no literal for the type.
+    """
+    is_uuid = name.startswith("d") and statement.cube.terms[int(name[1:])].source == "uuid"
+    return _write_uuid if is_uuid else _writer_of(kind)
 
 
 def _writer_of(kind: pa.DataType) -> Callable[[Any], str]:

@@ -407,7 +407,7 @@ class Rewriter:
                 failing = self._failing.get(breaker_key)
                 if failing is not None and not failing.allow_request():
                     raise NotFromCube("recently, Trino could not read its plan, or its access rules forbade the cube")
-                cube = await rewrite_over_cube(self._client, text, planned, statement, table)
+                cube = await rewrite_over_cube(self._client, self._reader, text, planned, statement, table, until_s)
                 result = replace(_build_cube_result(planned, cube), breaker_key=breaker_key)
                 for plan in result.plans:
                     self._withdrawing.note(plan, asked_s)

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from aiohttp import web
 
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.protocol.wire import CUBE_PLAN
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.api.formats.arrow import ARROW_STREAM
@@ -23,6 +24,7 @@ from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.fresh_reads import load_to_read
 from seamark.metaserver.api.http.parameters.fresh import AFTER, FRESH
 from seamark.metaserver.api.http.parameters.plan_audience import AUDIENCE
+from seamark.metaserver.api.http.sql_texts import read_in_turn
 from seamark.metaserver.api.lookups.cube_groups import find_cube, read_groups
 from seamark.metaserver.api.plans.plan_leases import check_lease
 from seamark.metaserver.api.plans.plan_tables import (
@@ -35,6 +37,7 @@ from seamark.metaserver.api.plans.plan_tables import (
 )
 from seamark.metaserver.catalog.plans.plan_tables import Holder
 from seamark.metaserver.planner.indexes.coverage import file_ids_of
+from seamark.metaserver.planner.scan.request import BoundScan
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 
 GROUPS_MAX = 1_000_000
@@ -124,8 +127,7 @@ async def make_cube_plan(call: Call, body: MakeCubePlanRequest) -> web.Response:
         hide_partitions=body.hide_partitions,
         holder=body.holder,
     )
-    filter = read_filter(plan_request, loaded.metadata)
-    _, bound_scan = bind_request((plan_request, filter), loaded.metadata)
+    bound_scan = await _bind(call, plan_request, loaded.metadata)
     no_groups = pa.schema([]).empty_table()
     if bound_scan.snapshot is None:
         return await _encode(no_groups, MakeCubePlanResponse("the table has no snapshot"))
@@ -133,15 +135,14 @@ async def make_cube_plan(call: Call, body: MakeCubePlanRequest) -> web.Response:
         return await _encode(no_groups, MakeCubePlanResponse("the snapshot has another schema than the table"))
     assert loaded.entry is not None
     scan_plan = await call.components.planner.plan(bound_scan, loaded.entry)
-    is_whole, ids = await asyncio.to_thread(_find_whole_files, scan_plan)
+    excluded = None
     if bytes(body.unless):
-        unless = read_filter(msgspec.structs.replace(plan_request, filter=body.unless, predicate=None), loaded.metadata)
-        _, bound_unless = bind_request((plan_request, unless), loaded.metadata)
         # `filter` is left out, because it may contain the condition whose opposite is `unless`.
+        unless_request = msgspec.structs.replace(plan_request, filter=body.unless, predicate=None)
+        bound_unless = await _bind(call, unless_request, loaded.metadata)
         excluded = await call.components.planner.plan(bound_unless, loaded.entry)
-        # The ids of entries are numbers in the manifest list, so they are the same in both plans.
-        is_whole &= ~np.isin(scan_plan.entry_ids, excluded.entry_ids)
-    reading = await read_groups(call, loaded, cube, body.columns, ids[is_whole])
+    is_whole, ids = await asyncio.to_thread(_find_whole_files, scan_plan, excluded)
+    reading = await read_groups(call, loaded, cube, body.columns, ids)
     covered = np.zeros(scan_plan.files, dtype=np.bool_)
     covered[is_whole] = reading.covered
     groups = reading.groups
@@ -173,11 +174,36 @@ async def make_cube_plan(call: Call, body: MakeCubePlanRequest) -> web.Response:
     return await _encode(groups, answer)
 
 
-def _find_whole_files(scan_plan: ScanPlan) -> tuple[np.ndarray, np.ndarray]:
-    """Return bool[files], the identified files of the plan without deletes, and uint64[files, 2], the identities."""
+async def _bind(call: Call, request: PlanTableRequest, metadata: TableMetadata) -> BoundScan:
+    """Read the filter of a request. A long filter is read outside of the event loop.
+
+    Raises:
+        BadRequest: The filter or the snapshot is invalid.
+    """
+
+    def read() -> BoundScan:
+        return bind_request((request, read_filter(request, metadata)), metadata)[1]
+
+    return await read_in_turn(call, len(bytes(request.filter)) + len(request.predicate or ""), read)
+
+
+def _find_whole_files(scan_plan: ScanPlan, excluded: ScanPlan | None) -> tuple[np.ndarray, np.ndarray]:
+    """Find the files of a plan that a cube may answer.
+
+    Args:
+        scan_plan: The plan.
+        excluded: A plan of the same snapshot, whose files are left out.
+
+    Returns:
+        bool[files], the identified files without deletes, and uint64[n, 2], their identities.
+    """
     ids, is_known = file_ids_of(scan_plan.view).at(scan_plan.view.positions_of(scan_plan.entry_ids))
     has_deletes = np.array([bool(deletes) for deletes in scan_plan.deletes_of(scan_plan.entry_ids)], dtype=np.bool_)
-    return is_known & ~has_deletes, ids
+    is_whole = is_known & ~has_deletes
+    if excluded is not None:
+        # The ids of entries are numbers in the manifest list, so they are the same in both plans.
+        is_whole &= ~np.isin(scan_plan.entry_ids, excluded.entry_ids)
+    return is_whole, ids[is_whole]
 
 
 async def _encode(groups: pa.Table, answer: MakeCubePlanResponse) -> web.Response:

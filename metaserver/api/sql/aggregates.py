@@ -132,7 +132,7 @@ async def _answer_from_cube(call: Call, body: AggregateRequest, loaded: LoadedTa
     kind: Format = "arrow" if ARROW in call.headers.get("Accept", "") else "json"
     key = msgspec.json.encode((kind, body))
     answers = call.app[CUBE_ANSWERS]
-    answer = answers.find(entry, key)
+    answer = await answers.find(call.components, loaded, key)
     if answer is None:
         parsed = _ParsedRequest.parse(body, loaded.metadata)
         query = GroupQuery(

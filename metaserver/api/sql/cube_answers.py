@@ -59,8 +59,11 @@ _HISTORY_ENGINE = "seamark"
 _WHY = "the request follows from a cube that has all data files"
 _AT_ONCE = 16
 """The maximum number of requests whose answers are computed at once."""
-_IN_LOOP_GROUPS = 5_000
-"""The maximum number of groups that are aggregated in the event loop. This takes a few milliseconds."""
+_IN_LOOP_VALUES, _IN_LOOP_BYTES = 5_000, 1 << 20
+"""The maximum number of values, and their bytes, that are processed in the event loop.
+
+A value takes some microseconds, because averages and JSON are computed in Python.
+"""
 _SHARE_OF_ANSWERS, _SHARE_OF_GROUPS = 8, 4
 """The divisors of the memory for cubes: for answers, and for groups by the dimensions of requests."""
 _SNAPSHOTS_BYTES = 32 << 20
@@ -89,11 +92,13 @@ class _EncodedAnswer(NamedTuple):
     Attributes:
         body: JSON or an Arrow stream, with a placeholder for the id of the statement.
         definition_id: The cube that answers.
+        snapshot_id: The snapshot whose rows are aggregated.
         read: The statement, for the query history.
     """
 
     body: bytes
     definition_id: str
+    snapshot_id: int
     read: StatementRead
 
 
@@ -116,14 +121,24 @@ class CubeAnswers:
         self._cubes: MemoryCache[str, tuple[IndexDefinition, ...]] = MemoryCache(_CUBES_BYTES, "cube-answers")
         self._snapshots: MemoryCache[tuple[str, ...], _SnapshotFiles] = MemoryCache(_SNAPSHOTS_BYTES, "cube-answers")
 
-    def find(self, entry: Entry, key: bytes) -> _EncodedAnswer | None:
+    async def find(self, components: ServerComponents, loaded: LoadedTable, key: bytes) -> _EncodedAnswer | None:
         """Return the answer to a request if it is in memory.
 
         Args:
-            entry: The table.
+            components: The components of the server.
+            loaded: The table.
             key: The request and its format. The metadata file of the table decides the rest of the answer.
+
+        Raises:
+            Forbidden: The snapshot names files in a location that another table claims.
         """
-        return self._answers.get(_make_key(entry, key))
+        if loaded.entry is None:
+            return None
+        answer = self._answers.get(_make_key(loaded.entry, key))
+        if answer is not None:
+            # Another table may have claimed a location since the answer was computed.
+            await _plan_snapshot(components, loaded, answer.snapshot_id)
+        return answer
 
     def respond(self, call: Call, entry: Entry, answer: _EncodedAnswer, kind: Format) -> web.Response:
         """Return the response with an answer, as a statement with a new id, and count the statement."""
@@ -216,15 +231,15 @@ class CubeAnswers:
             if groups is None:
                 continue
             aggregate = partial(aggregate_groups, groups, answer)
-            is_small = groups.num_rows <= _IN_LOOP_GROUPS and characters <= IN_LOOP_CHARACTERS
+            is_small = _is_small(groups, len(query.names)) and characters <= IN_LOOP_CHARACTERS
             rows = aggregate() if is_small else await asyncio.to_thread(aggregate)
             if rows.num_rows > self._rows_limit:
                 return None
             plan = _make_plan(self._placeholder, loaded, cube, answer, len(files.ids))
             encode = partial(_encode_arrow if kind == "arrow" else _encode_json, rows, answer, plan)
-            body = encode() if rows.num_rows <= _IN_LOOP_GROUPS else await asyncio.to_thread(encode)
+            body = encode() if _is_small(rows, rows.num_columns) else await asyncio.to_thread(encode)
             read = StatementRead(loaded.entry.uuid, _make_shape(answer), len(files.ids), 0)
-            return None if len(body) > self._bytes_limit else _EncodedAnswer(body, cube.id, read)
+            return None if len(body) > self._bytes_limit else _EncodedAnswer(body, cube.id, snapshot_id, read)
         return None
 
     async def _list_files(self, components: ServerComponents, loaded: LoadedTable, snapshot_id: int) -> _SnapshotFiles:
@@ -234,9 +249,7 @@ class CubeAnswers:
             Forbidden: The snapshot names files in a location that another table claims.
         """
         assert loaded.entry is not None
-        bound_scan = BoundScan.bind(loaded.metadata, ScanRequest(snapshot_id=snapshot_id))
-        # The planner checks the locations of the files, so it plans each request. It has the plan in memory.
-        scan = await components.planner.plan(bound_scan, loaded.entry)
+        bound_scan, scan = await _plan_snapshot(components, loaded, snapshot_id)
         key = (loaded.entry.uuid, *bound_scan.view_key)
         files = self._snapshots.get(key)
         if files is None:
@@ -272,9 +285,27 @@ class CubeAnswers:
         return reduced
 
 
+async def _plan_snapshot(
+    components: ServerComponents, loaded: LoadedTable, snapshot_id: int
+) -> tuple[BoundScan, ScanPlan]:
+    """Plan a snapshot. The planner checks the locations of its files for each request, also if it has the plan.
+
+    Raises:
+        Forbidden: The snapshot names files in a location that another table claims.
+    """
+    bound_scan = BoundScan.bind(loaded.metadata, ScanRequest(snapshot_id=snapshot_id))
+    return bound_scan, await components.planner.plan(bound_scan, loaded.entry)
+
+
 def _make_key(entry: Entry, key: bytes) -> tuple[object, ...]:
     """Return the key of an answer. Two names of one metadata file have different answers, as plans check locations."""
     return (entry.namespace, entry.name, entry.uuid, entry.metadata_location, entry.index_version, key)
+
+
+def _is_small(table: pa.Table, columns: int) -> bool:
+    """Return whether the event loop may compute this number of columns from the rows of a table."""
+    rows, size = int(table.num_rows), int(table.nbytes)
+    return rows * columns <= _IN_LOOP_VALUES and size <= _IN_LOOP_BYTES
 
 
 def _identify_files(scan: ScanPlan) -> Ids | None:

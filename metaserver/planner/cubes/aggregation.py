@@ -314,8 +314,13 @@ def aggregate_groups(groups: pa.Table, answer: CubeAnswer) -> pa.Table:
     try:
         grouped = _group(_filter(groups, answer), answer)
         columns = [grouped[f"k{number}"] for number in range(len(answer.dimensions))]
+        finished: dict[tuple[str, tuple[str, ...]], pa.ChunkedArray] = {}
         for measure, partials in zip(answer.query.measures, answer.partials, strict=True):
-            columns.append(_finish(measure, [grouped[name] for name in partials]))
+            # A request may name a measure several times, with other spaces.
+            key = (measure.function, partials)
+            if key not in finished:
+                finished[key] = _finish(measure, [grouped[name] for name in partials])
+            columns.append(finished[key])
         numbered = pa.table({str(number): column for number, column in enumerate(columns)})
         rows = _sort(numbered, answer.query.sort_keys)
     except (SumOverflow, pa.ArrowException) as error:
@@ -431,11 +436,14 @@ def _sort(rows: pa.Table, sort_keys: Sequence[SortKey]) -> pa.Table:
     """
     if not sort_keys:
         return rows
-    for key in sort_keys:
-        column = rows[str(key.column)]
+    for number in {key.column for key in sort_keys}:
+        column = rows[str(number)]
         if pa.types.is_floating(column.type) and pc.any(pc.is_nan(column)).as_py():
             raise NotFromGroups("the rows are sorted by NaN")
-    keys = [(str(key.column), "descending" if key.descending else "ascending") for key in sort_keys]
+    first_keys: dict[int, SortKey] = {}
+    for key in sort_keys:  # A second key of a column does not change the order.
+        first_keys.setdefault(key.column, key)
+    keys = [(str(key.column), "descending" if key.descending else "ascending") for key in first_keys.values()]
     return rows.take(pc.sort_indices(rows, sort_keys=keys))
 
 

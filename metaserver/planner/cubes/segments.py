@@ -49,6 +49,8 @@ _OPENED_AT_ONCE = 16
 _BUILDS_AT_ONCE = 2
 _PLACES_BYTES = 32 << 20
 """The memory for the places of entries."""
+_TOO_LARGE_BYTES = 256 << 10
+"""The memory for the keys of groups that cannot be merged."""
 _ATTEMPTS_MAX = 3
 """The maximum number of attempts to read groups, if index files turn out to be damaged."""
 _THREADS = 2
@@ -190,6 +192,8 @@ class Segments:
         self._registry = registry
         self._stack = stack
         self._places: MemoryCache[tuple[str, str, int, bytes], _Places] = MemoryCache(_PLACES_BYTES, "cube-segments")
+        self._too_large: MemoryCache[str, str] = MemoryCache(_TOO_LARGE_BYTES, "cube-segments")
+        """Why groups cannot be merged, by the key of their segment. The key decides the groups."""
         self._flights: SingleFlight[str, pa.Table] = SingleFlight()
         self._builds = asyncio.Semaphore(_BUILDS_AT_ONCE)
         self.stats = SegmentStats()
@@ -232,10 +236,18 @@ class Segments:
         stored = self._stack.get_cached(merger.root_key)
         if stored is not None:
             return stored
+        reason = self._too_large.get(merger.root_key)
+        if reason is not None:
+            raise SegmentTooLarge(reason)
 
         async def build() -> pa.Table:
             async with self._builds:
-                return await merger.merge(merger.tree.root)
+                try:
+                    return await merger.merge(merger.tree.root)
+                except SegmentTooLarge as error:
+                    # Without this, each request would merge the groups again up to the limit.
+                    self._too_large.put(merger.root_key, str(error), len(merger.root_key) + len(str(error)))
+                    raise
 
         return await self._flights.run(f"{merger.root_key}/{merger.stores_all}", build)
 

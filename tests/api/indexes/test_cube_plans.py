@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.builds import InProcessWorkers, build
+from seamark.metaserver.api.plans import cube_plans, plan_tables
 from tests.api.client import Answer
 from tests.connector.lake import append, catalog_at, create
 from tests.connector.server_thread import ServerThread
@@ -84,6 +86,33 @@ def test_files_with_rows_that_meet_unless_are_read(server: ServerThread, definit
     assert sum(groups["m0"].to_pylist()) == 20
     body["unless"] = {"type": "lt", "term": "id", "value": 205}
     assert plan(server, body)[0]["covered-files"] == 1, "the opposite of the filter is not restricted by the filter"
+
+
+@pytest.mark.parametrize("place", ["predicate", "filter", "unless"])
+def test_long_condition_is_read_outside_of_the_event_loop(
+    server: ServerThread, definition_id: str, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    threads, read = list[str](), plan_tables.read_filter
+
+    def read_and_note(*arguments: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return read(*arguments)
+
+    monkeypatch.setattr(cube_plans, "read_filter", read_and_note)
+    ids = list(range(1000, 1200))
+    condition = {"type": "in", "term": "id", "values": ids}
+    text = f"id IN ({', '.join(map(str, ids))})"
+    body = {"definition-id": definition_id, "columns": ["m0"]}
+    plan(server, {**body, place: text if place == "predicate" else condition})
+    loop_thread = server.run(_name_thread())
+    assert threads[-1] != loop_thread
+    threads.clear()
+    plan(server, {**body, "predicate": "id < 100"})
+    assert threads == [loop_thread], "a short condition is read at once"
+
+
+async def _name_thread() -> str:
+    return threading.current_thread().name
 
 
 def test_audience_receives_the_id_of_a_plan_snapshot(server: ServerThread, definition_id: str) -> None:

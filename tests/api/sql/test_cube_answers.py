@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 import urllib.error
 import urllib.request
 from collections import Counter
@@ -21,9 +22,10 @@ from seamark.connector.sql.session import SqlSession
 from seamark.formats.protocol.json_rows import to_json_rows
 from seamark.formats.runtime import errors
 from seamark.metaserver.api.lookups import cube_groups
-from seamark.metaserver.api.sql import aggregates
+from seamark.metaserver.api.sql import aggregates, cube_answers
 from seamark.metaserver.api.sql.aggregates import AggregateRequest, write_query
 from seamark.metaserver.api.sql.cube_answers import ENGINE
+from seamark.metaserver.planner.cubes import aggregation
 from tests.connector.server_thread import ServerThread
 from tests.connector.sql.comparing import comparable
 from tests.connector.sql.test_cubes import COMPARED, OPERANDS, World
@@ -275,6 +277,42 @@ def test_answer_needs_a_plan_that_is_allowed(server: ServerThread, monkeypatch: 
         assert asked.ask({**body, "limit": 5})[0] == 200
         monkeypatch.setattr(server.components.planner, "plan", forbid)
         assert asked.ask({**body, "limit": 6})[0] == 403, "files and groups in memory do not replace the check"
+        assert asked.ask({**body, "limit": 5})[0] == 403, "an answer in memory does not replace the check"
+
+
+def test_many_values_are_aggregated_outside_of_the_event_loop(
+    server: ServerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads, measures = list[str](), list[str]()
+    aggregate, finish = aggregation.aggregate_groups, aggregation._finish
+
+    def aggregate_and_note(*arguments: Any) -> pa.Table:
+        threads.append(threading.current_thread().name)
+        return aggregate(*arguments)
+
+    def finish_and_note(measure: Any, partials: Any) -> Any:
+        measures.append(measure.text)
+        return finish(measure, partials)
+
+    with closing(IndexClient(server.url)) as client, SqlSession(server.url) as session:
+        world = World(server, client, random.Random(9), "db.wide")
+        world.create_table()
+        world.append()
+        world.add_cube(["k"], ["avg(price)"])
+        world.build()
+        asked = CubeAggregates(server, session, session, world.name)
+        body = {"dimensions": ["k"], "measures": ["avg(price)"]}
+        rows = json.loads(asked.ask(body)[1])["rows"]
+        monkeypatch.setattr(cube_answers, "aggregate_groups", aggregate_and_note)
+        monkeypatch.setattr(aggregation, "_finish", finish_and_note)
+        monkeypatch.setattr(cube_answers, "_IN_LOOP_VALUES", 2 * len(rows))
+        wide = {**body, "measures": ["avg(price)", "avg( price)"], "order": [{"by": "k"}, {"by": "k"}]}
+        raw = asked.ask(wide)[1]
+        assert sorted_texts([row[:2] for row in json.loads(raw)["rows"]]) == sorted_texts(rows)
+        assert all(first == second for _, first, second in json.loads(raw)["rows"])
+        assert measures == ["avg(price)"], "equal measures are computed once"
+        assert asked.ask({**body, "limit": 1000})[0] == 200
+    assert (threads[0] == threads[1], len(threads)) == (False, 2)
 
 
 @pytest.mark.slow

@@ -242,7 +242,7 @@ async def test_damaged_index_file_is_reported_and_covers_no_file(tmp_path: Path)
         assert sums_in(merged.table) == expected_sums(range(20, 40))
 
 
-async def test_groups_beyond_a_limit_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_groups_beyond_a_limit_are_read_once_and_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments_module, "GROUPS_MAX", 3)
     monkeypatch.setattr(segments_module, "_COMBINED_GROUPS", 5)
     lake = Lake()
@@ -250,3 +250,10 @@ async def test_groups_beyond_a_limit_are_refused(tmp_path: Path, monkeypatch: py
     async with opened(lake, tmp_path) as segments:
         with pytest.raises(SegmentTooLarge, match="exceed 3 groups"):
             await segments.read(ENTRY, DEFINITION, ids_of(range(100)))
+        entries_read = segments.stats.entries_read
+        for stores_all in (True, False):
+            with pytest.raises(SegmentTooLarge, match="exceed 3 groups"):
+                await segments.read(ENTRY, DEFINITION, ids_of(range(100)), stores_all=stores_all)
+        assert segments.stats.entries_read == entries_read > 0, "the groups are not merged again"
+        merged = await segments.read(ENTRY, DEFINITION, ids_of(range(2)))
+        assert sums_in(merged.table) == expected_sums(range(2)), "other files are merged"

@@ -1,0 +1,104 @@
+"""Groups of a cube are written as VALUES outside of the event loop, and only up to the limit of a statement."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from seamark.connector.analysis.statement_cache import StatementReader, StatementText
+from seamark.connector.cubes.dialects import NotFromCube
+from seamark.connector.trino import cube_rewrites, cube_values
+from seamark.connector.trino.cube_rewrites import rewrite_over_cube
+from seamark.connector.trino.cube_values import write_values
+
+CUBE = SimpleNamespace(name="cube", id="1", terms=[SimpleNamespace(source="string")])
+
+
+def make_statement() -> Any:
+    """Return a translated statement that reads a name and a count, and whose condition leaves a doubt."""
+
+    def write(groups: str, *_: str, has_rows: bool) -> str:
+        assert not has_rows
+        return f"SELECT 1 FROM {groups}"
+
+    return SimpleNamespace(
+        columns=("d0", "m0"),
+        cube=CUBE,
+        alias="t",
+        doubt="n >= 5",
+        row_condition="n < 5",
+        used_columns=frozenset(),
+        write=write,
+    )
+
+
+def groups_with(rows: int) -> pa.Table:
+    return pa.table({"d0": [f"it's {n}" if n else None for n in range(rows)], "m0": list(range(rows))})
+
+
+def test_groups_are_written_in_batches() -> None:
+    rows = [f"('it''s {n}', {n})" if n else "(NULL, 0)" for n in range(250)]
+    assert write_values(groups_with(250), make_statement(), 10_000) == (
+        f"(VALUES {', '.join(rows)}) AS seamark_groups (d0, m0)"
+    )
+
+
+@pytest.mark.parametrize(("characters_max", "written"), [(3 * 2 * 2000 - 1, 0), (3 * 2 * 2000, 2000)])
+def test_writing_ends_when_the_text_is_too_long(
+    monkeypatch: pytest.MonkeyPatch, characters_max: int, written: int
+) -> None:
+    texts = list[int]()
+
+    def write(value: int) -> str:
+        texts.append(value)
+        return str(value)
+
+    monkeypatch.setattr(cube_values, "_writer_of", lambda _: write)
+    with pytest.raises(NotFromCube, match=f"more than {characters_max:,} characters"):
+        write_values(groups_with(2000), make_statement(), characters_max)
+    assert len(texts) <= written, "most groups are not written"
+
+
+async def test_parsing_and_writing_run_outside_of_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = dict[str, int]()
+
+    async def scan_cube(*_: object) -> Any:
+        return SimpleNamespace(groups=groups_with(5000), plan_snapshot_id=None)
+
+    def note_thread(name: str) -> None:
+        run = getattr(cube_rewrites, name)
+
+        def run_and_note(*arguments: Any, **options: Any) -> Any:
+            threads[name] = threading.get_ident()
+            return run(*arguments, **options)
+
+        monkeypatch.setattr(cube_rewrites, name, run_and_note)
+
+    note_thread("find_scans")
+    note_thread("write_values")
+    monkeypatch.setattr(cube_rewrites, "scan_cube", scan_cube)
+    text = "SELECT name, count(*) FROM db.t WHERE n < 5 GROUP BY 1"
+    scan = SimpleNamespace(
+        start=text.index("db.t"),
+        end=text.index(" WHERE"),
+        filter=None,
+        snapshot_id=None,
+        ref=None,
+        version_span=None,
+    )
+    schema = SimpleNamespace(column=lambda _: None)
+    table: Any = SimpleNamespace(columns={"n": "long"}, cube_metadata=SimpleNamespace(current_schema=schema))
+    client: Any = None
+    planned: Any = SimpleNamespace(scan=scan, table=("db", "t"))
+    until_s = asyncio.get_running_loop().time() + 60
+    rewrite = await rewrite_over_cube(
+        client, StatementReader(), StatementText(text), planned, make_statement(), table, until_s
+    )
+    assert rewrite.text.startswith("SELECT 1 FROM (VALUES (NULL, 0), ")
+    assert set(threads) == {"find_scans", "write_values"}
+    assert threading.get_ident() not in threads.values()
