@@ -7,7 +7,7 @@ snapshot that removes rows may remove rows of fresh files, which the table does 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -45,7 +45,7 @@ async def prepare_stream_table(
     """
     snapshots = [update.get("snapshot") for update in updates if update.get("action") == "add-snapshot"]
     is_reset = any(_drops_history(update) for update in updates)
-    _check_dead_letter_table(call, updates)
+    _check_updated_dead_letter_table(call, updates)
     if not (snapshots or is_reset or any(map(_sets_key, updates))) or not call.components.streams.has_log:
         return None
     entry = await call.components.store.entry(EntryKind.TABLE, namespace, name)
@@ -137,8 +137,23 @@ def _operation_of(snapshot: dict[str, Any]) -> object:
     return summary.get("operation") if isinstance(summary, dict) else None
 
 
-def _check_dead_letter_table(call: Call, updates: Sequence[dict[str, Any]]) -> None:
-    """Check that the caller may append rows to a dead-letter table that the update sets.
+def check_dead_letter_table(call: Call, properties: Mapping[str, Any]) -> None:
+    """Check that the caller may append rows to the dead-letter table in the properties.
+
+    The intake of an input topic appends rows without a caller, so the right is checked when the property is set. A
+    registered table needs no check, because `registerTable` needs the right to write in the whole catalog.
+
+    Raises:
+        Forbidden: The caller has no right to append rows to that table.
+        BadRequest: The name of the table is invalid.
+    """
+    place = parse_dead_letter_table(properties)
+    if place is not None:
+        call.components.authorizer.require(call.principal, "appendRows", place[0])
+
+
+def _check_updated_dead_letter_table(call: Call, updates: Sequence[dict[str, Any]]) -> None:
+    """Check that the caller may append rows to a dead-letter table that a commit sets.
 
     Raises:
         Forbidden: The caller has no right to append rows to that table.
@@ -147,9 +162,7 @@ def _check_dead_letter_table(call: Call, updates: Sequence[dict[str, Any]]) -> N
     for update in updates:
         properties = update.get("updates")
         if update.get("action") == "set-properties" and isinstance(properties, dict):
-            place = parse_dead_letter_table(properties)
-            if place is not None:
-                call.components.authorizer.require(call.principal, "appendRows", place[0])
+            check_dead_letter_table(call, properties)
 
 
 def _sets_key(update: dict[str, Any]) -> bool:
