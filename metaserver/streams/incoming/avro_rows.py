@@ -169,6 +169,8 @@ def read_avro(data: bytes, subject: str, *, rows_max: int) -> pa.RecordBatch:
     try:
         arrays = {name: _to_array([row[name] for row in rows], column) for name, column in reader.columns.items()}
         return pa.record_batch(arrays)
+    except MemoryError:  # A kind of it is an `ArrowException`.
+        raise
     except (pa.ArrowException, ValueError, OverflowError, TypeError) as error:
         raise BadRequest(f"{subject} has a value that does not have its type: {str(error)[:200]}") from None
 

@@ -7,7 +7,9 @@ refuses appends of the previous process.
 
 A message never blocks the messages after it. If the log cannot accept rows now, the intake waits and repeats the
 append. If the rows of several messages are refused, they are appended message by message, and a message that is refused
-alone becomes a dead letter, or is skipped with a line in the server's log.
+alone becomes a dead letter, or is skipped with a line in the server's log. An unexpected error refuses rows only after
+minutes of repeated attempts, and a lack of memory or an error of the operating system never does: neither is a fault of
+the messages.
 """
 
 from __future__ import annotations
@@ -47,8 +49,8 @@ ENVELOPE = "seamark.stream.topic-envelope"
 """The property that states the envelope of JSON messages: `debezium`, or none."""
 _RETRY_S, _RETRY_S_MAX = 0.1, 5.0
 """The first and the longest pause before an append is repeated."""
-_UNEXPECTED_MAX = 3
-"""The number of unexpected errors after which the messages of a run are appended one by one."""
+_UNEXPECTED_S_MAX = 300.0
+"""The time of unexpected errors after which the messages of a run are appended one by one."""
 _log = structlog.get_logger("seamark.streams")
 
 
@@ -145,7 +147,7 @@ class TopicIntake:
             ProducerFenced: Another process reads the topic now.
             NoSuchTable: The table was dropped.
         """
-        pause_s, failures = _RETRY_S, 0
+        pause_s, failing_since_s = _RETRY_S, None
         while True:
             try:
                 await self._append(partition, run)
@@ -157,10 +159,13 @@ class TopicIntake:
             except SeamarkError as error:
                 self._counts.waiting[self._uuid] = error.message
                 _log.info("rows of a topic wait", topic=self._topic.name, error=error.message, pause_s=pause_s)
-            except Exception:  # noqa: BLE001  no message may stop the messages after it
+            except Exception as error:  # noqa: BLE001  no message may stop the messages after it
                 _log.exception("messages of a topic cannot be appended", topic=self._topic.name, partition=partition)
-                failures += 1
-                if failures == _UNEXPECTED_MAX:
+                self._counts.waiting[self._uuid] = f"an unexpected error ({type(error).__name__})"
+                now_s = self._clock.monotonic()
+                if failing_since_s is None or isinstance(error, MemoryError | OSError):
+                    failing_since_s = now_s
+                elif now_s - failing_since_s >= _UNEXPECTED_S_MAX:
                     await self._store_apart(partition, run, "an unexpected error; the log of the server has it")
                     return
             else:
@@ -217,7 +222,11 @@ class TopicIntake:
         appends = [] if rows.batches is None else [TableRows(loaded, rows.batches)]
         rejected = [*run.rejected, *rows.rejected]
         if rejected and dead_letters is not None:
-            appends.append(TableRows(dead_letters.loaded, self._pack(dead_letters, rejected, partition)))
+            try:
+                appends.append(TableRows(dead_letters.loaded, self._pack(dead_letters, rejected, partition)))
+            except BadRequest as error:  # The rows that fit must not be lost with the letters.
+                _log.warning("a dead-letter table is not used", topic=self._topic.name, error=error.message)
+                dead_letters = None
         producer = TopicProducer(self._producer_name(partition), run.messages[-1].offset, self._epochs[partition])
         acknowledged = await self._tables.append(appends, producer)
         if acknowledged.duplicate:
