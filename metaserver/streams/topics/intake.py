@@ -107,6 +107,8 @@ class TopicIntake:
         self._counts = counts
         self._run_in_thread = run_in_thread
         self._epochs: dict[int, int] = {}
+        self._starts: dict[int, int] = {}
+        """The offset after the last appended message of each partition, at the beginning of the session."""
 
     async def run(self, source: TopicSource) -> None:
         """Append the rows of the topic, until cancelled.
@@ -120,7 +122,7 @@ class TopicIntake:
         partitions = range(self._topic.partitions)
         states = await asyncio.gather(*(self._log.fence(self._producer_name(number)) for number in partitions))
         self._epochs = {number: state.epoch for number, state in enumerate(states)}
-        offsets = {number: state.sequence + 1 for number, state in enumerate(states)}
+        self._starts = offsets = {number: state.sequence + 1 for number, state in enumerate(states)}
         _log.info("reading an input topic", topic=self._topic.name, offsets=offsets)
         self._counts.waiting.pop(self._uuid, None)
         async with source.open(self._topic, offsets) as consumer:
@@ -135,7 +137,9 @@ class TopicIntake:
     async def _take(self, partition: int, messages: Sequence[TopicMessage]) -> None:
         """Append the rows of messages of one partition."""
         loaded, _ = await self._load()
-        runs = divide_messages(messages, loaded.metadata, rows_max=self._rows_max)
+        lost = [message for message in messages if message.offset < self._starts[partition]]
+        self._report_lost(partition, lost)
+        runs = divide_messages(messages[len(lost) :], loaded.metadata, rows_max=self._rows_max)
         while (run := await self._run_in_thread(partial(next, runs, None))) is not None:
             await self._store(partition, run)
         self._counts.messages += len(messages)
@@ -250,6 +254,24 @@ class TopicIntake:
             count=count,
             reason=reason,
         )
+
+    def _report_lost(self, partition: int, messages: Sequence[TopicMessage]) -> None:
+        """Report messages whose offsets are before the beginning of the session.
+
+        The consumer begins there only if the partition ends before the position in the log: Kafka has lost messages,
+        for example in an unclean election, and gives their offsets to new messages. These messages are not appended,
+        because the end that a new leader states may also be too low for a moment, and then the log has them.
+        """
+        if messages:
+            self._counts.lost[self._uuid] += len(messages)
+            _log.error(
+                "messages of a topic are not appended: Kafka has used their offsets before",
+                topic=self._topic.name,
+                partition=partition,
+                first=messages[0].offset,
+                last=messages[-1].offset,
+                position=self._starts[partition],
+            )
 
     def _producer_name(self, partition: int) -> str:
         return name_of_topic_producer(self._uuid, self._topic.id, partition)

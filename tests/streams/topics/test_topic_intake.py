@@ -222,6 +222,22 @@ async def test_unexpected_error_refuses_a_message_only_after_minutes(
         assert await rig.stream.ids() == ids
 
 
+async def test_messages_with_offsets_of_lost_messages_are_counted(tmp_path: Path) -> None:
+    async with open_rig(tmp_path, letters=False) as rig:
+        for number in range(3):
+            rig.topic.send(encode_json({"id": number}))
+        await rig.read_all()
+        assert not rig.counts.lost
+        rig.topic.messages[0].clear()
+        async with rig.reading():
+            await until(lambda: rig.topic.openings == 2)
+            for number in range(10, 15):
+                rig.topic.send(encode_json({"id": number}))
+            await until(lambda: rig.counts.messages == 8)
+        assert rig.counts.lost.total() == 3
+        assert await rig.stream.ids() == [0, 1, 2, 13, 14]
+
+
 async def test_lack_of_memory_does_not_reject_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with open_rig(tmp_path, letters=False) as rig:
         rig.topic.send(encode_avro({"id": 1}))
