@@ -563,6 +563,7 @@ def _sample_streams(components: ServerComponents) -> None:
             "topic_messages": components.streams.topic_counts.messages,
             "topic_rows": components.streams.topic_counts.rows,
             "topic_rejected": components.streams.topic_counts.rejected,
+            "topic_lost": components.streams.topic_counts.lost.total(),
         }
     )
     try:

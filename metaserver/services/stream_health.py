@@ -52,6 +52,14 @@ def stream_problems(
             f"the messages of the input topic wait: {waiting}",
             "Kafka removes messages after the retention of the topic, also if they were not read",
         )
+    lost = streams.topic_counts.lost[table_uuid]
+    if lost:
+        yield Problem(
+            "lost messages",
+            f"{lost:,} messages of the input topic were not appended: Kafka has lost messages and used their offsets "
+            "again",
+            "delete the input topic and create it again, and send these messages again",
+        )
     if streams.size_bytes > _FULL_MEMORY * settings.stream_memory_bytes:
         yield Problem(
             "full stream memory",

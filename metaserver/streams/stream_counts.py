@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -36,12 +37,14 @@ class TopicCounts:
         rows: The rows that were appended.
         rejected: The rows and messages that did not fit.
         waiting: Why the messages of a topic wait now, by the UUID of the table.
+        lost: The messages that were not appended because Kafka has used their offsets twice, by the UUID of the table.
     """
 
     messages: int = 0
     rows: int = 0
     rejected: int = 0
     waiting: dict[str, str] = field(default_factory=dict)
+    lost: Counter[str] = field(default_factory=Counter)
 
 
 class FlushReport(NamedTuple):

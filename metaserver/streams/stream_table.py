@@ -480,8 +480,8 @@ class StreamTable:
     def _give_up(self, parts: Sequence[FreshPart]) -> None:
         self._delete_later([file.location for part in parts for file in part.files])
 
-    def _delete_later(self, locations: Sequence[str], extra_s: float = 0.0) -> None:
-        due_s = self._clock.monotonic() + self._limits.fresh_retention_s + extra_s
+    def _delete_later(self, locations: Sequence[str]) -> None:
+        due_s = self._clock.monotonic() + self._limits.fresh_retention_s
         for location in locations:
             heapq.heappush(self._unneeded, (due_s, location))
 
@@ -494,14 +494,9 @@ class StreamTable:
             deleted += 1
         return deleted
 
-    def give_up_files(self, locations: Sequence[str], *, extra_s: float = 0.0) -> None:
-        """Delete further files when no running query can need them.
-
-        Args:
-            locations: The files.
-            extra_s: The time for which later plans may still name the files.
-        """
-        self._delete_later(locations, extra_s)
+    def give_up_files(self, locations: Sequence[str]) -> None:
+        """Delete further files when no running query can need them."""
+        self._delete_later(locations)
 
     def check_invariants(self) -> None:
         """Check, for tests, that rows in memory and fresh files begin at the flushed offsets."""

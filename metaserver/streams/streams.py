@@ -360,7 +360,7 @@ class Streams:
             StreamLimits(
                 settings.stream_fresh_interval_ms / 1000,
                 # A plan may name a fresh snapshot after its files were replaced.
-                settings.stream_fresh_retention_s + self.snapshots.named_s,
+                settings.stream_fresh_retention_s + self.snapshots.lifetime_s,
             ),
             fresh_folder=folder,
             run_in_thread=self._run_in_thread,

@@ -71,6 +71,34 @@ async def test_fresh_snapshot_of_one_server_is_planned_at_another(tmp_path: Path
         assert (answer.status, f"Cannot find snapshot {opened.snapshot_id + 1}" in message) == (400, True)
 
 
+async def test_files_of_a_fresh_snapshot_outlive_the_time_in_its_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan at another server may name the snapshot until that time, and its query may run for the retention."""
+    retention_s = 100
+    async with streaming(tmp_path, stream_fresh_retention_s=retention_s) as stream:
+        await create(stream)
+        await stream.post({"id": 1})
+        await stream.flush()
+        streams, clock = stream.server.components.streams, stream.server.components.clock
+        seal, ends_ms = streams.snapshots._shared.seal, []
+
+        def note_end(uuid: str, snapshot: Snapshot, *, until_ms: int) -> Mapping[str, str]:
+            ends_ms.append(until_ms)
+            return seal(uuid, snapshot, until_ms=until_ms)
+
+        monkeypatch.setattr(streams.snapshots._shared, "seal", note_end)
+        await stream.post({"id": 2})
+        assert await stream.ids() == [1, 2]
+        await stream.flush()
+        (table,) = streams.tables.values()
+        now_ms, now_s = clock.now_ms(), clock.monotonic()
+        first_due_s = min(due_s for due_s, _ in table._unneeded)
+        # The tolerance covers the milliseconds between the readings of the two clocks.
+        assert first_due_s - now_s >= (ends_ms[-1] - now_ms) / 1000 + retention_s - 0.1
+        assert len(table._unneeded) >= 3
+
+
 def scan_at_two_servers(first_url: str, second_url: str) -> list[int]:
     """Load the table at the first server by stock PyIceberg, and return the ids that it plans at the second."""
     options = {**FRESH, "rest-scan-planning-enabled": "true"}

@@ -200,7 +200,7 @@ async def test_health_reports_a_pause_a_late_flush_and_full_memory(tmp_path: Pat
             assert status == 200, health
             return {problem["problem"] for problem in health["problems"]}
 
-        alerts = {"paused stream", "late flush", "full stream memory", "waiting topic"}
+        alerts = {"paused stream", "late flush", "full stream memory", "waiting topic", "lost messages"}
         assert not await problems() & alerts
         await run(server.url, "pause", "db.t")
         assert await problems() & alerts == {"paused stream"}
@@ -209,6 +209,7 @@ async def test_health_reports_a_pause_a_late_flush_and_full_memory(tmp_path: Pat
         server.components.streams._flushes[table.uuid].not_before_s = float("inf")
         table.appending_bytes += 600 << 10
         server.components.streams.topic_counts.waiting[table.uuid] = "the log is busy"
+        server.components.streams.topic_counts.lost[table.uuid] = 1
         clock.ahead_ms = 4 * NEVER_MS
         assert await problems() & alerts == alerts
         table.appending_bytes -= 600 << 10

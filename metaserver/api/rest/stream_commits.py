@@ -7,7 +7,7 @@ snapshot that removes rows may remove rows of fresh files, which the table does 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -139,6 +139,21 @@ def _operation_of(snapshot: dict[str, Any]) -> object:
     return summary.get("operation") if isinstance(summary, dict) else None
 
 
+def check_dead_letter_table(call: Call, properties: Mapping[str, Any]) -> None:
+    """Check that the caller may append rows to the dead-letter table in the properties.
+
+    The intake of an input topic appends rows without a caller, so the right is checked when the property is set. A
+    registered table needs no check, because `registerTable` needs the right to write in the whole catalog.
+
+    Raises:
+        Forbidden: The caller has no right to append rows to that table.
+        BadRequest: The name of the table is invalid.
+    """
+    place = parse_dead_letter_table(properties)
+    if place is not None:
+        call.components.authorizer.require(call.principal, "appendRows", place[0])
+
+
 def _check_named_tables(call: Call, updates: Sequence[dict[str, Any]]) -> None:
     """Check the caller's rights on other tables that new properties name.
 
@@ -150,9 +165,7 @@ def _check_named_tables(call: Call, updates: Sequence[dict[str, Any]]) -> None:
         properties = update.get("updates")
         if update.get("action") == "set-properties" and isinstance(properties, dict):
             check_index_properties(call, properties)
-            place = parse_dead_letter_table(properties)
-            if place is not None:
-                call.components.authorizer.require(call.principal, "appendRows", place[0])
+            check_dead_letter_table(call, properties)
 
 
 def _sets_key(update: dict[str, Any]) -> bool:

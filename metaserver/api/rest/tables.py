@@ -32,7 +32,7 @@ from seamark.metaserver.api.http.render import (
 from seamark.metaserver.api.indexes.dimension_rights import check_index_properties
 from seamark.metaserver.api.plans.column_reads import count_read, read_of_report, usage_of
 from seamark.metaserver.api.plans.statement_reads import count_statement, history_of, read_of_scan_report
-from seamark.metaserver.api.rest.stream_commits import prepare_stream_table
+from seamark.metaserver.api.rest.stream_commits import check_dead_letter_table, prepare_stream_table
 from seamark.metaserver.catalog.column_usage import ColumnRead
 from seamark.metaserver.catalog.documents import SnapshotMode
 from seamark.metaserver.catalog.values import Caller, CreateTable, LoadedTable
@@ -77,9 +77,10 @@ async def list_tables(call: Call) -> dict[str, Any]:
 
 @Route("POST", f"{_NAMESPACE}/tables", "createTable", body_size=BodySize.MEDIUM, is_idempotent=True).takes(_CreateTable)
 async def create_table(call: Call, body: _CreateTable) -> web.Response:
+    check_dead_letter_table(call, body.properties or {})
+    check_index_properties(call, body.properties or {})
     tables = call.components.catalog.tables
     create = tables.stage if body.stage_create else tables.create
-    check_index_properties(call, body.properties or {})
     return await _run_creation(call, lambda caller: create(caller, call.namespace, body), body.name)
 
 

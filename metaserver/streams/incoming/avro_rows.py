@@ -2,7 +2,15 @@
 
 The input is not trusted. The container is parsed and inflated by the bounded reader of manifests. A schema is accepted
 only if each value of an array, of a map and of the file takes at least one byte, and if the schema is neither recursive
-nor deep: then the number of values is at most the number of bytes, and no decoder runs out of stack.
+nor deep: so no decoder runs out of stack.
+
+Decoded values may need much more memory than their bytes in the file: a null takes no byte or one byte, and each nested
+record is a dictionary. So the memory is bounded before rows are decoded. For several rates of memory per byte of the
+file, the compiler computes the *excess* of each type: the maximum of the memory of a value minus the rate times its
+bytes. An array or a map adds nothing to the excess if the excess of its items is not positive, and is unbounded
+otherwise. At each rate, the rows need at most their number times the excess of a row, plus the rate times the bytes of
+the file. The smallest of these bounds must be within `_MEMORY_BYTES_MAX`. This also bounds the time of one row, which
+is decoded in one call.
 """
 
 from __future__ import annotations
@@ -15,7 +23,9 @@ from typing import Any, NamedTuple
 
 import fastavro
 import msgspec
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from seamark.formats.iceberg.manifests.avro import read_container
 from seamark.formats.runtime.errors import BadRequest, Corrupt, TooLarge
@@ -29,6 +39,28 @@ _TYPES_MAX = 5_000
 """The maximum number of types in a schema, in which a named type counts with each use."""
 _SCHEMAS_MAX = 100
 """The maximum number of schemas that are kept in memory."""
+_MEMORY_BYTES_MAX = 256 << 20
+"""The maximum memory of the decoded rows of one file."""
+_RATES: NDArray[np.float64] = 6.0 * 2.0 ** (np.arange(96) / 4)
+"""The rates at which the memory is bounded, in bytes of memory per byte of the file.
+
+A character that takes one byte in the file takes at most 5 bytes in Python and Arrow together, so the lowest rate
+covers the characters of strings.
+"""
+_NULL_BYTES = 64
+_VALUE_BYTES = 96
+_BINARY_BYTES = 160
+_DECIMAL_BYTES = 256
+_LIST_BYTES = 256
+_MAP_BYTES = 320
+_ENTRY_BYTES = 256
+_RECORD_BYTES = 224
+"""The maximum memory of a value without its bytes in the file, its items and its fields, such as a number.
+
+It includes the object in Python with its places in a dictionary and in lists, converted copies, and the value in Arrow.
+"""
+_SLOT_BYTES = 16
+"""The maximum size of a number, an offset or a decimal in Arrow. A null takes the same place as a value."""
 
 Convert = Callable[[Any], Any]
 _PRIMITIVES = {
@@ -63,20 +95,40 @@ class _Column(NamedTuple):
         has_bytes: Whether each value takes at least one byte.
         nullable: Whether a value may be null.
         convert: Converts a decoded value to the value for Arrow, or None if no conversion is needed.
+        excess: For each of `_RATES`, the maximum memory of a value minus the rate times its bytes in the file.
+        slot_bytes: The size of a null in Arrow.
     """
 
     type: pa.DataType
     plain: Any
+    excess: NDArray[np.float64]
+    slot_bytes: int = _SLOT_BYTES
     has_bytes: bool = True
     nullable: bool = False
     convert: Convert | None = None
 
 
 class _RowReader(NamedTuple):
-    """Decodes the rows of files with one schema."""
+    """Decodes the rows of files with one schema.
+
+    Attributes:
+        schema: The schema of a row without logical types.
+        columns: The columns by name.
+        excess: The excess of a row (`_Column.excess`).
+    """
 
     schema: Any
     columns: dict[str, _Column]
+    excess: NDArray[np.float64]
+
+    def bound_memory(self, rows: int, size_bytes: int) -> float:
+        """Return a number of bytes of memory that decoded rows do not exceed.
+
+        Args:
+            rows: The number of rows.
+            size_bytes: The size of the inflated rows.
+        """
+        return float(np.min(rows * self.excess + _RATES * size_bytes)) if rows else 0.0
 
 
 def read_avro(data: bytes, subject: str, *, rows_max: int) -> pa.RecordBatch:
@@ -89,7 +141,7 @@ def read_avro(data: bytes, subject: str, *, rows_max: int) -> pa.RecordBatch:
 
     Raises:
         BadRequest: The file is damaged, or its schema has a type that is not supported.
-        TooLarge: The file has too many rows.
+        TooLarge: The file has too many rows, or the decoded rows may need too much memory.
     """
     try:
         container = read_container(data, subject, inflated_limit_bytes=INFLATED_BYTES_MAX)
@@ -99,6 +151,12 @@ def read_avro(data: bytes, subject: str, *, rows_max: int) -> pa.RecordBatch:
     counts, edges = container.counts.tolist(), container.edges.tolist()
     if sum(counts) > rows_max:
         raise TooLarge(f"{subject} has more than {rows_max:,} rows; send them in several messages")
+    memory_bytes = reader.bound_memory(sum(counts), edges[-1])
+    if memory_bytes > _MEMORY_BYTES_MAX:
+        raise TooLarge(
+            f"{subject} has {sum(counts):,} rows in {edges[-1]:,} bytes, which may need {memory_bytes:,.0f} bytes of "
+            f"memory by their schema; the limit is {_MEMORY_BYTES_MAX:,} bytes. Send the rows in several messages"
+        )
     rows: list[Any] = []
     for count, start, end in zip(counts, edges[:-1], edges[1:], strict=True):
         block = io.BytesIO(container.heap[start:end].tobytes())
@@ -111,6 +169,8 @@ def read_avro(data: bytes, subject: str, *, rows_max: int) -> pa.RecordBatch:
     try:
         arrays = {name: _to_array([row[name] for row in rows], column) for name, column in reader.columns.items()}
         return pa.record_batch(arrays)
+    except MemoryError:  # A kind of it is an `ArrowException`.
+        raise
     except (pa.ArrowException, ValueError, OverflowError, TypeError) as error:
         raise BadRequest(f"{subject} has a value that does not have its type: {str(error)[:200]}") from None
 
@@ -145,7 +205,7 @@ def _compile(text: str) -> _RowReader:
     fields = [{"name": name, "type": column.plain} for name, column in columns.items()]
     plain = {"type": "record", "name": "row", "fields": fields}
     try:
-        return _RowReader(fastavro.parse_schema(plain), columns)
+        return _RowReader(fastavro.parse_schema(plain), columns, _sum_excess(columns))
     except (ValueError, TypeError, KeyError, fastavro.schema.SchemaParseException) as error:
         raise BadRequest(f"The Avro schema is invalid: {str(error)[:200]}") from None
 
@@ -231,9 +291,10 @@ class _Compiler:
 
     def _read_name(self, name: str, depth: int) -> _Column:
         if name in _PRIMITIVES:
-            return _Column(_PRIMITIVES[name], name)
+            return _read_primitive(name, {})
         if name == "null":
-            return _Column(pa.null(), "null", has_bytes=False, nullable=True)
+            excess = _compute_excess(_NULL_BYTES, 0)
+            return _Column(pa.null(), "null", excess, slot_bytes=0, has_bytes=False, nullable=True)
         full = name if "." in name or not self._namespace else f"{self._namespace}.{name}"
         if full in self._open:
             raise BadRequest(f"The Avro schema is recursive: the type {full[:100]!r} contains itself")
@@ -251,14 +312,16 @@ class _Compiler:
             raise BadRequest("The Avro schema has a union other than of null and one type; use a nullable column")
         column = self.read_type(value_types[0], depth + 1)
         plain = ["null" if each == "null" else column.plain for each in schema]
-        return column._replace(plain=plain, has_bytes=True, nullable=True)
+        excess = np.maximum(column.excess, _NULL_BYTES + column.slot_bytes) - _RATES
+        return column._replace(plain=plain, excess=excess, has_bytes=True, nullable=True)
 
     def _read_record(self, schema: Mapping[str, Any], depth: int) -> _Column:
+        number = self._types
         columns = self.read_fields(schema, depth)
         fields = [pa.field(name, column.type, nullable=column.nullable) for name, column in columns.items()]
         plain = {
             "type": "record",
-            "name": f"r{self._types}",
+            "name": f"r{number}",
             "fields": [{"name": name, "type": column.plain} for name, column in columns.items()],
         }
         converts = {name: column.convert for name, column in columns.items() if column.convert is not None}
@@ -270,13 +333,21 @@ class _Compiler:
             return value
 
         has_bytes = any(column.has_bytes for column in columns.values())
-        return _Column(pa.struct(fields), plain, has_bytes, convert=convert if converts else None)
+        return _Column(
+            pa.struct(fields),
+            plain,
+            _sum_excess(columns),
+            slot_bytes=1 + sum(column.slot_bytes for column in columns.values()),
+            has_bytes=has_bytes,
+            convert=convert if converts else None,
+        )
 
     def _read_array(self, schema: Mapping[str, Any], depth: int) -> _Column:
         item = self._read_item(schema.get("items"), depth)
         return _Column(
             pa.list_(pa.field("element", item.type, nullable=item.nullable)),
             {"type": "array", "items": item.plain},
+            _compute_excess(_LIST_BYTES, 1) + _bound_items(item.excess),
             convert=item.convert and _convert_list(item.convert),
         )
 
@@ -289,7 +360,9 @@ class _Compiler:
                 return list(value.items())
             return [(key, None if each is None else convert_item(each)) for key, each in value.items()]
 
-        return _Column(pa.map_(pa.string(), item.type), {"type": "map", "values": item.plain}, convert=convert)
+        excess = _compute_excess(_MAP_BYTES, 1) + _bound_items(item.excess + _compute_excess(_ENTRY_BYTES, 1))
+        plain = {"type": "map", "values": item.plain}
+        return _Column(pa.map_(pa.string(), item.type), plain, excess, convert=convert)
 
     def _read_item(self, schema: Any, depth: int) -> _Column:
         """Return the type of the values of an array or a map."""
@@ -303,7 +376,10 @@ class _Compiler:
         if not isinstance(symbols, list) or not all(isinstance(symbol, str) for symbol in symbols):
             raise BadRequest("The Avro schema has an enum without symbols")
         self._define(schema)
-        return _Column(pa.string(), {"type": "enum", "name": f"e{self._types}", "symbols": symbols})
+        # Each value in Arrow has the characters of its symbol, and each character at most four bytes.
+        memory_bytes = _VALUE_BYTES + 4 * max(map(len, symbols), default=0)
+        plain = {"type": "enum", "name": f"e{self._types}", "symbols": symbols}
+        return _Column(pa.string(), plain, _compute_excess(memory_bytes, 1))
 
     def _read_fixed(self, schema: Mapping[str, Any]) -> _Column:
         size = schema.get("size")
@@ -311,20 +387,31 @@ class _Compiler:
             raise BadRequest("The Avro schema has a fixed type without a valid size")
         self._define(schema)
         plain = {"type": "fixed", "name": f"f{self._types}", "size": size}
-        decimal = _read_decimal(schema, plain)
-        return _Column(pa.binary(size), plain) if decimal is None else decimal
+        decimal = _read_decimal(schema, plain, size)
+        if decimal is not None:
+            return decimal
+        excess = _compute_excess(_BINARY_BYTES + 2 * size, size)
+        return _Column(pa.binary(size), plain, excess, slot_bytes=_SLOT_BYTES + size)
 
 
 def _read_primitive(name: str, schema: Mapping[str, Any]) -> _Column:
     kind = _LOGICAL.get((name, str(schema.get("logicalType"))))
-    decimal = _read_decimal(schema, name) if name == "bytes" else None
+    decimal = _read_decimal(schema, name, 1) if name == "bytes" else None
     if decimal is not None:
         return decimal
-    return _Column(_PRIMITIVES[name] if kind is None else kind, name)
+    memory_bytes = _BINARY_BYTES if name in ("bytes", "string") else _VALUE_BYTES
+    excess = _compute_excess(memory_bytes, {"float": 4, "double": 8}.get(name, 1))
+    return _Column(_PRIMITIVES[name] if kind is None else kind, name, excess)
 
 
-def _read_decimal(schema: Mapping[str, Any], plain: Any) -> _Column | None:
-    """Return the type of decimals that are stored as bytes, or None for other bytes."""
+def _read_decimal(schema: Mapping[str, Any], plain: Any, size_bytes: int) -> _Column | None:
+    """Return the type of decimals that are stored as bytes, or None for other bytes.
+
+    Args:
+        schema: The type.
+        plain: The type without its logical type.
+        size_bytes: The minimum size of a value in the file.
+    """
     precision, scale = schema.get("precision"), schema.get("scale", 0)
     if schema.get("logicalType") != "decimal" or not isinstance(precision, int) or not isinstance(scale, int):
         return None
@@ -337,7 +424,23 @@ def _read_decimal(schema: Mapping[str, Any], plain: Any) -> _Column | None:
         # The number is parsed from text, because decimal arithmetic rounds to 28 digits.
         return Decimal(f"{int.from_bytes(value, 'big', signed=True)}E-{scale}")
 
-    return _Column(pa.decimal128(precision, scale), plain, convert=convert)
+    excess = _compute_excess(_DECIMAL_BYTES + size_bytes, size_bytes)
+    return _Column(pa.decimal128(precision, scale), plain, excess, convert=convert)
+
+
+def _compute_excess(memory_bytes: int, size_bytes: int) -> NDArray[np.float64]:
+    """Return the excess of a value with this memory and this size in the file (`_Column.excess`)."""
+    return memory_bytes - size_bytes * _RATES
+
+
+def _sum_excess(columns: Mapping[str, _Column]) -> NDArray[np.float64]:
+    """Return the excess of a record."""
+    return sum((column.excess for column in columns.values()), _compute_excess(_RECORD_BYTES, 0))
+
+
+def _bound_items(excess: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the excess of any number of items: 0, or infinity if each further item adds to it."""
+    return np.where(excess > 0, np.inf, 0.0)
 
 
 def _convert_list(convert: Convert) -> Convert:

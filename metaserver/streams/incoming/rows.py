@@ -175,6 +175,8 @@ def _to_array(values: list[Any], kind: Type, path: str) -> pa.Array:
         return arrow_array(
             kind, [_convert(_make_converter(kind), value, n, path, kind) for n, value in enumerate(values)]
         )
+    except MemoryError:  # A kind of it is an `ArrowException`.
+        raise
     except (ValueError, pa.ArrowException) as error:
         raise BadRequest(f"Column {path}: {str(error)[:300]}") from None
 

@@ -52,7 +52,8 @@ class NamedSnapshots:
 
     Attributes:
         named_s: The time for which requests may name a fresh snapshot after it was last the current snapshot of an
-            answer.
+            answer. For the same time after it was made, it may be the current snapshot of answers.
+        lifetime_s: The time for which requests may name a fresh snapshot after it was made, at any process.
     """
 
     def __init__(
@@ -71,8 +72,8 @@ class NamedSnapshots:
         self._manifests = manifests
         self._shared = shared
         self._clock = clock
-        self._retention_s = retention_s
         self.named_s = min(_NAMED_S_MAX, retention_s)
+        self.lifetime_s = 2 * self.named_s
         self._last: dict[str, _NamedSnapshot] = {}
         """The newest snapshot of each table, by the UUID of the table."""
         self._by_id: dict[tuple[str, int], _NamedSnapshot] = {}
@@ -113,7 +114,7 @@ class NamedSnapshots:
         locations = tuple(file.location for part in fresh.parts for file in part.files)
         key = (entry.uuid, entry.metadata_location, ranges, locations)
         now_s, last = self._clock.monotonic(), self._last.get(entry.uuid)
-        if last is not None and last.key == key and now_s - last.made_s < self._retention_s:
+        if last is not None and last.key == key and now_s - last.made_s < self.named_s:
             last.used_s = now_s
             return last.snapshot
         return await self._encoding.run(key, lambda: self._encode(table, entry, metadata, fresh, folder, key))
@@ -142,15 +143,15 @@ class NamedSnapshots:
                     listed = await drop_removed_files(stored.removed, listed, metadata, writer, self._manifests)
                 finally:
                     locations += writer.written
-            # `make` returns the snapshot for the retention, and requests may name it for `named_s` after that.
-            until_ms = self._clock.now_ms() + int(1000 * (self._retention_s + self.named_s))
+            # `make` returns the snapshot for `named_s`, and requests may name it for `named_s` after that. A table
+            # keeps its fresh files and these manifests for the lifetime and for the retention after that.
+            until_ms = self._clock.now_ms() + int(1000 * self.lifetime_s)
             seal = partial(self._shared.seal, table.uuid, until_ms=until_ms)
             encoded = await run_encoding(metadata, listed, files, folder, self._clock, seal, deletes)
             locations += [location for location, _ in encoded.files]
             await asyncio.gather(*(self._objects.create(location, data) for location, data in encoded.files))
         finally:
-            # The snapshot may be the current snapshot for as long as a query may run after its plan.
-            table.give_up_files(locations, extra_s=self._retention_s)
+            table.give_up_files(locations)
         self._add(table.uuid, _NamedSnapshot(key, encoded.snapshot, self._clock.monotonic()))
         return encoded.snapshot
 

@@ -7,7 +7,9 @@ refuses appends of the previous process.
 
 A message never blocks the messages after it. If the log cannot accept rows now, the intake waits and repeats the
 append. If the rows of several messages are refused, they are appended message by message, and a message that is refused
-alone becomes a dead letter, or is skipped with a line in the server's log.
+alone becomes a dead letter, or is skipped with a line in the server's log. An unexpected error refuses rows only after
+minutes of repeated attempts, and a lack of memory or an error of the operating system never does: neither is a fault of
+the messages.
 """
 
 from __future__ import annotations
@@ -47,8 +49,8 @@ ENVELOPE = "seamark.stream.topic-envelope"
 """The property that states the envelope of JSON messages: `debezium`, or none."""
 _RETRY_S, _RETRY_S_MAX = 0.1, 5.0
 """The first and the longest pause before an append is repeated."""
-_UNEXPECTED_MAX = 3
-"""The number of unexpected errors after which the messages of a run are appended one by one."""
+_UNEXPECTED_S_MAX = 300.0
+"""The time of unexpected errors after which the messages of a run are appended one by one."""
 _log = structlog.get_logger("seamark.streams")
 
 
@@ -105,6 +107,8 @@ class TopicIntake:
         self._counts = counts
         self._run_in_thread = run_in_thread
         self._epochs: dict[int, int] = {}
+        self._starts: dict[int, int] = {}
+        """The offset after the last appended message of each partition, at the beginning of the session."""
 
     async def run(self, source: TopicSource) -> None:
         """Append the rows of the topic, until cancelled.
@@ -118,7 +122,7 @@ class TopicIntake:
         partitions = range(self._topic.partitions)
         states = await asyncio.gather(*(self._log.fence(self._producer_name(number)) for number in partitions))
         self._epochs = {number: state.epoch for number, state in enumerate(states)}
-        offsets = {number: state.sequence + 1 for number, state in enumerate(states)}
+        self._starts = offsets = {number: state.sequence + 1 for number, state in enumerate(states)}
         _log.info("reading an input topic", topic=self._topic.name, offsets=offsets)
         self._counts.waiting.pop(self._uuid, None)
         async with source.open(self._topic, offsets) as consumer:
@@ -133,7 +137,9 @@ class TopicIntake:
     async def _take(self, partition: int, messages: Sequence[TopicMessage]) -> None:
         """Append the rows of messages of one partition."""
         loaded, _ = await self._load()
-        runs = divide_messages(messages, loaded.metadata, rows_max=self._rows_max)
+        lost = [message for message in messages if message.offset < self._starts[partition]]
+        self._report_lost(partition, lost)
+        runs = divide_messages(messages[len(lost) :], loaded.metadata, rows_max=self._rows_max)
         while (run := await self._run_in_thread(partial(next, runs, None))) is not None:
             await self._store(partition, run)
         self._counts.messages += len(messages)
@@ -145,7 +151,7 @@ class TopicIntake:
             ProducerFenced: Another process reads the topic now.
             NoSuchTable: The table was dropped.
         """
-        pause_s, failures = _RETRY_S, 0
+        pause_s, failing_since_s = _RETRY_S, None
         while True:
             try:
                 await self._append(partition, run)
@@ -157,10 +163,13 @@ class TopicIntake:
             except SeamarkError as error:
                 self._counts.waiting[self._uuid] = error.message
                 _log.info("rows of a topic wait", topic=self._topic.name, error=error.message, pause_s=pause_s)
-            except Exception:  # noqa: BLE001  no message may stop the messages after it
+            except Exception as error:  # noqa: BLE001  no message may stop the messages after it
                 _log.exception("messages of a topic cannot be appended", topic=self._topic.name, partition=partition)
-                failures += 1
-                if failures == _UNEXPECTED_MAX:
+                self._counts.waiting[self._uuid] = f"an unexpected error ({type(error).__name__})"
+                now_s = self._clock.monotonic()
+                if failing_since_s is None or isinstance(error, MemoryError | OSError):
+                    failing_since_s = now_s
+                elif now_s - failing_since_s >= _UNEXPECTED_S_MAX:
                     await self._store_apart(partition, run, "an unexpected error; the log of the server has it")
                     return
             else:
@@ -217,7 +226,11 @@ class TopicIntake:
         appends = [] if rows.batches is None else [TableRows(loaded, rows.batches)]
         rejected = [*run.rejected, *rows.rejected]
         if rejected and dead_letters is not None:
-            appends.append(TableRows(dead_letters.loaded, self._pack(dead_letters, rejected, partition)))
+            try:
+                appends.append(TableRows(dead_letters.loaded, self._pack(dead_letters, rejected, partition)))
+            except BadRequest as error:  # The rows that fit must not be lost with the letters.
+                _log.warning("a dead-letter table is not used", topic=self._topic.name, error=error.message)
+                dead_letters = None
         producer = TopicProducer(self._producer_name(partition), run.messages[-1].offset, self._epochs[partition])
         acknowledged = await self._tables.append(appends, producer)
         if acknowledged.duplicate:
@@ -241,6 +254,24 @@ class TopicIntake:
             count=count,
             reason=reason,
         )
+
+    def _report_lost(self, partition: int, messages: Sequence[TopicMessage]) -> None:
+        """Report messages whose offsets are before the beginning of the session.
+
+        The consumer begins there only if the partition ends before the position in the log: Kafka has lost messages,
+        for example in an unclean election, and gives their offsets to new messages. These messages are not appended,
+        because the end that a new leader states may also be too low for a moment, and then the log has them.
+        """
+        if messages:
+            self._counts.lost[self._uuid] += len(messages)
+            _log.error(
+                "messages of a topic are not appended: Kafka has used their offsets before",
+                topic=self._topic.name,
+                partition=partition,
+                first=messages[0].offset,
+                last=messages[-1].offset,
+                position=self._starts[partition],
+            )
 
     def _producer_name(self, partition: int) -> str:
         return name_of_topic_producer(self._uuid, self._topic.id, partition)

@@ -101,7 +101,11 @@ def _fits(rows: int, metadata: TableMetadata, rows_max: int) -> bool:
 
 
 def read_messages(messages: Sequence[TopicMessage], metadata: TableMetadata, *, rows_max: int) -> MessageRun:
-    """Return the rows of messages of one format."""
+    """Return the rows of messages of one format.
+
+    Raises:
+        MemoryError: The process lacks memory.
+    """
     run = MessageRun(list(messages))
     for message in messages:
         if message.value is None:  # A tombstone, which changes nothing.
@@ -111,6 +115,8 @@ def read_messages(messages: Sequence[TopicMessage], metadata: TableMetadata, *, 
         except SeamarkError as error:
             run.rejected.append(reject(message, error.message))
             continue
+        except MemoryError:  # It is no fault of the message, which is read again.
+            raise
         except Exception as error:  # noqa: BLE001  no message may stop the messages after it
             run.rejected.append(reject(message, f"The message cannot be read ({type(error).__name__})"))
             continue

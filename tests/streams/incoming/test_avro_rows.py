@@ -90,6 +90,12 @@ def test_named_types_are_those_of_their_namespace() -> None:
     assert read(encode_avro(row, schema=schema)).to_pylist() == [row]
 
 
+def test_records_in_the_last_field_of_records_are_read() -> None:
+    schema = record(record(record("double", name="Geo"), name="Addr"))
+    row = {"f0": {"f0": {"f0": 1.5}}}
+    assert read(encode_avro(row, schema=schema)).to_pylist() == [row]
+
+
 def deep(levels: int) -> Any:
     kind: Any = "int"
     for _ in range(levels):
@@ -179,3 +185,51 @@ def test_damaged_file_is_refused_or_read(seed: int) -> None:
     except (BadRequest, TooLarge):
         return
     assert batch.num_rows <= 1000
+
+
+def nested(levels: int) -> Any:
+    kind: Any = "int"
+    for level in range(levels):
+        kind = record(kind, name=f"N{level}")
+    return kind
+
+
+def array_of(kind: Any) -> Any:
+    return {"type": "array", "items": kind}
+
+
+def items(count: int, data: bytes) -> bytes:
+    """Return an array with the same item `count` times."""
+    sink = io.BytesIO()
+    fastavro.schemaless_writer(sink, "long", count)
+    return sink.getvalue() + data * count + b"\0"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        file_of(record("int", *["null"] * 4_900), [(1_000, b"\x02" * 1_000)]),
+        file_of(record(array_of(nested(11))), [(1, items(1 << 18, b"\x02"))]),
+        file_of(record(array_of(record("int", *["null"] * 400, name="Wide"))), [(1, items(1 << 15, b"\x02"))]),
+        file_of(record(array_of("int")), [(1, items(4 << 20, b"\x02"))]),
+        file_of(record({"type": "map", "values": "int"}), [(1, items(1 << 20, b"\x02a\x02"))]),
+        file_of(record(["null", {"type": "fixed", "name": "F", "size": 1 << 20}]), [(1_000, b"\0" * 1_000)]),
+        file_of(record(array_of(["null", record(*["double"] * 1_000, name="D")])), [(1, items(1 << 15, b"\0"))]),
+        file_of(record({"type": "enum", "name": "E", "symbols": ["a" * 200_000]}), [(1_000, b"\0" * 1_000)]),
+    ],
+    ids=["nulls", "records", "nulls in items", "items", "entries", "null fixed", "null records", "symbols"],
+)
+def test_small_file_that_needs_much_memory_is_refused_before_it_is_decoded(
+    data: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fastavro, "schemaless_reader", lambda *_: pytest.fail("a row is decoded"))
+    with pytest.raises(TooLarge, match="bytes of memory by their schema"):
+        read(data)
+
+
+def test_file_within_the_memory_limit_is_read() -> None:
+    values = [record("int", *["null"] * 20, name="Wide"), ["null", record(*["double"] * 50, name="D")]]
+    schema = record(*(array_of(kind) for kind in values), "string")
+    data = items(1_000, b"\x02") + items(1_000, b"\0") + items(20_000, b"a")[:-1]
+    batch = read(file_of(schema, [(1, data)]))
+    assert [len(batch.column(number)[0]) for number in range(2)] == [1_000, 1_000]

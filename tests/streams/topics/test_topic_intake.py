@@ -7,14 +7,20 @@ import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
+import pyarrow as pa
 import pytest
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField
 
 from seamark.formats.runtime.errors import CommitUnknown, ProducerFenced, RetryLater
 from seamark.metaserver.log.port import Acknowledgement, StreamProducerState, name_of_topic_producer
 from seamark.metaserver.log.state import AppendEntry, FenceEntry, LogState, RemoveEntry
 from seamark.metaserver.streams.appends import TableRows, TopicProducer
+from seamark.metaserver.streams.incoming import avro_rows
 from seamark.metaserver.streams.incoming.dead_letters import DEAD_LETTER_TABLE
 from seamark.metaserver.streams.keys import KEY
 from seamark.metaserver.streams.opening import AppendingTables
@@ -22,7 +28,7 @@ from seamark.metaserver.streams.stream_counts import TopicCounts
 from seamark.metaserver.streams.topics import intake
 from seamark.metaserver.streams.topics.intake import ENVELOPE, TopicIntake
 from tests.seeds import first_seed, quick
-from tests.streams.incoming.test_dead_letters import create_letters, read_letters
+from tests.streams.incoming.test_dead_letters import LETTERS, create_letters, read_letters
 from tests.streams.test_rows_over_http import Stream, create, streaming
 from tests.streams.topics.topic_source import ENCODERS, MemoryTopic, encode_arrow, encode_avro, encode_json
 from tests.waits import until
@@ -158,6 +164,89 @@ async def test_messages_without_a_dead_letter_table_are_skipped(tmp_path: Path) 
             rig.topic.send(value)
         await rig.read_all()
         assert await rig.stream.ids() == [1, 2]
+
+
+async def test_rows_that_fit_are_stored_if_the_dead_letter_table_refuses_letters(tmp_path: Path) -> None:
+    async with open_rig(tmp_path) as rig:
+        await asyncio.to_thread(rig.stream.catalog.drop_table, "db.t_errors")
+        more = NestedField(6, "more", LongType(), required=True)
+        await create_letters(rig.stream, Schema(*LETTERS.fields, more))
+        rig.topic.send(encode_json({"id": "x"}, {"id": 1}))
+        rig.topic.send(b"{")
+        rig.topic.send(encode_json({"id": 2}))
+        await rig.read_all()
+        assert await rig.stream.ids() == [1, 2]
+        assert rig.counts.rejected == 2
+
+
+class BrokenTables(AppendingTables):
+    """The stream tables. Appends raise an error until `until_s`, and `now_s` advances with each error."""
+
+    def __init__(self, stream: Stream, error: type[Exception], until_s: float) -> None:
+        components = stream.server.components
+        super().__init__(components.catalog, components.streams)
+        self._error, self._until_s = error, until_s
+        self.now_s = 0.0
+
+    async def append(self, appends: Sequence[TableRows], producer: TopicProducer) -> Acknowledgement:
+        if appends and self.now_s < self._until_s:
+            self.now_s += 200.0
+            raise self._error("a fault")
+        return await super().append(appends, producer)
+
+
+@pytest.mark.parametrize(
+    ("error", "until_s", "ids"),
+    [
+        (RuntimeError, 400.0, [1]),
+        (RuntimeError, 10_000.0, []),
+        (MemoryError, 800.0, [1]),
+        (OSError, 800.0, [1]),
+    ],
+)
+async def test_unexpected_error_refuses_a_message_only_after_minutes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception], until_s: float, ids: list[int]
+) -> None:
+    monkeypatch.setattr(intake, "_RETRY_S", 0.0)
+    monkeypatch.setattr(intake, "_log", Mock())  # The formatting of tracebacks is slow.
+    async with open_rig(tmp_path, letters=False) as rig:
+        rig.tables = tables = BrokenTables(rig.stream, error, until_s)
+        reader = await rig.make_intake()
+        monkeypatch.setattr(reader, "_clock", SimpleNamespace(monotonic=lambda: tables.now_s))
+        rig.topic.send(encode_json({"id": 1}))
+        task = asyncio.create_task(reader.run(rig.topic))
+        while not await rig.is_read():
+            assert not task.done(), task
+            await asyncio.sleep(0.01)
+        task.cancel()
+        assert await rig.stream.ids() == ids
+
+
+async def test_messages_with_offsets_of_lost_messages_are_counted(tmp_path: Path) -> None:
+    async with open_rig(tmp_path, letters=False) as rig:
+        for number in range(3):
+            rig.topic.send(encode_json({"id": number}))
+        await rig.read_all()
+        assert not rig.counts.lost
+        rig.topic.messages[0].clear()
+        async with rig.reading():
+            await until(lambda: rig.topic.openings == 2)
+            for number in range(10, 15):
+                rig.topic.send(encode_json({"id": number}))
+            await until(lambda: rig.counts.messages == 8)
+        assert rig.counts.lost.total() == 3
+        assert await rig.stream.ids() == [0, 1, 2, 13, 14]
+
+
+async def test_lack_of_memory_does_not_reject_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_rig(tmp_path, letters=False) as rig:
+        rig.topic.send(encode_avro({"id": 1}))
+        with monkeypatch.context() as patch:
+            patch.setattr(avro_rows, "_to_array", Mock(side_effect=pa.ArrowMemoryError))
+            with pytest.raises(MemoryError):
+                await (await rig.make_intake()).run(rig.topic)
+        await rig.read_all()
+        assert await rig.stream.ids() == [1]
 
 
 async def test_changes_of_debezium_change_rows_by_key(tmp_path: Path) -> None:

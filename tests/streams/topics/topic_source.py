@@ -65,6 +65,7 @@ class MemoryTopic:
     def __init__(self, partitions: int = 1) -> None:
         self.topic = InputTopic("seamark.in.t", "topic-1", partitions)
         self.messages: dict[int, list[TopicMessage]] = {number: [] for number in range(partitions)}
+        self.openings = 0
 
     def send(self, value: bytes | None, *, partition: int = 0, headers: Mapping[str, bytes] | None = None) -> None:
         """Add a message. Each second offset is missing, as after transactions of Kafka."""
@@ -79,4 +80,6 @@ class MemoryTopic:
 
     @asynccontextmanager
     async def open(self, topic: InputTopic, offsets: Mapping[int, int]) -> AsyncIterator[MemoryConsumer]:
-        yield MemoryConsumer(self.messages, offsets)
+        ends = {number: messages[-1].offset + 1 if messages else 0 for number, messages in self.messages.items()}
+        self.openings += 1
+        yield MemoryConsumer(self.messages, {number: min(offset, ends[number]) for number, offset in offsets.items()})

@@ -373,6 +373,7 @@ class StreamMetrics:
                 ("topic_messages", "Messages of input topics that were read."),
                 ("topic_rows", "Rows of these messages that were appended."),
                 ("topic_rejected", "Rows and messages of input topics that do not fit their table."),
+                ("topic_lost", "Messages that were not appended because Kafka has used their offsets before."),
             )
         }
         self._counted = dict.fromkeys(self._totals, 0)
