@@ -291,7 +291,7 @@ def _compare(session: SqlSession, plain: SqlSession, text: str, seed: int) -> st
 def test_random_star_joins_return_the_same_rows_from_cubes(server: ServerThread) -> None:
     counts: Counter[str] = Counter()
     for seed in range(first_seed(), first_seed() + examples(5, 2)):
-        counts += run_case(server, seed, 10)
+        counts += run_case(server, seed, 6)
     _check_counts(counts)
     assert counts["cube and rows"] > 0, counts
 

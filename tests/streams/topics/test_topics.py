@@ -94,6 +94,7 @@ async def test_topic_that_is_created_again_begins_at_its_first_message(kafka: Ka
     await wait_for_ids(stream, [1, 2, 3])
 
 
+@pytest.mark.slow
 async def test_messages_of_a_topic_survive_restarts_and_changes_of_the_owner_once(
     kafka: Kafka, postgres_url: str, tmp_path: Path
 ) -> None:
