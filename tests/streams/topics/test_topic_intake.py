@@ -296,6 +296,7 @@ async def test_process_that_reads_a_topic_ends_when_another_begins(tmp_path: Pat
             rig.topic.send(encode_json({"id": 2}))
             await until(former.done)
             assert isinstance(former.exception(), ProducerFenced)
+            await until(lambda: rig.counts.messages == 2)
         assert await rig.stream.ids() == [1, 2]
 
 
