@@ -32,7 +32,7 @@ MILLION = 1_000_000
 
 
 class Outcome(NamedTuple):
-    """What a part took.
+    """The measurements of one way to store and read the rows.
 
     Attributes:
         delays: The delay of each row in milliseconds.

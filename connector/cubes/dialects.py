@@ -6,6 +6,7 @@ raises `NotFromCube`. For example, NaN is the greatest float in DuckDB and Spark
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
@@ -36,7 +37,7 @@ class NotFromCube(Exception):
     """Raised if a query does not follow from a cube. The message is the reason."""
 
 
-class CubeDialect:
+class CubeDialect(ABC):
     """The parts of an engine's SQL that queries over cubes need.
 
     Attributes:
@@ -131,17 +132,18 @@ class CubeDialect:
             raise NotFromCube(f"NaN is the greatest value in {self.name}, and a cube has the greatest number")
         return f"max({column}){where}"
 
+    @abstractmethod
     def combine_sum(self, column: str, operand: Operand, where: str) -> str:
-        raise NotImplementedError
+        """Return the sum of a column of partial sums, with the type of the engine's sum."""
 
     def combine_average(self, column: str, count: str, operand: Operand, where: str) -> str:
         """Return the average as a division of doubles."""
         total, rows = f"CAST(sum({column}){where} AS DOUBLE)", f"CAST(sum({count}){where} AS DOUBLE)"
         return f"({total} / nullif({rows}, 0))"
 
+    @abstractmethod
     def count_as_sum(self, rows: str, where: str) -> str:
         """Return `sum(1)`."""
-        raise NotImplementedError
 
     def count_if(self, rows: str, condition: str) -> str:
         """Return `count_if(condition)`."""

@@ -30,7 +30,7 @@ class StreamCounts:
 
 @dataclass
 class TopicCounts:
-    """What this process has read of input topics since its start, for metrics.
+    """Counts the messages that this process has read from input topics since its start, for metrics.
 
     Attributes:
         messages: The messages that were read.

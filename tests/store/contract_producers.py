@@ -220,9 +220,9 @@ class StreamsContract(StorePair):
 
     async def test_entries_of_several_tables_are_found_by_their_uuids(self, store: GeneratorStore) -> None:
         await store.transact([*(CreateEntry(make_entry(name)) for name in "tuv"), OpenStream("uuid-of-v", 2)])
-        found = await store.find_entries(["uuid-of-v", "uuid-of-missing", "uuid-of-t"])
-        assert [entry.name for entry in found] == ["t", "v"]
-        assert found[1].parse_flushed_offsets() == {0: 0, 1: 0}
+        entries = await store.find_entries(["uuid-of-v", "uuid-of-missing", "uuid-of-t"])
+        assert [entry.name for entry in entries] == ["t", "v"]
+        assert entries[1].parse_flushed_offsets() == {0: 0, 1: 0}
         assert await store.find_entries([]) == []
 
     async def test_offsets_go_with_the_last_name_of_the_table(self, store: GeneratorStore) -> None:

@@ -317,7 +317,7 @@ class Fetches:
             if fetch.was_held:
                 self._write(fetch)
             if fetch.error is not None:
-                # In this case, a later reader starts another fetch.
+                # The fetch failed, so a later reader starts another fetch.
                 self._unregister(fetch)
             if fetch.was_held:
                 self._retire(fetch)

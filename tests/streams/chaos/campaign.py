@@ -116,7 +116,7 @@ def open_kafka_rig(folder: Path, postgres: Postgres) -> Iterator[Rig]:
 
 @dataclass
 class Outcome:
-    """What happened in a campaign."""
+    """The faults, reads and rows of a campaign."""
 
     seconds: float
     faults: Counter[str]

@@ -21,7 +21,7 @@ class WrongRows(AssertionError):
 
 
 class Bounds(NamedTuple):
-    """What had been acknowledged when a read began.
+    """The rows and changes that were acknowledged before a read began.
 
     Attributes:
         numbers: The number of acknowledged rows of each producer.
