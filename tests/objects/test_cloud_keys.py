@@ -70,7 +70,7 @@ def test_user_delegation_sas_of_azure_is_signed_with_the_key_that_azure_issued(
     with azurite_server(tmp_path, *tls, scheme="https") as azurite:
         monkeypatch.setattr(azure_sas, "open_credential", lambda settings: _Login())
         issuer = SasIssuer(SystemClock())
-        settings = Settings(azure_endpoint=azurite.endpoint, azure_client_id="application")
+        settings = Settings(azure_endpoint=azurite.endpoint, azure_client_id="application", storage_retries=0)
         table = parse_location(f"abfss://data@{HOST}/lake/t")
         sas = issuer.issue(settings, table, writable=False).properties[f"adls.sas-token.{HOST}"]
         fields = _parse(sas)

@@ -37,6 +37,8 @@ DELEGATION_KEY_S = 86_400
 """The lifetime of a user-delegation key. Azure's limit is seven days."""
 _READER, _WRITER = "rl", "racwdl"
 """Permissions in Azure's order: read, add, create, write, delete, list."""
+_CONNECT_TIMEOUT_S = 5.0
+_BACKOFF_S = 0.1
 _CLOCK_DIFFERENCE_S = 300
 """Seconds by which a SAS begins before its issue, because the clocks of the server and of Azure may differ."""
 
@@ -96,7 +98,15 @@ class SasIssuer:
                 now_ms = self._clock.now_ms()
                 expires_ms = max(needed_ms, now_ms + DELEGATION_KEY_S * 1000)
                 starts_ms = now_ms - _CLOCK_DIFFERENCE_S * 1000
-                with filedatalake.DataLakeServiceClient(endpoint, credential=open_credential(settings)) as client:
+                options = {
+                    "retry_policy": filedatalake.ExponentialRetry(
+                        initial_backoff=_BACKOFF_S, increment_base=2, retry_total=settings.storage_retries
+                    ),
+                    "connection_timeout": min(settings.storage_timeout_s, _CONNECT_TIMEOUT_S),
+                    "read_timeout": settings.storage_timeout_s,
+                }
+                credential = open_credential(settings)
+                with filedatalake.DataLakeServiceClient(endpoint, credential=credential, **options) as client:
                     issued = client.get_user_delegation_key(_to_time(starts_ms), _to_time(expires_ms))
                 current = self._delegation_keys[cache_key] = _DelegationKey(issued, expires_ms)
         return current.key

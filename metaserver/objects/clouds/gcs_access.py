@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from seamark.formats.runtime.errors import ConfigError, RetryLater, StorageError
@@ -76,7 +76,7 @@ def key_properties(settings: Settings) -> dict[str, str]:
         return {}
     with _explain_errors("the server's service account"):
         source = _open_credentials(settings)
-        source.refresh(google_requests.Request())
+        source.refresh(_make_request(settings))
         return _describe(source).properties
 
 
@@ -95,7 +95,7 @@ def restrict_token(settings: Settings, table: Location, *, writable: bool) -> Is
             credential_access_boundary=_make_boundary(table, writable=writable),
         )
         # This refreshes the server's own token too, because the restricted token ends with it.
-        restricted.refresh(google_requests.Request())
+        restricted.refresh(_make_request(settings))
         return _describe(restricted)
 
 
@@ -117,6 +117,10 @@ def _make_boundary(table: Location, *, writable: bool) -> downscoped.CredentialA
         ),
     )
     return downscoped.CredentialAccessBoundary(rules=[rule])
+
+
+def _make_request(settings: Settings) -> Any:
+    return partial(google_requests.Request(), timeout=settings.storage_timeout_s)
 
 
 def _open_credentials(settings: Settings) -> Any:
