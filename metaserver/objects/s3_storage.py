@@ -48,6 +48,9 @@ class S3Storage(ServerStorage):
         finally:
             await files.close()
 
+    def endpoint(self, settings: Settings) -> str:
+        return settings.s3_endpoint
+
     def suggest_fix(self, error: Exception) -> str:
         if isinstance(error, RetryLater | TimeoutError):
             return (

@@ -48,6 +48,10 @@ class ServerStorage(ABC):
     def suggest_fix(self, error: Exception) -> str:
         """Return advice for an operator whose warehouse fails with this error."""
 
+    def endpoint(self, settings: Settings) -> str:
+        """Return the configured URL of the store, or an empty text."""
+        return ""
+
     def check_root(self, root: Location, settings: Settings) -> None:  # noqa: B027  most storages check nothing
         """Check the warehouse before the server starts, if the check needs no network request.
 

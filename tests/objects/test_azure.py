@@ -21,7 +21,7 @@ from seamark.metaserver.settings.settings import Settings
 from tests.connector.server_thread import ServerThread
 from tests.objects.cloud_flow import run_table_life
 from tests.objects.contract import ObjectStoreContract
-from tests.services.azurite import ACCOUNT, ACCOUNT_KEY, Azurite
+from tests.services.clouds.azurite import ACCOUNT, ACCOUNT_KEY, Azurite
 from tests.services.process import free_port
 
 

@@ -33,7 +33,7 @@ from seamark.metaserver.objects.clouds.gcs_access import check_key, restrict_tok
 from seamark.metaserver.objects.clouds.gcs_storage import GoogleStorage
 from seamark.metaserver.settings.settings import Settings
 from tests.services.authority import Authority
-from tests.services.azurite import ACCOUNT_KEY, HOST, azurite_server
+from tests.services.clouds.azurite import ACCOUNT_KEY, HOST, azurite_server
 
 TABLE = parse_location("abfss://data@account.dfs.core.windows.net/lake/db/t-1")
 GOOGLE_TABLE = parse_location("gs://bucket/lake/db/it's t-1")

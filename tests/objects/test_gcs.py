@@ -18,7 +18,7 @@ from seamark.metaserver.settings.settings import Settings
 from tests.connector.server_thread import ServerThread
 from tests.objects.cloud_flow import run_table_life
 from tests.objects.contract import ObjectStoreContract
-from tests.services.gcs import GoogleStorage
+from tests.services.clouds.gcs import GoogleStorage
 from tests.services.process import free_port
 
 

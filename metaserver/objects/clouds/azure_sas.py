@@ -1,8 +1,9 @@
 """Shared access signatures (SAS) of Azure for the folder of one table.
 
 A user-delegation SAS is signed with a key that Azure issues to the server's application or identity. The server
-requests that key once a day for each account, and signs by itself. With an account key in the settings, the SAS is a
-service SAS, signed with the account key. Microsoft's libraries, of the extra `azure`, send the requests and sign.
+requests that key once a day for each account, and signs a SAS without a further request. With an account key in the
+settings, the SAS is a service SAS, signed with the account key. Microsoft's libraries, of the extra `azure`, send the
+requests and sign.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ DELEGATION_KEY_S = 86_400
 _READER, _WRITER = "rl", "racwdl"
 """Permissions in Azure's order: read, add, create, write, delete, list."""
 _CONNECT_TIMEOUT_S = 5.0
-_BACKOFF_S = 0.1
+_BACKOFF_S = 1
 _CLOCK_DIFFERENCE_S = 300
 """Seconds by which a SAS begins before its issue, because the clocks of the server and of Azure may differ."""
 
@@ -98,15 +99,17 @@ class SasIssuer:
                 now_ms = self._clock.now_ms()
                 expires_ms = max(needed_ms, now_ms + DELEGATION_KEY_S * 1000)
                 starts_ms = now_ms - _CLOCK_DIFFERENCE_S * 1000
-                options = {
-                    "retry_policy": filedatalake.ExponentialRetry(
-                        initial_backoff=_BACKOFF_S, increment_base=2, retry_total=settings.storage_retries
-                    ),
-                    "connection_timeout": min(settings.storage_timeout_s, _CONNECT_TIMEOUT_S),
-                    "read_timeout": settings.storage_timeout_s,
-                }
-                credential = open_credential(settings)
-                with filedatalake.DataLakeServiceClient(endpoint, credential=credential, **options) as client:
+                # Azure's default waits for more than a minute in total, and a client that loads a table would wait too.
+                retries = filedatalake.LinearRetry(
+                    backoff=_BACKOFF_S, retry_total=settings.storage_retries, random_jitter_range=_BACKOFF_S
+                )
+                with filedatalake.DataLakeServiceClient(
+                    endpoint,
+                    credential=open_credential(settings),
+                    retry_policy=retries,
+                    connection_timeout=min(settings.storage_timeout_s, _CONNECT_TIMEOUT_S),
+                    read_timeout=settings.storage_timeout_s,
+                ) as client:
                     issued = client.get_user_delegation_key(_to_time(starts_ms), _to_time(expires_ms))
                 current = self._delegation_keys[cache_key] = _DelegationKey(issued, expires_ms)
         return current.key

@@ -36,6 +36,9 @@ class AzureStorage(ServerStorage):
         check_accounts(roots, settings)
         yield AzureObjects(roots, settings, clock)
 
+    def endpoint(self, settings: Settings) -> str:
+        return settings.azure_endpoint
+
     def suggest_fix(self, error: Exception) -> str:
         if isinstance(error, RetryLater | TimeoutError):
             return "Check that this machine reaches the account's Blob service, and that --azure-endpoint is correct"

@@ -32,6 +32,9 @@ class GoogleStorage(ServerStorage):
         check_key(settings)
         yield GoogleObjects(roots, settings, clock)
 
+    def endpoint(self, settings: Settings) -> str:
+        return settings.gcs_endpoint
+
     def suggest_fix(self, error: Exception) -> str:
         if isinstance(error, RetryLater | TimeoutError):
             return "Check that this machine reaches storage.googleapis.com, or that --gcs-endpoint is correct"

@@ -14,7 +14,7 @@ from seamark.metaserver.objects.vending import VENDED
 LIFETIME_MIN_S = 900
 """The shortest remaining lifetime of keys that a client gets."""
 REUSE_MS = 60_000
-"""Milliseconds for which a client may use an earlier answer with keys, instead of a new one (HTTP 304)."""
+"""Milliseconds for which a client may use an earlier answer with keys, instead of a new answer (HTTP 304)."""
 _KEYS_MAX = 4096
 
 

@@ -2,7 +2,7 @@
 
 `make services` builds it into `.cache/bin`. The emulator serves the JSON API, and reads and listings of the XML API. It
 has neither the uploads of the XML API nor their condition `x-goog-if-generation-match`, which obstore uses. So a proxy
-(`tests/services/gcs_proxy.py`) turns such an upload into the upload of the JSON API with the same condition, and
+(`tests/services/clouds/gcs_proxy.py`) turns such an upload into the upload of the JSON API with the same condition, and
 answers as the XML API does. The emulator accepts every token.
 """
 
@@ -66,7 +66,7 @@ def gcs_server(folder: Path) -> Iterator[GoogleStorage]:
     ]
     with ManagedProcess(argv, log=folder / "gcs.log", cwd=folder) as process:
         process.start(lambda: http_ok(f"{upstream}/storage/v1/b"), timeout_s=60)
-        argv = [sys.executable, "-m", "tests.services.gcs_proxy", upstream, str(proxy_port)]
+        argv = [sys.executable, "-m", "tests.services.clouds.gcs_proxy", upstream, str(proxy_port)]
         with ManagedProcess(argv, log=folder / "gcs-proxy.log", cwd=REPO) as proxy:
             proxy.start(lambda: port_answers(proxy_port), timeout_s=60)
             yield GoogleStorage(endpoint, process)
