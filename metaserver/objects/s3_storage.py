@@ -1,4 +1,4 @@
-"""Amazon S3 and compatible stores as a storage. A local folder can replace the store.
+"""Amazon S3 and compatible stores as a storage. A local folder or another cloud can replace the store.
 
 The setting `s3_client_access` decides how clients get access: by remote signing, with the server's keys,
 or with keys of the objects gateway, which serves the same objects (`metaserver/gateway/`).
@@ -17,6 +17,7 @@ from seamark.formats.runtime.errors import RetryLater
 from seamark.formats.runtime.lazy_module import LazyModule, load
 from seamark.formats.storage.locations import Location
 from seamark.formats.storage.storages import STORAGES
+from seamark.metaserver.objects.clouds.backed import BackedObjects, Backing, check_roots
 from seamark.metaserver.objects.credentials import VendedKeys, key_properties
 from seamark.metaserver.objects.folder import FolderObjects
 from seamark.metaserver.objects.local import LocalObjects
@@ -39,6 +40,11 @@ class S3Storage(ServerStorage):
 
     @asynccontextmanager
     async def open(self, roots: Sequence[Location], settings: Settings, clock: Clock) -> AsyncIterator[ObjectStore]:
+        if settings.s3_backend:
+            backing = Backing(settings)
+            check_roots(roots)
+            yield BackedObjects(backing.open(roots, settings, clock), backing)
+            return
         if not settings.s3_folder:
             yield S3Objects(roots, settings, clock)
             return
@@ -102,9 +108,9 @@ class S3Storage(ServerStorage):
         return signed, signing.cache_control(request)
 
     def job_keys(self, settings: Settings) -> Callable[[], dict[str, str]] | None:
-        # With the objects gateway, jobs get keys for one table from the catalog, like all clients. A folder that
-        # replaces the store has no keys.
-        is_lent = settings.s3_client_access != "gateway" and not settings.s3_folder
+        # With the objects gateway, jobs get keys for one table from the catalog, like all clients. A folder or a
+        # cloud that replaces the store has no such keys.
+        is_lent = settings.s3_client_access != "gateway" and not settings.s3_folder and not settings.s3_backend
         return partial(key_properties, settings) if is_lent else None
 
     def access_check(self, root: Location, settings: Settings, name: str) -> dict[str, Any]:

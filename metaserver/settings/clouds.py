@@ -46,6 +46,13 @@ class CloudSettings:
         "that is restricted to one table).",
         choices=("none", "token"),
     )
+    s3_backend: str = setting(
+        "",
+        "Cloud that has the objects of s3:// locations instead of an S3 store: gs://, or "
+        "abfss://<account>.dfs.core.windows.net. A bucket is a bucket or a container of the cloud. Engines use the "
+        "objects gateway.",
+        schemes=("gs", "abfss"),
+    )
     cloud_keys_s: int = setting(
         3600,
         "Longest lifetime in seconds of the SAS that azure_client_access = sas issues; the shortest is half of it.",

@@ -94,6 +94,15 @@ def check(settings: Settings) -> None:
             raise ConfigError(
                 f"s3_folder has no keys and no signatures, so s3_client_access cannot be {settings.s3_client_access!r}"
             )
+    if settings.s3_backend:
+        if settings.s3_endpoint or settings.s3_access_key_id or settings.s3_folder:
+            raise ConfigError(
+                "s3_backend replaces an S3 store: leave s3_endpoint, s3_access_key_id and s3_folder empty"
+            )
+        if settings.s3_client_access not in ("none", "gateway"):
+            raise ConfigError(
+                f"s3_backend has no S3 keys, so s3_client_access cannot be {settings.s3_client_access!r}: set gateway"
+            )
     if settings.peer_address:
         split_address(settings.peer_address)
     if settings.peer_listen:
