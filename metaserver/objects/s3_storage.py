@@ -1,7 +1,7 @@
 """Amazon S3 and compatible stores as a storage. A local folder or another cloud can replace the store.
 
 The setting `s3_client_access` decides how clients get access: by remote signing, with the server's keys,
-or with keys of the objects gateway, which serves the same objects (`metaserver/gateway/`).
+with keys of the objects gateway, which serves the same objects (`metaserver/gateway/`), or with temporary keys of AWS.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from seamark.formats.runtime.errors import RetryLater
 from seamark.formats.runtime.lazy_module import LazyModule, load
 from seamark.formats.storage.locations import Location
 from seamark.formats.storage.storages import STORAGES
+from seamark.metaserver.objects.clouds.aws_sts import assume_role
 from seamark.metaserver.objects.clouds.backed import BackedObjects, Backing, check_roots
+from seamark.metaserver.objects.clouds.issued_keys import REUSE_MS, KeyCache, describe_keys
 from seamark.metaserver.objects.credentials import VendedKeys, key_properties
 from seamark.metaserver.objects.folder import FolderObjects
 from seamark.metaserver.objects.local import LocalObjects
@@ -37,6 +39,9 @@ else:
 class S3Storage(ServerStorage):
     rules = STORAGES["s3"]
     variable_prefixes = ("AWS_",)
+
+    def __init__(self) -> None:
+        self._issued = KeyCache()
 
     @asynccontextmanager
     async def open(self, roots: Sequence[Location], settings: Settings, clock: Clock) -> AsyncIterator[ObjectStore]:
@@ -78,9 +83,31 @@ class S3Storage(ServerStorage):
         vend: Callable[[], VendedKeys] | None = None,
         may_write: Callable[[], bool] | None = None,
     ) -> ClientAccess:
+        if settings.s3_client_access == "sts":
+            return await self._issue_keys(settings, table, delegation, refresh_path, may_write)
         return storage_config(
             settings, table, delegation=delegation, sign_path=sign_path, refresh_path=refresh_path, vend=vend
         )
+
+    async def _issue_keys(
+        self,
+        settings: Settings,
+        table: Location,
+        delegation: str | None,
+        refresh_path: str,
+        may_write: Callable[[], bool] | None,
+    ) -> ClientAccess:
+        address = store_address(settings)
+        if access_mechanism(settings, delegation) is None:
+            return address, []
+        writable = may_write is not None and may_write()
+        key = settings.s3_sts_role, settings.s3_sts_external_id, settings.s3_access_key_id, table, writable
+        issued = await self._issued.get(key, partial(assume_role, settings, table, writable=writable))
+        refresh = {"client.refresh-credentials-endpoint": refresh_path} if refresh_path else {}
+        return describe_keys(table, address, {**issued.properties, **refresh})
+
+    def keys_stamp(self, settings: Settings, now_ms: int) -> int | None:
+        return now_ms // REUSE_MS if settings.s3_client_access == "sts" else None
 
     def access_stamp(self, settings: Settings, delegation: str | None) -> tuple[str | bool, ...]:
         return (

@@ -23,6 +23,7 @@ CONFIG_VARIABLE = "SEAMARK_CONFIG"
 """The variable that names the TOML file if `--config` does not."""
 _LOCAL_BYTES_MIN = 3 << 30
 _PATH_CHARACTERS_MAX = 200
+_ROLE = re.compile(r"arn:[a-z-]+:iam::[0-9]{12}:role/.+")
 _UMASK = re.compile(r"(?:0?[0-7]{3})?")
 
 _TYPES: dict[str, Any] = typing.get_type_hints(Settings)
@@ -83,6 +84,12 @@ def check(settings: Settings) -> None:
         raise ConfigError("s3_client_access = 'static' needs s3_access_key_id and s3_secret_access_key: set them")
     if settings.s3_client_access == "gateway" and not (settings.gateway_port or settings.gateway_url):
         raise ConfigError("s3_client_access = 'gateway' sends clients keys for the objects gateway: set gateway_port")
+    if (settings.s3_client_access == "sts") != bool(settings.s3_sts_role):
+        raise ConfigError("s3_client_access = 'sts' and s3_sts_role need each other: set both or neither")
+    if settings.s3_sts_role and not _ROLE.fullmatch(settings.s3_sts_role):
+        raise ConfigError(
+            f"s3_sts_role must be the ARN of a role, arn:aws:iam::…:role/…: {settings.s3_sts_role!r} is not"
+        )
     if urlsplit(settings.gateway_url).path.strip("/"):
         raise ConfigError(f"gateway_url must not have a path, which S3 clients would drop: {settings.gateway_url!r}")
     if settings.s3_folder:
