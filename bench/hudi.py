@@ -52,7 +52,7 @@ def _jars() -> list[Path]:
 
 
 @contextmanager
-def session(module: str, folder: Path, *more: str) -> Iterator[Peer]:
+def session(module: str, folder: Path, *arguments: str) -> Iterator[Peer]:
     """Run `module` with Hudi's jar, a scratch folder and the other arguments.
 
     The process ends with the block.
@@ -65,7 +65,7 @@ def session(module: str, folder: Path, *more: str) -> Iterator[Peer]:
     env = {name: value for name, value in os.environ.items() if name != "SPARK_HOME"}
     env |= {"PYSPARK_PYTHON": str(_PYTHON), "PYSPARK_DRIVER_PYTHON": str(_PYTHON), "JAVA_HOME": home}
     env["PYTHONPATH"] = str(REPO)
-    argv = [str(_PYTHON), "-m", module, str(_jars()[-1]), str(folder), *more]
+    argv = [str(_PYTHON), "-m", module, str(_jars()[-1]), str(folder), *arguments]
     with log.open("wb") as errors:
         child = subprocess.Popen(
             argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=env, cwd=folder

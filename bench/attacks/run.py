@@ -167,9 +167,9 @@ def main() -> None:
     parser: argparse.ArgumentParser = parser_of("bench.attacks.run", __doc__, benches)
     parser.add_argument("--attack", action="append", choices=ATTACKS, help="run only this attack; can be repeated")
     parser.add_argument("--seconds", type=float, help="seconds of each attack (default: 60, or 3 with --quick)")
-    chosen = parser.parse_args()
-    options = {"attacks": chosen.attack or ATTACKS, "seconds": chosen.seconds}
-    run_benches(benches, names_of(parser, chosen, benches), quick=chosen.quick, options=lambda _: options)
+    arguments = parser.parse_args()
+    options = {"attacks": arguments.attack or ATTACKS, "seconds": arguments.seconds}
+    run_benches(benches, names_of(parser, arguments, benches), quick=arguments.quick, options=lambda _: options)
 
 
 if __name__ == "__main__":

@@ -142,6 +142,6 @@ def write(
         client.put_index(name, f"of_{column}", kind=kind, columns=[column])
     count = files if layout.is_fact else min(_SMALL, 1 + rows.num_rows // _DIMENSION_ROWS)
     count = 1 if layout.is_whole else count
-    into = open_destination(client, name)
+    destination = open_destination(client, name)
     batches = rows.combine_chunks().to_batches(max_chunksize=max(1, -(-rows.num_rows // count)))
-    into.commit(client, write_batches(into.target, batches))
+    destination.commit(client, write_batches(destination.target, batches))

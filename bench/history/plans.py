@@ -52,9 +52,9 @@ async def _compare_plans(report: Report, folder: Path, planned: Table, rounds: i
     same_plan = plan(planned, small_filter(planned))
     new_plans = (plan(planned, small_filter(planned, turn)) for turn in itertools.count(1))
     with ExitStack() as running:
-        ours = running.enter_context(_server(folder, OURS, {}))
-        theirs = running.enter_context(_server(folder, WITHOUT, {"SEAMARK_QUERY_HISTORY_DAYS": "0"}))
-        targets = (ours, theirs)
+        history_server = running.enter_context(_server(folder, OURS, {}))
+        plain_server = running.enter_context(_server(folder, WITHOUT, {"SEAMARK_QUERY_HISTORY_DAYS": "0"}))
+        targets = (history_server, plain_server)
         for target in targets:
             await register(target, planned)
         running.enter_context(on_core(LOAD_CORE))
@@ -112,8 +112,10 @@ async def _measure_database(report: Report, folder: Path, statements: int) -> No
         per_flush = statements // (DAYS * 24)
         for _ in range(DAYS * 24):
             for shape in rng.choices(shapes, weights, k=per_flush):
-                read = StatementRead(f"uuid-{rng.randrange(TABLES)}", shape, 1000, rng.randrange(1000), 10**9, 10**6)
-                samplers = history.add(read, None, 0.001)
+                statement = StatementRead(
+                    f"uuid-{rng.randrange(TABLES)}", shape, 1000, rng.randrange(1000), 10**9, 10**6
+                )
+                samplers = history.add(statement, None, 0.001)
                 if samplers is not None:
                     samplers.append(_sample)
             await history.flush()
@@ -139,10 +141,10 @@ def _sample() -> StatementSample:
 @asynccontextmanager
 async def _tables(path: Path, clock: SystemClock) -> AsyncIterator[PointerStore]:
     async with open_store(f"sqlite:///{path}", clock=clock, queue_limit=10) as store:
-        created: list[Operation] = [CreateNamespace(("db",), {})]
-        created += [
+        operations: list[Operation] = [CreateNamespace(("db",), {})]
+        operations += [
             CreateEntry(Entry(EntryKind.TABLE, ("db",), f"t{number}", f"uuid-{number}", f"file:///t{number}.json"))
             for number in range(TABLES)
         ]
-        await store.transact(created)
+        await store.transact(operations)
         yield store

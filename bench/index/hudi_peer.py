@@ -80,17 +80,17 @@ class Peer:
             expected = f"= '{keys[0]}'" if len(keys) == 1 else f"IN ({','.join(map(repr, keys))})"
             started = time.perf_counter()
             frame = self._spark.sql(f"SELECT _hoodie_file_name, k FROM t WHERE k {expected}")
-            result = frame.collect()
+            row_count = frame.collect()
             seconds = time.perf_counter() - started
-            return {"seconds": seconds, "found": len(result), "files": self._files_read(frame)}
-        listed = self._to_hoodie_list(keys)
+            return {"seconds": seconds, "found": len(row_count), "files": self._files_read(frame)}
+        key_list = self._to_hoodie_list(keys)
         started = time.perf_counter()
         reader = self.opened if way == "opened" else self._reader()
-        result = reader.readRecordIndexLocationsWithKeys(listed).collectAsList().size()
+        row_count = reader.readRecordIndexLocationsWithKeys(key_list).collectAsList().size()
         seconds = time.perf_counter() - started
         if way != "opened":
             reader.close()
-        return {"seconds": seconds, "found": result}
+        return {"seconds": seconds, "found": row_count}
 
     @staticmethod
     def _files_read(frame: Any) -> int:

@@ -23,9 +23,9 @@ BY_NAME: dict[str, Bench] = {**BENCHES, "hudi": hudi.run, "ssb_cubes": ssb_cubes
 
 def main() -> None:
     parser = parser_of("bench.index.run", __doc__, BY_NAME)
-    chosen = parser.parse_args()
-    names = names_of(parser, chosen, BY_NAME) if chosen.names else list(BENCHES)
-    run_benches(BY_NAME, names, quick=chosen.quick)
+    arguments = parser.parse_args()
+    names = names_of(parser, arguments, BY_NAME) if arguments.names else list(BENCHES)
+    run_benches(BY_NAME, names, quick=arguments.quick)
 
 
 if __name__ == "__main__":

@@ -103,11 +103,11 @@ def _copy(paths: Sequence[Path], out: Path, schema: pa.Schema) -> None:
     empty = out.with_suffix(".skeleton")
     with pq.ParquetWriter(empty, schema, store_schema=False):
         pass
-    with ExitStack() as opened:
-        target = opened.enter_context(SourceFile(str(empty), Storage()))
+    with ExitStack() as stack:
+        target = stack.enter_context(SourceFile(str(empty), Storage()))
         assembler = FileAssembler(open_sink(str(out), Storage()), target.footer)
         for path in paths:
-            source = opened.enter_context(SourceFile(str(path), Storage()))
+            source = stack.enter_context(SourceFile(str(path), Storage()))
             columns = match_leaves(target.leaves, source.leaves).columns
             for number in range(len(source.footer.groups)):
                 assembler.add([Pick(source, number, columns, range(len(columns)))])

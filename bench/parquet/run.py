@@ -15,8 +15,8 @@ BENCHES: dict[str, Bench] = {
 
 def main() -> None:
     parser = parser_of("bench.parquet.run", __doc__, BENCHES)
-    chosen = parser.parse_args()
-    run_benches(BENCHES, names_of(parser, chosen, BENCHES), quick=chosen.quick)
+    arguments = parser.parse_args()
+    run_benches(BENCHES, names_of(parser, arguments, BENCHES), quick=arguments.quick)
 
 
 if __name__ == "__main__":

@@ -50,19 +50,19 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         for table in tables.values():
             _fill(spark, table, files, rows)
         size_mb = sum(client.files(tables[OURS])["file_size_in_bytes"].to_pylist()) / 1e6
-        for case, statement, theirs in (
+        for case, statement, expected_status in (
             ("merge", "ALTER TABLE {} MERGE FILES", _rewrite),
             ("drop payload", "ALTER TABLE {} PARTITION (part >= 0) DROP COLUMNS (payload)", _overwrite),
         ):
             works = {
                 OURS: lambda text=statement: sql(spark, text.format(f"{CATALOG}.{tables[OURS]}")),
                 IN_PROCESS: lambda text=statement: _run(client, text.format(tables[IN_PROCESS])),
-                IN_SPARK: lambda theirs=theirs: theirs(spark, tables[IN_SPARK]),
+                IN_SPARK: lambda theirs=expected_status: theirs(spark, tables[IN_SPARK]),
             }
             seconds = _time(spark, tables, works, rounds)
-            for ours in (OURS, IN_PROCESS):
-                values = {OURS: seconds[ours], IN_SPARK: seconds[IN_SPARK]}
-                name = case if ours == OURS else f"{case}, in one process"
+            for target in (OURS, IN_PROCESS):
+                values = {OURS: seconds[target], IN_SPARK: seconds[IN_SPARK]}
+                name = case if target == OURS else f"{case}, in one process"
                 report.rows.append(Row(name, "statement", "s", values, peer=IN_SPARK))
     report.notes.append(
         f"{2 * files} files of {rows:,} rows, {size_mb:,.0f} MB together, in 2 partitions. Medians of {rounds} rounds, "

@@ -73,13 +73,15 @@ def main() -> None:
     parser.add_argument("port", type=int)
     parser.add_argument("body", type=Path)
     parser.add_argument("--workers", type=int, default=1)
-    chosen = parser.parse_args()
-    body = chosen.body.read_bytes()
+    arguments = parser.parse_args()
+    body = arguments.body.read_bytes()
     spawn = multiprocessing.get_context("spawn")
-    process = [spawn.Process(target=serve, args=(chosen.port, body), daemon=True) for _ in range(chosen.workers - 1)]
+    process = [
+        spawn.Process(target=serve, args=(arguments.port, body), daemon=True) for _ in range(arguments.workers - 1)
+    ]
     for other in process:
         other.start()
-    serve(chosen.port, body)
+    serve(arguments.port, body)
 
 
 if __name__ == "__main__":

@@ -60,21 +60,21 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
 
 async def _plans(report: Report, folder: Path, table: Table, rounds: int) -> None:
     expected = FILTERS[RANGES[0]].expression(table)
-    mine, second_durations, theirs = [], [], []
+    seamark_durations, second_durations, java_durations = [], [], []
     for number in range(rounds if table.files < 1_000_000 else min(rounds, 2)):
         with java_planner(table.metadata_location, table.files, folder / "java.log") as java:
             plan = java.plan(expected)
-            theirs.append(plan.ms)
+            java_durations.append(plan.ms)
         home = folder / f"home-{table.files}-{number}"
-        async with our_planner(home, table) as ours:
-            first = await ours.plan(expected)
+        async with our_planner(home, table) as seamark_planner:
+            first = await seamark_planner.plan(expected)
         plan.check_same(first, f"{table.files:,} files, first plan")
-        mine.append(first.ms)
-        async with our_planner(home, table, disk=True) as ours:
-            await ours.plan(expected)
-        async with our_planner(home, table, disk=True) as ours:
-            second_durations.append((await ours.plan(expected)).ms)
-    values = {OURS: statistics.median(mine), JAVA: statistics.median(theirs)}
+        seamark_durations.append(first.ms)
+        async with our_planner(home, table, disk=True) as seamark_planner:
+            await seamark_planner.plan(expected)
+        async with our_planner(home, table, disk=True) as seamark_planner:
+            second_durations.append((await seamark_planner.plan(expected)).ms)
+    values = {OURS: statistics.median(seamark_durations), JAVA: statistics.median(java_durations)}
     if table.files <= 100_000:
         values[PYICEBERG] = PyIcebergPlanner(table.metadata_location).plan(expected).ms
     goal = values[JAVA] / FASTER_GOAL if table.files >= 1_000_000 else COLD_GOAL_MS.get(table.files)
@@ -94,12 +94,12 @@ def _decode(report: Report, table: Table, manifests: int) -> None:
     contents = [(path.read_bytes(), f"file://{path}") for path in paths]
     expected = {their_manifest.manifest_path for their_manifest in _their_manifests(table)}
     assert {location for _, location in contents} <= expected
-    few = contents[: max(1, manifests // 10)]
+    sample = contents[: max(1, manifests // 10)]
     with on_core(LOAD_CORE):
         columns = _rate(lambda data, at: decode_manifest(data, at).rows, contents)
         inflated = _rate(_inflate, contents)
         blocks = _rate(_to_block, contents)
-        peers = {FASTAVRO: _rate(_fastavro, few), PYICEBERG: _pyiceberg(table, few)}
+        peers = {FASTAVRO: _rate(_fastavro, sample), PYICEBERG: _pyiceberg(table, sample)}
     report.bounds["inflating alone, one thread"] = f"{inflated:,.0f} entries/s"
     for measure, rate in (("to columns", columns), ("to a block", blocks)):
         values = {OURS: rate, **peers}

@@ -99,8 +99,8 @@ def columns(count: int) -> tuple[Column, ...]:
     fixed = len(_KINDS)
     results = []
     for number in range(count):
-        group, at = (0, number) if number < fixed else divmod(number - 2, fixed - 2)
-        name, type_, make = _KINDS[at if group == 0 else at + 2]
+        group, position = (0, number) if number < fixed else divmod(number - 2, fixed - 2)
+        name, type_, make = _KINDS[position if group == 0 else position + 2]
         results.append(Column(number + 1, f"{name}_{group + 1}" if group else name, type_, make, required=number < 2))
     return tuple(results)
 

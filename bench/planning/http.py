@@ -62,19 +62,19 @@ async def _small_plans(report: Report, folder: Path, table: Table, workers: int,
     plan_result = plan(table, small_filter(table))
     new_plans = _generate_new_plans(table)
     with ExitStack() as running:
-        ours = running.enter_context(seamark(folder, CACHE, workers=workers))
-        await register(ours, table)
-        body = (await ours.call(plan_result)).body
-        theirs = running.enter_context(run_bare_server(folder, body, workers=workers))
+        seamark_server = running.enter_context(seamark(folder, CACHE, workers=workers))
+        await register(seamark_server, table)
+        body = (await seamark_server.call(plan_result)).body
+        bare_server = running.enter_context(run_bare_server(folder, body, workers=workers))
         if workers == 1:
             running.enter_context(on_core(LOAD_CORE))
-        targets = (ours, theirs)
+        targets = (seamark_server, bare_server)
 
         async def repeat_same_plan(target: Target, clients: int, seconds: float = seconds) -> Sample:
             return await drive(target, [repeat(plan_result) for _ in range(clients)], seconds=seconds)
 
         async def send_new_plans(target: Target, clients: int, seconds: float = seconds) -> Sample:
-            if target is theirs:  # The client does not read the pages.
+            if target is bare_server:  # The client does not read the pages.
                 return await repeat_same_plan(target, clients, seconds)
             return await drive(target, [_send_each(new_plans) for _ in range(clients)], seconds=seconds)
 
@@ -88,22 +88,22 @@ async def _small_plans(report: Report, folder: Path, table: Table, workers: int,
             for clients in CONNECTIONS:
                 samples = await run_alternately(targets, rounds, functools.partial(piece, clients=clients))
                 case = f"{kind}, {_format_count(clients, 'connection')}, {_format_count(workers, 'worker')}"
-                _rows(report, case, samples, alone=clients == workers == 1)
+                _rows(report, case, samples, is_alone=clients == workers == 1)
     if workers == 1:
         report.notes.append(f"A small plan's answer: {body.count(FILE)} files, {len(body):,} bytes.")
 
 
-def _rows(report: Report, case: str, samples: dict[str, list[Sample]], *, alone: bool) -> None:
-    cpu, p50 = (CPU_GOAL_US, P50_GOAL_MS) if alone else (None, None)
+def _rows(report: Report, case: str, samples: dict[str, list[Sample]], *, is_alone: bool) -> None:
+    cpu, p50 = (CPU_GOAL_US, P50_GOAL_MS) if is_alone else (None, None)
     report.add(case, "server CPU", "µs", samples, lambda s: s.server_cpu_us, peer=BARE, goal=cpu)
     report.add(case, "p50", "ms", samples, lambda s: s.quantile(0.5), peer=BARE, goal=p50)
     report.add(case, "p99", "ms", samples, lambda s: s.quantile(0.99), peer=BARE)
     report.add(case, "requests", "/s", samples, lambda s: s.rate, lower_is_better=False, peer=BARE)
     report.add_failures(case, samples)
     report.add_generator(case, samples)
-    if alone:
-        theirs = median_of(samples[BARE], lambda s: s.server_cpu_us)
-        scaled = CPU_GOAL_US * theirs / BARE_CPU_US
+    if is_alone:
+        bare_cpu_us = median_of(samples[BARE], lambda s: s.server_cpu_us)
+        scaled = CPU_GOAL_US * bare_cpu_us / BARE_CPU_US
         report.bounds[
             f"{case}: {CPU_GOAL_US} µs where a bare handler takes {BARE_CPU_US}, at the speed of this run"
         ] = f"{scaled:.0f} µs"

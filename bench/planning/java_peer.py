@@ -101,10 +101,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--files", type=int, default=1_000_000, help="files of the table, for the heap")
     parser.add_argument("--log", type=Path, default=Path("java_planner.log"))
-    chosen = parser.parse_args()
-    with java_planner(chosen.metadata, chosen.files, chosen.log) as planner:
-        for _ in range(chosen.rounds):
-            print(json.dumps(dataclasses.asdict(planner.plan(json.loads(chosen.filter)))), flush=True)
+    arguments = parser.parse_args()
+    with java_planner(arguments.metadata, arguments.files, arguments.log) as planner:
+        for _ in range(arguments.rounds):
+            print(json.dumps(dataclasses.asdict(planner.plan(json.loads(arguments.filter)))), flush=True)
 
 
 if __name__ == "__main__":

@@ -52,17 +52,19 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     generated_table = (
         table(3_200, files_per_day=320) if quick else table(100_000, column_count=100, files_per_day=10_000)
     )
-    at = stores(generated_table)
-    indexed: list[Peer] = [DataFusion(at), DuckDB(at), Lmdb(at)]
-    async with our_planner(folder / "home", generated_table) as ours:
+    object_stores = stores(generated_table)
+    indexed: list[Peer] = [DataFusion(object_stores), DuckDB(object_stores), Lmdb(object_stores)]
+    async with our_planner(folder / "home", generated_table) as seamark_planner:
         rounds = 2 if quick else 30
         for names in (False, True):
-            await _measure_before_encoding(report, generated_table, ours, indexed, names=names, rounds=rounds)
+            await _measure_before_encoding(
+                report, generated_table, seamark_planner, indexed, names=names, rounds=rounds
+            )
     with seamark(folder, CACHE) as target, on_core(LOAD_CORE):
         await register(target, generated_table)
         for row in tuple(report.rows):
             await _measure_over_http(report, generated_table, target, row, seconds=0.3 if quick else 3.0)
-    _avro(report, generated_table, Avro(at))
+    _avro(report, generated_table, Avro(object_stores))
     for peer in indexed:
         peer.close()
     report.notes.append(
@@ -74,17 +76,17 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 
 async def _measure_before_encoding(
-    report: Report, table: Table, ours: OurPlanner, peers: list[Peer], *, names: bool, rounds: int
+    report: Report, table: Table, seamark_planner: OurPlanner, peers: list[Peer], *, names: bool, rounds: int
 ) -> None:
     column_id = _column_id(table)
     days = [START_DAY + number for number in range(table.files // table.files_per_day)]
     durations: dict[str, list[float]] = {OURS: [], **{peer.name: [] for peer in peers}}
-    view = await ours.planner.view(ours.metadata, ScanRequest())
+    view = await seamark_planner.planner.view(seamark_planner.metadata, ScanRequest())
     column = RequestedColumn(column_id, "int")
 
     def mine(day: int, slashes: int = 0) -> dict[str, Any]:
         """Return the answer for the prefix of a day. Slashes at its end make it a new prefix."""
-        lookup_result = lookup(view, parse_prefix(f"day={day_text(day)}" + "/" * slashes, ours.metadata))
+        lookup_result = lookup(view, parse_prefix(f"day={day_text(day)}" + "/" * slashes, seamark_planner.metadata))
         return _answer(lookup_result, column, names=names)
 
     repeated: list[float] = []

@@ -57,11 +57,13 @@ def measure(table: Table, home: Path) -> MemoryMeasurement:
 
 async def _measure(table: Table, home: Path) -> MemoryMeasurement:
     process = psutil.Process()
-    async with our_planner(home, table) as ours:
+    async with our_planner(home, table) as seamark_planner:
         gc.collect()
         before = process.memory_info().rss
-        scans = [(await ours.scan(expected.expression(table)))[1] for expected in FILTERS.values()]
+        scans = [(await seamark_planner.scan(expected.expression(table)))[1] for expected in FILTERS.values()]
         view = scans[-1].view
         scans.clear()
         gc.collect()
-        return MemoryMeasurement(ours.planner.stats().live_bytes + view.size_bytes, process.memory_info().rss - before)
+        return MemoryMeasurement(
+            seamark_planner.planner.stats().live_bytes + view.size_bytes, process.memory_info().rss - before
+        )

@@ -58,8 +58,8 @@ def main() -> None:
     parser.add_argument("port", type=int)
     parser.add_argument("table", help="path of the table, /v1/namespaces/…/tables/…")
     parser.add_argument("--gzip", action="store_true")
-    chosen = parser.parse_args()
-    print(json.dumps(uvloop.run(fetch_all(chosen.port, chosen.table, packed=chosen.gzip))))
+    arguments = parser.parse_args()
+    print(json.dumps(uvloop.run(fetch_all(arguments.port, arguments.table, packed=arguments.gzip))))
 
 
 if __name__ == "__main__":

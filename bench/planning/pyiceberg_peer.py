@@ -45,10 +45,10 @@ def main() -> None:
     parser.add_argument("metadata", help="location of the metadata file, file:///…")
     parser.add_argument("filter", nargs="?", default="true", help="a REST expression as JSON")
     parser.add_argument("--rounds", type=int, default=1)
-    chosen = parser.parse_args()
-    planner = PyIcebergPlanner(chosen.metadata)
-    for _ in range(chosen.rounds):
-        print(json.dumps(dataclasses.asdict(planner.plan(json.loads(chosen.filter)))), flush=True)
+    arguments = parser.parse_args()
+    planner = PyIcebergPlanner(arguments.metadata)
+    for _ in range(arguments.rounds):
+        print(json.dumps(dataclasses.asdict(planner.plan(json.loads(arguments.filter)))), flush=True)
 
 
 if __name__ == "__main__":

@@ -59,9 +59,9 @@ def varint(values: Ints) -> Cells:
     zigzag = ((values << 1) ^ (values >> 63)).astype(np.uint64)
     width = max(1, -(-int(zigzag.max(initial=0)).bit_length() // 7))
     shifted = zigzag[:, None] >> (np.uint64(7) * np.arange(width, dtype=np.uint64))
-    more = np.zeros(shifted.shape, np.bool_)
-    more[:, :-1] = shifted[:, 1:] > 0
-    matrix = (shifted & np.uint64(0x7F)).astype(np.uint8) | more.astype(np.uint8) * np.uint8(0x80)
+    has_carry = np.zeros(shifted.shape, np.bool_)
+    has_carry[:, :-1] = shifted[:, 1:] > 0
+    matrix = (shifted & np.uint64(0x7F)).astype(np.uint8) | has_carry.astype(np.uint8) * np.uint8(0x80)
     used = shifted > 0
     used[:, 0] = True
     return Cells(matrix, used)
@@ -120,6 +120,6 @@ def add_lengths(part: Cells) -> Cells:
 
 def encode_records(parts: list[Cells]) -> tuple[Bytes, Ints]:
     """Return the records as one run of bytes, and the length of each."""
-    whole = join_cells(*parts)
-    mask = whole.mask()
-    return whole.matrix[mask], mask.sum(axis=1, dtype=np.int64)
+    whole_text = join_cells(*parts)
+    mask = whole_text.mask()
+    return whole_text.matrix[mask], mask.sum(axis=1, dtype=np.int64)

@@ -25,13 +25,13 @@ BENCHES_WITH_SIZES = {"warm", "cold", "memory"}
 def main() -> None:
     parser = parser_of("bench.planning.run", __doc__, BENCHES)
     parser.add_argument("--files", type=int, nargs="+", help="files of the tables, instead of 10 k, 100 k and 1 M")
-    chosen = parser.parse_args()
-    sizes = {"sizes": tuple(chosen.files)} if chosen.files else {}
+    arguments = parser.parse_args()
+    sizes = {"sizes": tuple(arguments.files)} if arguments.files else {}
     run_benches(
         BENCHES,
-        names_of(parser, chosen, BENCHES),
-        quick=chosen.quick,
-        save=not chosen.files,
+        names_of(parser, arguments, BENCHES),
+        quick=arguments.quick,
+        save=not arguments.files,
         options=lambda name: sizes if name in BENCHES_WITH_SIZES else {},
     )
 

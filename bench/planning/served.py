@@ -45,9 +45,9 @@ def fetch(table: Table, plan_task: str, *, gzip: bool = False) -> Request:
 
 def stats(table: Table, column: str, partition: str, fields: Sequence[str]) -> Request:
     """Return a prefix lookup, answered as an Arrow IPC stream."""
-    at = f"/api/v1/tables/{NAMESPACE}/{name_of(table)}/stats/{column}"
+    stats_path = f"/api/v1/tables/{NAMESPACE}/{name_of(table)}/stats/{column}"
     query = urlencode({"partition": partition, "fields": ",".join(fields)})
-    response = request("GET", f"{at}?{query}", label="stats")
+    response = request("GET", f"{stats_path}?{query}", label="stats")
     accept = b"Accept: application/vnd.apache.arrow.stream"
     return dataclasses.replace(response, raw=response.raw.replace(b"Accept: application/json", accept))
 

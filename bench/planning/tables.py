@@ -156,19 +156,26 @@ class FileStatistics:
     stats: list[Stats]
 
 
-def statistics(of: Table) -> Iterator[FileStatistics]:
+def statistics(table: Table) -> Iterator[FileStatistics]:
     """Return the table's statistics as they were drawn, in the order of the files, without reading a manifest."""
-    plan = _plan_of(of)
+    plan = _plan_of(table)
     return (_draw_statistics(plan, first) for first in range(0, plan.manifests, BATCH_MANIFESTS))
 
 
-def file_names(of: Table, batch: Batch) -> Cells:
+def file_names(table: Table, batch: Batch) -> Cells:
     """Return the last part of each file's path."""
-    return _names(_plan_of(of), batch)
+    return _names(_plan_of(table), batch)
 
 
-def _plan_of(of: Table) -> _Plan:
-    return _Plan("", f"file://{of.folder}", of.files, of.columns, of.files_per_day, of.manifest_entries)
+def _plan_of(plan_columns: Table) -> _Plan:
+    return _Plan(
+        "",
+        f"file://{plan_columns.folder}",
+        plan_columns.files,
+        plan_columns.columns,
+        plan_columns.files_per_day,
+        plan_columns.manifest_entries,
+    )
 
 
 def _draw_statistics(plan: _Plan, first: int) -> FileStatistics:
@@ -221,15 +228,15 @@ def _batches(plan: _Plan, workers: int | None) -> Iterator[list[dict[str, Any]]]
 def _batch(plan: _Plan, first: int) -> list[dict[str, Any]]:
     """Write up to eight manifests from the `first` on, and return their records for the manifest list, in order."""
     last = min(first + BATCH_MANIFESTS, plan.manifests)
-    drawn = _draw_statistics(plan, first)
-    batch, records = drawn.batch, drawn.batch.records
-    data, lengths = encode_records(_entries(plan, drawn))
+    statistics = _draw_statistics(plan, first)
+    batch, records = statistics.batch, statistics.batch.records
+    data, lengths = encode_records(_entries(plan, statistics))
     ends = np.concatenate([[0], np.cumsum(lengths)])
-    header = _header(drawn.columns)
+    header = _header(statistics.columns)
     results = []
     for manifest in range(first, last):
-        at = (manifest - first) * plan.manifest_entries
-        rows = slice(at, min(at + plan.manifest_entries, batch.rows))
+        first_entry = (manifest - first) * plan.manifest_entries
+        rows = slice(first_entry, min(first_entry + plan.manifest_entries, batch.rows))
         name = f"{_commit_uuid(plan.location, manifest)}-m0.avro"
         places = ends[rows.start : rows.stop + 1]
         entries = data[places[0] : places[-1]].tobytes()
@@ -254,11 +261,11 @@ def _commit_uuid(location: str, manifest: int) -> uuid.UUID:
     return uuid.uuid5(uuid.NAMESPACE_URL, f"{location}/{manifest}")
 
 
-def _header(of: tuple[Column, ...]) -> bytes:
+def _header(columns: tuple[Column, ...]) -> bytes:
     """Return an Avro container's head: magic, metadata, sync marker."""
     head = io.BytesIO()
     fastavro.writer(
-        head, layout.entry_schema(), [], codec="deflate", metadata=layout.manifest_header(of), sync_marker=SYNC
+        head, layout.entry_schema(), [], codec="deflate", metadata=layout.manifest_header(columns), sync_marker=SYNC
     )
     return head.getvalue()
 
@@ -277,12 +284,12 @@ def _blocks(data: bytes, ends: Ints, level: int) -> Iterator[bytes]:
         start = stop
 
 
-def _entries(plan: _Plan, drawn: FileStatistics) -> list[Cells]:
+def _entries(plan: _Plan, statistics: FileStatistics) -> list[Cells]:
     """Return the fields of the entries in the order of `layout.entry_schema`.
 
     Branches of unions: 0 null, 2 value.
     """
-    batch, of, stats, size = drawn.batch, drawn.columns, drawn.stats, drawn.size
+    batch, drawn_columns, stats, size = statistics.batch, statistics.columns, statistics.stats, statistics.size
     rows = batch.rows
     manifest = plan.manifest_of(batch.number)
     status_added, inherited = b"\x02", b"\x00\x00"
@@ -297,12 +304,12 @@ def _entries(plan: _Plan, drawn: FileStatistics) -> list[Cells]:
         varint(batch.bucket),
         varint(batch.records),
         varint(size),
-        *_counts(of, [size // len(of) + batch.draw(1 << 16) for _ in of]),
-        *_counts(of, [batch.records] * len(of)),
-        *_counts(of, [column.nulls for column in stats]),
-        *_counts(*_with_nans(of, stats)),
-        *_bounds(of, stats, [column.lower for column in stats]),
-        *_bounds(of, stats, [column.upper for column in stats]),
+        *_counts(drawn_columns, [size // len(drawn_columns) + batch.draw(1 << 16) for _ in drawn_columns]),
+        *_counts(drawn_columns, [batch.records] * len(drawn_columns)),
+        *_counts(drawn_columns, [column.nulls for column in stats]),
+        *_counts(*_with_nans(drawn_columns, stats)),
+        *_bounds(drawn_columns, stats, [column.lower for column in stats]),
+        *_bounds(drawn_columns, stats, [column.upper for column in stats]),
         constant(b"\x00\x02", rows),  # no key metadata; split offsets
         *_split_offsets(size),
         constant(b"\x00\x02\x00\x00", rows),  # no equality ids; sort order 0; no referenced data file
@@ -342,28 +349,28 @@ def _names(plan: _Plan, batch: Batch) -> Cells:
     )
 
 
-def _counts(of: tuple[Column, ...], values: list[Ints]) -> list[Cells]:
+def _counts(columns: tuple[Column, ...], values: list[Ints]) -> list[Cells]:
     """Return a map from column id to a number."""
     rows = len(values[0])
-    parts = [constant(b"\x02" + varint_bytes(len(of)), rows)]
-    for column, value in zip(of, values, strict=True):
+    parts = [constant(b"\x02" + varint_bytes(len(columns)), rows)]
+    for column, value in zip(columns, values, strict=True):
         parts += [constant(varint_bytes(column.id), rows), varint(value)]
     return [*parts, constant(b"\x00", rows)]
 
 
-def _with_nans(of: tuple[Column, ...], stats: list[Stats]) -> tuple[tuple[Column, ...], list[Ints]]:
-    floats = [(column, stat.nans) for column, stat in zip(of, stats, strict=True) if stat.nans is not None]
+def _with_nans(columns: tuple[Column, ...], stats: list[Stats]) -> tuple[tuple[Column, ...], list[Ints]]:
+    floats = [(column, stat.nans) for column, stat in zip(columns, stats, strict=True) if stat.nans is not None]
     return tuple(column for column, _ in floats), [nans for _, nans in floats]
 
 
-def _bounds(of: tuple[Column, ...], stats: list[Stats], values: list[Cells]) -> list[Cells]:
+def _bounds(columns: tuple[Column, ...], stats: list[Stats], values: list[Cells]) -> list[Cells]:
     """Return a map from column id to bytes; columns that hold only nulls are left out of it."""
     rows = values[0].matrix.shape[0]
     absent = sum(
         ((~stat.present).astype(np.int64) for stat in stats if stat.present is not None), np.zeros(rows, np.int64)
     )
-    parts = [constant(b"\x02", rows), varint(len(of) - absent)]
-    for column, stat, bound in zip(of, stats, values, strict=True):
+    parts = [constant(b"\x02", rows), varint(len(columns) - absent)]
+    for column, stat, bound in zip(columns, stats, values, strict=True):
         pair = join_cells(constant(varint_bytes(column.id), rows), add_lengths(bound))
         parts.append(pair if stat.present is None else filter_cells(pair, stat.present))
     return [*parts, constant(b"\x00", rows)]
@@ -385,11 +392,11 @@ def main() -> None:
     parser.add_argument("--columns", type=int, default=20)
     parser.add_argument("--files-per-day", type=int, default=FILES_PER_DAY)
     parser.add_argument("--cache", type=Path, default=CACHE)
-    chosen = parser.parse_args()
-    for files in chosen.files:
+    arguments = parser.parse_args()
+    for files in arguments.files:
         started = time.perf_counter()
         generated_table = table(
-            files, column_count=chosen.columns, files_per_day=chosen.files_per_day, cache=chosen.cache
+            files, column_count=arguments.columns, files_per_day=arguments.files_per_day, cache=arguments.cache
         )
         elapsed_s = time.perf_counter() - started
         print(

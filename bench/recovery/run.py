@@ -13,8 +13,8 @@ BENCHES: dict[str, Bench] = {"rebuild": rebuild.run}
 def main() -> None:
     parser = parser_of("bench.recovery.run", __doc__, BENCHES)
     parser.add_argument("--folder", type=Path, help="where the warehouse is (the disk that is measured)")
-    chosen = parser.parse_args()
-    run_benches(BENCHES, names_of(parser, chosen, BENCHES), quick=chosen.quick, folder=chosen.folder)
+    arguments = parser.parse_args()
+    run_benches(BENCHES, names_of(parser, arguments, BENCHES), quick=arguments.quick, folder=arguments.folder)
 
 
 if __name__ == "__main__":

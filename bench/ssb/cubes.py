@@ -148,11 +148,11 @@ def _compare(client: IndexClient, data: Path, repeats: int, case: str = "") -> l
             }
             took: dict[str, list[float]] = {who: [] for who in engines}
             answers = []
-            for turn in range(repeats + 1):
+            for round_number in range(repeats + 1):
                 for who, ask in engines.items():
                     begun_s = time.perf_counter()
                     answer = ask(text)
-                    if turn:  # The first turn fills caches.
+                    if round_number:  # The first turn fills caches.
                         took[who].append(1000 * (time.perf_counter() - begun_s))
                     answers.append(answer)
             if any(answer != answers[0] for answer in answers):
@@ -175,6 +175,6 @@ def _duckdb_rows(db: duckdb.DuckDBPyConnection, text: str) -> list[Any]:
 def _share(client: IndexClient) -> Row:
     with RestCatalog("sea", uri=client.url) as catalog:
         sizes = catalog.load_table(f"{NAMESPACE}.{FACT}").inspect.files()["file_size_in_bytes"]
-    stored = sum(client.index((NAMESPACE, FACT), name).size_bytes for name in CUBES)
-    percent = 100 * stored / sum(sizes.to_pylist())
+    stored_bytes = sum(client.index((NAMESPACE, FACT), name).size_bytes for name in CUBES)
+    percent = 100 * stored_bytes / sum(sizes.to_pylist())
     return Row("size", "all cubes of the facts", "%", {OURS: percent}, goal=SHARE_GOAL_PERCENT)

@@ -123,9 +123,9 @@ def _files(node: Any) -> FilesRead:
     for number in range(partitions.size()):
         group = partitions.apply(number).taskGroup()
         tasks = group.tasks()
-        result = _LOCATION.findall(str(tasks.toString()))
-        if len(result) != tasks.size():
-            result = [str(task.file().location()) for task in tasks.toArray()]
-        locations.update(result)
+        paths = _LOCATION.findall(str(tasks.toString()))
+        if len(paths) != tasks.size():
+            paths = [str(task.file().location()) for task in tasks.toArray()]
+        locations.update(paths)
         size_bytes += int(group.sizeBytes())
     return FilesRead(len(locations), size_bytes)

@@ -149,12 +149,12 @@ def _measure_ducklake(folder: Path, rows: int, seconds: float) -> float | None:
             f"(DATA_PATH '{folder / 'lake'}', DATA_INLINING_ROW_LIMIT 100)"
         )
         connection.execute("CREATE TABLE lake.t (id BIGINT, name VARCHAR, value DOUBLE)")
-        started, sent = time.perf_counter(), 0
+        started, sent_count = time.perf_counter(), 0
         for place in itertools.takewhile(lambda _: time.perf_counter() - started < seconds, range(rows // BATCH_ROWS)):
             values = ", ".join(f"({row['id']}, '{row['name']}', {row['value']})" for row in _make_rows(place))
             connection.execute(f"INSERT INTO lake.t VALUES {values}")
-            sent += BATCH_ROWS
-        rate = sent / (time.perf_counter() - started)
+            sent_count += BATCH_ROWS
+        rate = sent_count / (time.perf_counter() - started)
         (count,) = connection.execute("SELECT count(*) FROM lake.t").fetchone() or (0,)
-        assert count == sent
+        assert count == sent_count
     return rate

@@ -44,8 +44,8 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         for row_bytes, rows in itertools.product(ROW_BYTES, ROWS):
             for writers in WRITERS:
                 raw = await measure_producer(kafka, rows, row_bytes, writers, seconds)
-                ours = await _measure_appends(kafka, rows, row_bytes, writers, seconds)
-                _add(report, f"{rows:,} rows of {row_bytes:,} B, {writers} writers", rows, row_bytes, ours, raw)
+                measurements = await _measure_appends(kafka, rows, row_bytes, writers, seconds)
+                _add(report, f"{rows:,} rows of {row_bytes:,} B, {writers} writers", rows, row_bytes, measurements, raw)
     report.notes += [
         f"Each writer has a shard of one of {PARTITIONS} partitions and waits for each answer; {seconds:g} s a case. "
         "One broker, on the same machine: Kafka answers when the page cache has the record, without a sync.",
@@ -57,15 +57,23 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 
 def _add(
-    report: Report, case: str, rows: int, row_bytes: int, ours: AppendMeasurements, raw: AppendMeasurements
+    report: Report, case: str, rows: int, row_bytes: int, measurements: AppendMeasurements, raw: AppendMeasurements
 ) -> None:
     mib = rows * row_bytes / 2**20
     add = report.rows.append
-    add(Row(case, "acknowledged", "rows/s", {OURS: ours.rate * rows, RAW: raw.rate * rows}, False, RAW))
-    add(Row(case, "acknowledged bytes", "MiB/s", {OURS: ours.rate * mib, RAW: raw.rate * mib}, False, RAW))
+    add(Row(case, "acknowledged", "rows/s", {OURS: measurements.rate * rows, RAW: raw.rate * rows}, False, RAW))
+    add(Row(case, "acknowledged bytes", "MiB/s", {OURS: measurements.rate * mib, RAW: raw.rate * mib}, False, RAW))
     for name, share in (("p50", 0.5), ("p99", 0.99)):
-        add(Row(case, name, "ms", {OURS: ours.quantile_ms(share), RAW: raw.quantile_ms(share)}, peer=RAW))
-    add(Row(case, "batches a group", "batches", {OURS: len(ours.latencies_s) / max(1, ours.syncs)}, False))
+        add(Row(case, name, "ms", {OURS: measurements.quantile_ms(share), RAW: raw.quantile_ms(share)}, peer=RAW))
+    add(
+        Row(
+            case,
+            "batches a group",
+            "batches",
+            {OURS: len(measurements.latencies_s) / max(1, measurements.syncs)},
+            False,
+        )
+    )
 
 
 async def _measure_appends(kafka: Kafka, rows: int, row_bytes: int, writers: int, seconds: float) -> AppendMeasurements:

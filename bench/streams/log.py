@@ -67,8 +67,8 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     for row_bytes, rows in itertools.product(ROW_BYTES, ROWS):
         disk = bare(folder, rows * row_bytes, seconds)
         for writers in WRITERS:
-            ours = await measure_appends(folder, rows, row_bytes, writers, seconds)
-            _add(report, f"{rows:,} rows of {row_bytes:,} B, {writers} writers", rows, row_bytes, ours, disk)
+            measurements = await measure_appends(folder, rows, row_bytes, writers, seconds)
+            _add(report, f"{rows:,} rows of {row_bytes:,} B, {writers} writers", rows, row_bytes, measurements, disk)
     await _small_batches(report, folder, QUICK_SMALL_ROWS if quick else SMALL_ROWS)
     for rows, row_bytes in ((10, 1000), (1000, 1000)):
         await _recovery(report, folder, rows, row_bytes, QUICK_RECOVERED_BYTES if quick else RECOVERED_BYTES)
@@ -83,17 +83,21 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 
 def _add(
-    report: Report, case: str, rows: int, row_bytes: int, ours: AppendMeasurements, disk: AppendMeasurements
+    report: Report, case: str, rows: int, row_bytes: int, measurements: AppendMeasurements, disk: AppendMeasurements
 ) -> None:
     mib = rows * row_bytes / 2**20
     add = report.rows.append
-    rates = {OURS: ours.rate * rows, BARE: disk.rate * rows}
+    rates = {OURS: measurements.rate * rows, BARE: disk.rate * rows}
     add(Row(case, "acknowledged", "rows/s", rates, lower_is_better=False, peer=BARE))
-    add(Row(case, "acknowledged bytes", "MiB/s", {OURS: ours.rate * mib, BARE: disk.rate * mib}, False, BARE))
+    add(Row(case, "acknowledged bytes", "MiB/s", {OURS: measurements.rate * mib, BARE: disk.rate * mib}, False, BARE))
     for name, share in (("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999)):
-        add(Row(case, name, "ms", {OURS: ours.quantile_ms(share), BARE: disk.quantile_ms(share)}, peer=BARE))
-    add(Row(case, "batches a sync", "batches", {OURS: len(ours.latencies_s) / max(1, ours.syncs)}, False))
-    a_core = ours.rate * mib * ours.seconds / ours.cpu_s
+        add(Row(case, name, "ms", {OURS: measurements.quantile_ms(share), BARE: disk.quantile_ms(share)}, peer=BARE))
+    add(
+        Row(
+            case, "batches a sync", "batches", {OURS: len(measurements.latencies_s) / max(1, measurements.syncs)}, False
+        )
+    )
+    a_core = measurements.rate * mib * measurements.seconds / measurements.cpu_s
     goal = GOAL_CORE_MIB if rows >= 1000 else None
     add(Row(case, "bytes a second of CPU", "MiB/s", {OURS: a_core}, False, goal=goal))
 
@@ -169,7 +173,7 @@ async def _recovery(report: Report, folder: Path, rows: int, row_bytes: int, siz
     argv = [sys.executable, "-m", "bench.streams.log", str(folder / "log"), str(size_bytes), str(rows), str(row_bytes)]
     filling = subprocess.Popen(argv, stdout=subprocess.PIPE)
     assert filling.stdout is not None
-    stored = int(filling.stdout.readline())
+    stored_count = int(filling.stdout.readline())
     filling.send_signal(signal.SIGKILL)
     filling.communicate()
     started = time.perf_counter()
@@ -178,10 +182,10 @@ async def _recovery(report: Report, folder: Path, rows: int, row_bytes: int, siz
         first = await log.read(shard, 0, limit_bytes=1)
         took = time.perf_counter() - started
         assert first[0].offset == 0
-        assert sum(state.watermark for state in log.shards().values()) >= stored * rows
+        assert sum(state.watermark for state in log.shards().values()) >= stored_count * rows
         size = log.size_bytes
     shutil.rmtree(folder / "log")
-    case = f"recovery of {size / 2**20:,.0f} MiB in {stored:,} batches of {rows:,} rows of {row_bytes:,} B"
+    case = f"recovery of {size / 2**20:,.0f} MiB in {stored_count:,} batches of {rows:,} rows of {row_bytes:,} B"
     report.rows.append(Row(case, "until the first read", "s", {OURS: took}, goal=GOAL_RECOVERY_S))
 
 

@@ -35,15 +35,15 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     with Seamark(folder / "home") as server:
         catalog = RestCatalog("bench", uri=server.base_url)
         catalog.create_namespace("bench")
-        alone = await _measure(server, catalog, 0, seconds)
+        base_measurement = await _measure(server, catalog, 0, seconds)
         for readers in READERS:
             beside = await _measure(server, catalog, readers, seconds)
             case = f"{readers} readers at full speed"
-            rates = {OURS: beside[0].rate * BATCH_ROWS, ALONE: alone[0].rate * BATCH_ROWS}
+            rates = {OURS: beside[0].rate * BATCH_ROWS, ALONE: base_measurement[0].rate * BATCH_ROWS}
             goal = GOAL_SHARE * rates[ALONE]
             report.rows.append(Row(case, "acknowledged", "rows/s", rates, False, ALONE, goal))
             for name, share in (("p50", 0.5), ("p99", 0.99)):
-                values = {OURS: beside[0].quantile_ms(share), ALONE: alone[0].quantile_ms(share)}
+                values = {OURS: beside[0].quantile_ms(share), ALONE: base_measurement[0].quantile_ms(share)}
                 report.rows.append(Row(case, name, "ms", values, peer=ALONE))
             report.notes.append(f"{case}: {beside[1]:,} scans in {seconds:g} s")
     report.notes.append(
@@ -86,8 +86,8 @@ async def _write(url: str, seconds: float) -> AppendMeasurements:
     async with aiohttp.ClientSession() as http:
 
         async def append(first_id: int) -> None:
-            at = time.time()
-            rows = [{"id": first_id + place, "at": at, "payload": PAYLOAD} for place in range(BATCH_ROWS)]
+            read_time_s = time.time()
+            rows = [{"id": first_id + place, "at": read_time_s, "payload": PAYLOAD} for place in range(BATCH_ROWS)]
             before = time.perf_counter()
             async with http.post(url, json=rows) as answer:
                 assert answer.status == 200, await answer.text()
@@ -109,12 +109,12 @@ async def _write(url: str, seconds: float) -> AppendMeasurements:
 def scan_repeatedly(url: str, name: str, is_ready: Event, is_ending: Event, scans: Synchronized[int]) -> None:
     """Scan the rows after those that were seen, until the end."""
     catalog = RestCatalog("bench", uri=url, **{"rest-scan-planning-enabled": "true"})
-    last = -1
+    last_number = -1
     while not is_ending.is_set():
-        scan = catalog.load_table(f"bench.{name}").scan(GreaterThan("id", last), selected_fields=("id", "at"))
+        scan = catalog.load_table(f"bench.{name}").scan(GreaterThan("id", last_number), selected_fields=("id", "at"))
         rows = scan.to_arrow()
         if rows.num_rows:
-            last = max(rows.column("id").to_pylist())
+            last_number = max(rows.column("id").to_pylist())
         with scans.get_lock():
             scans.value += 1
         is_ready.set()

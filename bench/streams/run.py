@@ -22,8 +22,8 @@ BENCHES: dict[str, Bench] = {
 def main() -> None:
     parser = parser_of("bench.streams.run", __doc__, BENCHES)
     parser.add_argument("--folder", type=Path, help="a folder on the disk that is measured")
-    chosen = parser.parse_args()
-    run_benches(BENCHES, names_of(parser, chosen, BENCHES), quick=chosen.quick, folder=chosen.folder)
+    arguments = parser.parse_args()
+    run_benches(BENCHES, names_of(parser, arguments, BENCHES), quick=arguments.quick, folder=arguments.folder)
 
 
 if __name__ == "__main__":

@@ -47,9 +47,9 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="parts of the names of cases; default: all")
     parser.add_argument("--rounds", type=int, default=12, help="slices of each case on each server")
     parser.add_argument("--folder", type=Path, help="where servers keep their data (the disk that is measured)")
-    chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=chosen.folder) as folder:
-        uvloop.run(compare(Path(folder), chosen.checkout.resolve(), chosen.names, chosen.rounds))
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        uvloop.run(compare(Path(folder), arguments.checkout.resolve(), arguments.names, arguments.rounds))
 
 
 async def compare(folder: Path, checkout: Path, names: Sequence[str], rounds: int) -> None:

@@ -61,14 +61,14 @@ async def _measure_lookup(
     connections = {target.name: await Connection.open(target.port) for target in targets}
     results: dict[str, list[StatementMeasurement]] = {target.name: [] for target in targets}
     numbers = np.random.default_rng([len(case), files]).choice(files * ROWS, WARM + keys, replace=False).tolist()
-    for turn, number in enumerate(numbers):
+    for round_number, number in enumerate(numbers):
         sql = f"SELECT {ORDERED}, note FROM {TABLE} WHERE {column} = {key_of(column, number, files)}"
-        for target in targets if turn % 2 else reversed(targets):
+        for target in targets if round_number % 2 else reversed(targets):
             measurement = await follow(connections[target.name], statement(sql))
             rows = json.loads(measurement.last)["data"] if measurement.last else []
             if rows != [[number, f"Note about {number}"]]:
                 raise AnswersDiffer(f"{target.name}: {sql} gave {rows}")
-            if turn >= WARM:
+            if round_number >= WARM:
                 results[target.name].append(measurement)
     for connection in connections.values():
         connection.close()

@@ -24,14 +24,14 @@ def main() -> None:
     parser.add_argument("--scale", type=float, help="instead of 1")
     parser.add_argument("--files", type=int, help="instead of 1,000")
     parser.add_argument("--rounds", type=int, help="instead of 3, or 5")
-    chosen = parser.parse_args()
+    arguments = parser.parse_args()
     accepted = {"overhead": ("statements", "talked"), "ssb": ("scale", "files", "rounds"), "ssb_large": ("rounds",)}
     options = {
-        bench: {name: value for name in names if (value := getattr(chosen, name)) is not None}
+        bench: {name: value for name in names if (value := getattr(arguments, name)) is not None}
         for bench, names in accepted.items()
     }
     run_benches(
-        BENCHES, names_of(parser, chosen, BENCHES), quick=chosen.quick, options=lambda name: options.get(name, {})
+        BENCHES, names_of(parser, arguments, BENCHES), quick=arguments.quick, options=lambda name: options.get(name, {})
     )
 
 

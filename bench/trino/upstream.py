@@ -72,8 +72,8 @@ class _Exchange(asyncio.Protocol):
             sized = _SIZED.fullmatch(body[:length])
             id_, step = b"%s_%s" % (sized.groups() if sized else (b"1", b"1")), 0
         else:
-            _, _, _, _, id_, _, last = path.split(b"/")
-            step = int(last)
+            _, _, _, _, id_, _, last_part = path.split(b"/")
+            step = int(last_part)
         pages, size = map(int, id_.split(b"_"))
         before, after = _page(base, id_, step, pages)
         if 2 <= step < 2 + pages and size > _PIECE:

@@ -60,19 +60,19 @@ def _equalities(report: Report, spark: SparkSession, rows: int, tables: Mapping[
     numbers = np.random.default_rng(5).choice(rows, count + 1, replace=False)
     durations: dict[str, list[float]] = {name: [] for name in tables}
     files: dict[str, list[int]] = {name: [] for name in tables}
-    for turn, key in enumerate(keys_of(numbers).to_pylist()):
+    for round_number, key in enumerate(keys_of(numbers).to_pylist()):
         results = set()
         for name, table in tables.items():
             frame = spark.sql(f"SELECT customer, city FROM {table} WHERE {KEY} = '{key}'")
             seconds, answer = _time(frame)
             results.add(len(answer))
-            if turn:
+            if round_number:
                 durations[name].append(seconds)
                 files[name].append(_files(frame))
         if results != {1}:
             raise AnswersDiffer(f"{key} has {results} rows")
-    for measure, unit, each in (("time", "s", durations), ("files read", "", files)):
-        values = {name: float(statistics.median(one)) for name, one in each.items()}
+    for measure, unit, bucket_values in (("time", "s", durations), ("files read", "", files)):
+        values = {name: float(statistics.median(one)) for name, one in bucket_values.items()}
         report.rows.append(Row("rows of one key", measure, unit, values, peer=UNBUCKETED))
 
 
@@ -80,29 +80,29 @@ def _compare(report: Report, spark: SparkSession, case: str, query: str, rounds:
     durations: dict[str, list[float]] = {name: [] for name in WAYS}
     exchanges: dict[str, int] = {}
     answers = set()
-    for turn in range(rounds + 1):
-        for name in WAYS if turn % 2 else reversed(WAYS):
+    for round_number in range(rounds + 1):
+        for name in WAYS if round_number % 2 else reversed(WAYS):
             with configure(spark, WAYS[name]):
                 frame = spark.sql(query)
                 seconds, answer = _time(frame)
                 answers.add(tuple(answer[0]))
                 exchanges[name] = _exchanges(frame)
-            if turn:
+            if round_number:
                 durations[name].append(seconds)
     if len(answers) != 1:
         raise AnswersDiffer(f"{case}: {answers}")
     seconds_of = {name: statistics.median(one) for name, one in durations.items()}
-    counted = {name: float(exchange) for name, exchange in exchanges.items()}
+    exchange_counts = {name: float(exchange) for name, exchange in exchanges.items()}
     report.rows += [
         Row(case, "time", "s", seconds_of, peer=EXCHANGED),
-        Row(case, "exchanges of rows", "", counted, peer=EXCHANGED),
+        Row(case, "exchanges of rows", "", exchange_counts, peer=EXCHANGED),
     ]
 
 
 def _time(frame: DataFrame) -> tuple[float, Sequence[Any]]:
     started = time.perf_counter()
-    result = frame.collect()
-    return time.perf_counter() - started, result
+    rows = frame.collect()
+    return time.perf_counter() - started, rows
 
 
 def _exchanges(frame: DataFrame) -> int:

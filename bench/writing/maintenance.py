@@ -126,7 +126,7 @@ def _statistics(
         ).collect(),
         IN_TRINO: lambda: trino.rows(f"ANALYZE {TABLES[IN_TRINO]}", catalog=TRINO),
     }
-    whole = _time(works, rounds, lambda: None)
+    total_s = _time(works, rounds, lambda: None)
     counts = {name: _read_distinct_counts(client, table) for name, table in TABLES.items()}
     for name, actual_count in counts.items():
         for column, count in actual_count.items():
@@ -141,7 +141,7 @@ def _statistics(
 
     fresh_works = {**works, OURS: lambda: compute_statistics(client, TABLES[OURS])}
     return {
-        "statistics of the whole table": whole,
+        "statistics of the whole table": total_s,
         "statistics after one more commit": _time(fresh_works, rounds, commit),
     }
 

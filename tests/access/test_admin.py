@@ -72,16 +72,16 @@ async def test_pages_of_listings_have_every_item_once(admin_server: AdminServer)
         )
     await admin_server.server.components.audit.flush()
     for path, items, expected in (("tokens", "tokens", 7), ("grants", "grants", 7), ("audit", "records", 4)):
-        listed: list[Any] = []
+        listed_names: list[Any] = []
         token: str | None = ""
         while token is not None:
             status, page = await admin_server.call("root", "GET", f"/api/v1/{path}?pageSize=3&pageToken={token}")
             assert status == 200
             assert len(page[items]) <= 3
-            listed += page[items]
+            listed_names += page[items]
             token = page["next-page-token"]
-        assert len(listed) == expected
-        assert len({str(item) for item in listed}) == expected
+        assert len(listed_names) == expected
+        assert len({str(item) for item in listed_names}) == expected
 
 
 async def test_grants_take_effect_with_the_next_request(admin_server: AdminServer) -> None:

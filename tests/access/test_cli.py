@@ -116,8 +116,8 @@ def test_token_of_a_file_is_created_once_and_a_revoked_one_stays_revoked(tmp_pat
     other = seamark(home, "token", "create", "bob", "--from-file", str(file))
     assert (other.exit_code, "is the token of ann; bob needs another token" in other.stderr) == (1, True)
     file.write_text(secret.replace("a", "c"))
-    refused = seamark(home, *create)
-    assert (refused.exit_code, "already" in refused.stderr) == (1, True)
+    refusal = seamark(home, *create)
+    assert (refusal.exit_code, "already" in refusal.stderr) == (1, True)
 
 
 @pytest.mark.parametrize(
@@ -128,9 +128,9 @@ def test_file_without_a_strong_token_is_refused(content: bytes | None, message: 
     file = tmp_path / "token"
     if content is not None:
         file.write_bytes(content)
-    refused = seamark(tmp_path / "home", "token", "create", "ann", "--from-file", str(file))
-    assert refused.exit_code == 1
-    assert message in refused.stderr
+    refusal = seamark(tmp_path / "home", "token", "create", "ann", "--from-file", str(file))
+    assert refusal.exit_code == 1
+    assert message in refusal.stderr
 
 
 def test_revoked_token_is_rejected_and_can_be_replaced(tmp_path: Path) -> None:

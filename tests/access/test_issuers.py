@@ -118,16 +118,16 @@ async def test_members_have_the_grants_of_their_groups(fleet: Fleet, first: Loca
 
     assert await grants_of(["data engineers", "others", 7, None, "a\nb", ""]) == (engineers,)
     assert await grants_of("data engineers") == (engineers,)
-    for nothing in (None, {}, 7, [["admins"]], {"admins": True}):
-        assert await grants_of(nothing) == ()
+    for empty_groups in (None, {}, 7, [["admins"]], {"admins": True}):
+        assert await grants_of(empty_groups) == ()
     for subject in ("group:admins", "-group:admins", "oidc-group:admins", "admins"):
         assert await grants_of([], sub=subject) == ()
     assert await grants_of(["oidc-group:admins", ":admins"]) == ()
-    own = Grant("oidc:ann", "reader", ("other",))
-    await store.transact([SaveGrant(own)])
-    assert await grants_of(["data engineers"]) == (own, engineers)
+    own_grant = Grant("oidc:ann", "reader", ("other",))
+    await store.transact([SaveGrant(own_grant)])
+    assert await grants_of(["data engineers"]) == (own_grant, engineers)
     without_claim = await fleet.open(first.settings())
-    assert (await login(without_claim, first.token(rsa_key(), groups=["admins"]))).grants == (own,)
+    assert (await login(without_claim, first.token(rsa_key(), groups=["admins"]))).grants == (own_grant,)
 
 
 async def test_groups_beyond_the_limit_are_ignored(fleet: Fleet, first: LocalIssuer, store: PointerStore) -> None:

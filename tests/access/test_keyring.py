@@ -76,10 +76,10 @@ async def test_replicas_with_one_key_verify_each_others_signatures(
 ) -> None:
     key = make_key(clock)
     homes = [some_settings(tmp_path / name, encryption_key=key) for name in ("one", "two")]
-    async with open_keyring(homes[0], store, clock) as keyring, open_keyring(homes[1], store, clock) as two:
+    async with open_keyring(homes[0], store, clock) as keyring, open_keyring(homes[1], store, clock) as second_keyring:
         key_id, signed_with = keyring.signing_key("access-token")
-        assert two.verifying_key("access-token", key_id) == signed_with
-        assert two.verifying_key("scan-planning", key_id) not in (None, signed_with)
+        assert second_keyring.verifying_key("access-token", key_id) == signed_with
+        assert second_keyring.verifying_key("scan-planning", key_id) not in (None, signed_with)
     assert not any((settings.home / KEY_FILE_NAME).exists() for settings in homes)
 
 
@@ -87,17 +87,17 @@ async def test_new_key_is_published_before_it_signs_and_the_old_one_outlives_its
     tmp_path: Path, store: PointerStore, clock: SimulatedClock
 ) -> None:
     settings = some_settings(tmp_path, signing_key_rotation_s=7 * DAY_S)
-    async with open_keyring(settings, store, clock) as keyring, open_keyring(settings, store, clock) as two:
+    async with open_keyring(settings, store, clock) as keyring, open_keyring(settings, store, clock) as second_keyring:
         first, _ = keyring.signing_key("x")
         clock.advance(7 * DAY_S * 1000)
         await keyring.refresh()
         assert keyring.signing_key("x")[0] == first  # Published, not yet used
-        await two.refresh()
-        assert len(two.keys) == len(keyring.keys) == 2
+        await second_keyring.refresh()
+        assert len(second_keyring.keys) == len(keyring.keys) == 2
         clock.advance(int(PUBLISHED_S * 1000))
         second, key = keyring.signing_key("x")
         assert second != first
-        assert two.verifying_key("x", second) == key
+        assert second_keyring.verifying_key("x", second) == key
         assert keyring.verifying_key("x", first) is not None
         clock.advance((RETIRED_S_MIN - 1) * 1000)
         await keyring.refresh()
@@ -115,11 +115,11 @@ async def test_access_token_outlives_the_rotation_of_its_key(
     token = (await _tokens(store, clock))[0]
     async with open_keyring(settings, store, clock) as keyring:
         issuer = Issuer(keyring, clock, ttl_s=settings.oauth_token_ttl_s, leeway_s=0)
-        issued, _ = issuer.issue(token)
+        issued_token, _ = issuer.issue(token)
         for _ in range(3 * 24 - 1):
             clock.advance(3600_000)
             await keyring.refresh()
-            assert issuer.check(issued, jwt.read(issued)).name == "ann"
+            assert issuer.check(issued_token, jwt.read(issued_token)).name == "ann"
         assert len(keyring.keys) < 3 * 24 + 5
 
 
@@ -213,9 +213,9 @@ def test_invented_page_token_is_rejected(token: str) -> None:
 def test_changed_page_token_or_one_of_another_server_is_rejected() -> None:
     pages = PageTokens(make_fixed_keyring(), SimulatedClock(1))
     token = pages.encode("name")
-    changed = token[:-2] + ("AA" if token[-2:] != "AA" else "BB")
+    changed_token = token[:-2] + ("AA" if token[-2:] != "AA" else "BB")
     with pytest.raises(BadRequest):
-        pages.decode(changed)
+        pages.decode(changed_token)
     with pytest.raises(BadRequest):
         PageTokens(make_fixed_keyring(b"o"), SimulatedClock(1)).decode(token)
 

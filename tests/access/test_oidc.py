@@ -98,8 +98,8 @@ async def test_roles_come_from_the_claim_and_from_stored_grants(
         Grant("oidc:ann", "writer", ("a", "b.c")),
         Grant("oidc:ann", "admin", ("z",)),
     )
-    without = await login(await make_authenticator(), token)
-    assert without.grants == (Grant("oidc:ann", "admin", ("z",)),)
+    login_answer = await login(await make_authenticator(), token)
+    assert login_answer.grants == (Grant("oidc:ann", "admin", ("z",)),)
 
 
 async def test_another_claim_can_name_the_principal(issuer: LocalIssuer, make_authenticator: MakeAuthenticator) -> None:
@@ -207,9 +207,9 @@ async def test_changed_claim_invalidates_the_signature(
 async def test_keys_within_the_token_itself_are_ignored(
     issuer: LocalIssuer, make_authenticator: MakeAuthenticator
 ) -> None:
-    mine = rsa_key(1)
-    header = {"kid": None, "jwk": mine.as_dict(private=False), "jku": f"{issuer.url}/keys"}
-    await check_rejected(await make_authenticator(), issuer.token(mine, header=header), "signature")
+    own_rsa_key = rsa_key(1)
+    header = {"kid": None, "jwk": own_rsa_key.as_dict(private=False), "jku": f"{issuer.url}/keys"}
+    await check_rejected(await make_authenticator(), issuer.token(own_rsa_key, header=header), "signature")
 
 
 async def test_critical_extensions_are_rejected(issuer: LocalIssuer, make_authenticator: MakeAuthenticator) -> None:
@@ -339,9 +339,9 @@ async def test_issuer_without_usable_keys_is_a_503(
     issuer: LocalIssuer, make_authenticator: MakeAuthenticator, answer: web.StreamResponse
 ) -> None:
     issuer.broken = answer
-    with pytest.raises(RetryLater, match="keys of the issuer") as caught:
+    with pytest.raises(RetryLater, match="keys of the issuer") as error:
         await login(await make_authenticator(), issuer.token(rsa_key()))
-    assert caught.value.retry_after_s >= 1
+    assert error.value.retry_after_s >= 1
 
 
 async def test_unavailable_issuer_is_a_503(
@@ -385,11 +385,11 @@ async def test_token_without_a_kid_is_checked_only_if_there_is_one_key(
 
 def test_only_public_keys_for_our_algorithms_are_used() -> None:
     rsa = rsa_key().as_dict(private=False)
-    small = RSAKey.generate_key(2048).as_dict(private=False) | {"kid": "small", "n": rsa["n"][:171]}
+    small_key = RSAKey.generate_key(2048).as_dict(private=False) | {"kid": "small", "n": rsa["n"][:171]}
     document = {
         "keys": [
             rsa,
-            small,
+            small_key,
             OctKey.generate_key(256, {"kid": "oct"}).as_dict(private=True),
             ECKey.generate_key("P-384", {"kid": "p384"}).as_dict(private=False),
             {**rsa, "kid": "encrypts", "use": "enc"},
@@ -401,6 +401,6 @@ def test_only_public_keys_for_our_algorithms_are_used() -> None:
     }
     assert list(room.read_keys(document)) == ["rsa-0"]
     nothings: list[object] = [None, [], {"keys": {}}, {}]
-    for nothing in nothings:
+    for empty_claim in nothings:
         with pytest.raises(BadRequest):
-            room.read_keys(nothing)
+            room.read_keys(empty_claim)

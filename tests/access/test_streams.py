@@ -74,8 +74,8 @@ async def test_event_stream_ends_when_its_access_token_expires(tmp_path: Path, s
     async with running(tmp_path, clock=clock, auth="token", rights_recheck_s=0.2, oauth_token_ttl_s=60) as server:
         await server.record()
         login = await server.components.authenticator.login(secret)
-        issued, _ = server.components.authenticator.issuer.issue(login.token)
-        headers = {**STREAM, "Authorization": f"Bearer {issued}"}
+        issued_token, _ = server.components.authenticator.issuer.issue(login.token)
+        headers = {**STREAM, "Authorization": f"Bearer {issued_token}"}
         async with server.http.get(server.url + TABLE_TIMELINE, headers=headers) as answer:
             assert answer.status == 200
             clock.ahead_ms = 61_000

@@ -15,11 +15,11 @@ TABLE = "/v1/namespaces/db/tables/t"
 
 
 async def test_create_load_and_commit_return_the_same_etag_for_the_same_state(api: Api) -> None:
-    created = await api("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA})
-    loaded = await api("GET", TABLE)
-    assert created.headers["ETag"] == loaded.headers["ETag"]
+    created_table = await api("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA})
+    answer = await api("GET", TABLE)
+    assert created_table.headers["ETag"] == answer.headers["ETag"]
     committed = await api("POST", TABLE, set_properties(x="1"))
-    assert committed.headers["ETag"] != loaded.headers["ETag"]
+    assert committed.headers["ETag"] != answer.headers["ETag"]
     assert committed.headers["ETag"] == (await api("GET", TABLE)).headers["ETag"]
 
 
@@ -35,10 +35,10 @@ async def test_answer_that_the_client_has_is_not_sent_again(api: Api) -> None:
 
 async def test_etags_differ_between_all_snapshots_and_refs(api: Api) -> None:
     await api.table()
-    every, refs = [await api("GET", f"{TABLE}?snapshots={mode}") for mode in ("all", "refs")]
-    assert every.headers["ETag"] != refs.headers["ETag"]
-    assert every.headers["ETag"] == (await api("GET", TABLE)).headers["ETag"]
-    crossed = await api("GET", f"{TABLE}?snapshots=refs", headers={"If-None-Match": every.headers["ETag"]})
+    all_snapshots, refs = [await api("GET", f"{TABLE}?snapshots={mode}") for mode in ("all", "refs")]
+    assert all_snapshots.headers["ETag"] != refs.headers["ETag"]
+    assert all_snapshots.headers["ETag"] == (await api("GET", TABLE)).headers["ETag"]
+    crossed = await api("GET", f"{TABLE}?snapshots=refs", headers={"If-None-Match": all_snapshots.headers["ETag"]})
     assert crossed.status == 200
 
 
@@ -46,11 +46,11 @@ async def test_refs_mode_omits_the_snapshots_without_a_reference(api: Api) -> No
     await api.table()
     for number in range(1, 4):
         assert (await api("POST", TABLE, append(number, number - 1 or None, number))).status == 200
-    every = (await api("GET", f"{TABLE}?snapshots=all")).json["metadata"]
+    metadata = (await api("GET", f"{TABLE}?snapshots=all")).json["metadata"]
     refs = (await api("GET", f"{TABLE}?snapshots=refs")).json["metadata"]
-    assert [snapshot["snapshot-id"] for snapshot in every["snapshots"]] == [1, 2, 3]
+    assert [snapshot["snapshot-id"] for snapshot in metadata["snapshots"]] == [1, 2, 3]
     assert [snapshot["snapshot-id"] for snapshot in refs["snapshots"]] == [3]
-    assert refs["snapshot-log"] == every["snapshot-log"]
+    assert refs["snapshot-log"] == metadata["snapshot-log"]
     assert (await api("GET", f"{TABLE}?snapshots=some")).error[0] == 400
 
 

@@ -40,8 +40,8 @@ STEALING_METADATA = (
 """Properties that decide where a client sends its secrets, or which code it loads."""
 
 
-async def new_table(c: Campaign, name: str, principal: str = "mallory", **more: Any) -> Answer:
-    return await c.ask(principal, "POST", f"{NAMES}/tables", {"name": name, "schema": SCHEMA, **more})
+async def new_table(c: Campaign, name: str, principal: str = "mallory", **options: Any) -> Answer:
+    return await c.ask(principal, "POST", f"{NAMES}/tables", {"name": name, "schema": SCHEMA, **options})
 
 
 def data_file(path: str, low: int, high: int, size: int = 1000, rows: int = 3) -> DataFile:
@@ -103,7 +103,7 @@ async def commit_snapshot(c: Campaign, name: str, manifest_list: str, number: in
 
 async def harvest(c: Campaign, name: str) -> None:
     """Request everything that the server returns about a table of the attacker."""
-    own, principal = f"{OURS}/{name}", c.rng.choice(("mallory", "riley"))
+    table_name, principal = f"{OURS}/{name}", c.rng.choice(("mallory", "riley"))
     await c.ask(principal, "GET", f"{NAMES}/tables/{name}")
     stats = {"stats-fields": ["id", "data", "part", "amount"]}
     scan = await c.ask(principal, "POST", f"{NAMES}/tables/{name}/plan", stats)
@@ -120,31 +120,31 @@ async def harvest(c: Campaign, name: str) -> None:
         "indexes",
         "timeline",
     ):
-        await c.ask(principal, "GET", f"{own}/{route}")
-    await c.ask(principal, "GET", f"{own}/stats/id", headers={"Accept": "application/vnd.apache.arrow.stream"})
-    await c.ask(principal, "POST", f"{own}/explain", {"where": "id > 0", "files": True})
-    await c.ask(principal, "POST", f"{own}/lookup", {"columns": ["id"], "keys": [[1]]})
-    await c.ask(principal, "POST", f"{own}/bitmap", {"where": "id > 0", "deletes": True})
-    answer = await c.ask(principal, "POST", f"{own}/plan-tables", {"predicate": "id > 0"})
+        await c.ask(principal, "GET", f"{table_name}/{route}")
+    await c.ask(principal, "GET", f"{table_name}/stats/id", headers={"Accept": "application/vnd.apache.arrow.stream"})
+    await c.ask(principal, "POST", f"{table_name}/explain", {"where": "id > 0", "files": True})
+    await c.ask(principal, "POST", f"{table_name}/lookup", {"columns": ["id"], "keys": [[1]]})
+    await c.ask(principal, "POST", f"{table_name}/bitmap", {"where": "id > 0", "deletes": True})
+    answer = await c.ask(principal, "POST", f"{table_name}/plan-tables", {"predicate": "id > 0"})
     if answer.status == 200 and answer.json["name"]:
         plan = quote(answer.json["name"], safe="")
-        loaded = await c.ask(principal, "GET", f"{NAMES}/tables/{plan}")
+        loaded_table = await c.ask(principal, "GET", f"{NAMES}/tables/{plan}")
         await c.ask(principal, "POST", f"{NAMES}/tables/{plan}/plan", stats)
-        if loaded.status == 200:
-            search_storage(c, loaded.json["metadata"]["snapshots"][-1]["manifest-list"])
-    await c.ask("mallory", "PUT", f"{own}/indexes/i", {"kind": "bloom", "columns": ["id"]})
-    await c.ask("mallory", "POST", f"{own}/indexes/rebuild-registry")
-    build = await c.ask("mallory", "POST", f"{own}/indexes/i/builds")
+        if loaded_table.status == 200:
+            search_storage(c, loaded_table.json["metadata"]["snapshots"][-1]["manifest-list"])
+    await c.ask("mallory", "PUT", f"{table_name}/indexes/i", {"kind": "bloom", "columns": ["id"]})
+    await c.ask("mallory", "POST", f"{table_name}/indexes/rebuild-registry")
+    build = await c.ask("mallory", "POST", f"{table_name}/indexes/i/builds")
     if build.status == 200:
-        await c.ask("mallory", "GET", f"{own}/indexes/i/builds/{build.json['build-id']}/files")
+        await c.ask("mallory", "GET", f"{table_name}/indexes/i/builds/{build.json['build-id']}/files")
 
 
 def search_storage(c: Campaign, place: str) -> None:
     """Search the files that the server wrote into the attacker's table."""
-    result = c.world.secrets.find_leaks(c.world.read(place))
-    if result:
+    leaks = c.world.secrets.find_leaks(c.world.read(place))
+    if leaks:
         c.steps.append(f"reads {place}")
-        c.report(f"a file of the attacker's table holds {', '.join(map(str, result))}")
+        c.report(f"a file of the attacker's table holds {', '.join(map(str, leaks))}")
 
 
 async def own_table(c: Campaign, prefix: str) -> tuple[str, str]:
@@ -241,10 +241,10 @@ async def statistics(c: Campaign) -> None:
     await commit_snapshot(c, name, write_list(c, f"{location}/metadata/snap.avro", [manifest]))
     place = c.hint(c.rng.choice(("data file", "manifest", "metadata file")), f"{location}/x.puffin")
     property_name = c.rng.choice(("statistics", "partition-statistics"))
-    about: dict[str, Any] = {"snapshot-id": 7, "statistics-path": place, "file-size-in-bytes": 1000}
+    statistics_update: dict[str, Any] = {"snapshot-id": 7, "statistics-path": place, "file-size-in-bytes": 1000}
     if property_name == "statistics":
-        about |= {"file-footer-size-in-bytes": 100, "blob-metadata": []}
-    update = {"action": f"set-{property_name}", property_name: about}
+        statistics_update |= {"file-footer-size-in-bytes": 100, "blob-metadata": []}
+    update = {"action": f"set-{property_name}", property_name: statistics_update}
     await c.ask("mallory", "POST", f"{NAMES}/tables/{name}", {"requirements": [], "updates": [update]})
     await harvest(c, name)
     await c.ask("mallory", "DELETE", f"{NAMES}/tables/{name}?purgeRequested=true")
@@ -285,14 +285,14 @@ async def foreign_location(c: Campaign) -> None:
 
 async def check_claim(c: Campaign, name: str) -> None:
     """Check that no table of the attacker overlaps one of the victim."""
-    loaded = await c.ask("mallory", "GET", f"{NAMES}/tables/{name}")
-    if loaded.status != 200:
+    answer = await c.ask("mallory", "GET", f"{NAMES}/tables/{name}")
+    if answer.status != 200:
         return
-    mine = loaded.json["metadata"]["location"].rstrip("/") + "/"
+    own_prefix = answer.json["metadata"]["location"].rstrip("/") + "/"
     for place in c.world.hints["location"]:
-        theirs = place.rstrip("/") + "/"
-        if mine.startswith(theirs) or theirs.startswith(mine):
-            c.report(f"a table of the attacker's at {mine} overlaps the victim's at {theirs}")
+        foreign_prefix = place.rstrip("/") + "/"
+        if own_prefix.startswith(foreign_prefix) or foreign_prefix.startswith(own_prefix):
+            c.report(f"a table of the attacker's at {own_prefix} overlaps the victim's at {foreign_prefix}")
 
 
 async def purge(c: Campaign) -> None:
@@ -311,8 +311,8 @@ async def take_names(c: Campaign) -> None:
         await c.ask(principal, "POST", f"/api/v1/dropped/{dropped}/undrop", target)
         await c.ask(principal, "DELETE", f"/api/v1/dropped/{dropped}")
     name, _ = await own_table(c, "ids")
-    own = f"{OURS}/{name}"
-    await c.ask("mallory", "PUT", f"{own}/indexes/i", {"kind": "bloom", "columns": ["id"]})
+    table_name = f"{OURS}/{name}"
+    await c.ask("mallory", "PUT", f"{table_name}/indexes/i", {"kind": "bloom", "columns": ["id"]})
     build = c.hint("build")
     for method, path, body in (
         ("GET", "", None),
@@ -320,11 +320,11 @@ async def take_names(c: Campaign) -> None:
         ("POST", "/finish", {}),
         ("POST", "/index-files", {"index-files": [{"location": c.hint("data file"), "size-in-bytes": 1000}]}),
     ):
-        await c.ask("mallory", method, f"{own}/indexes/i/builds/{build}{path}", body)
+        await c.ask("mallory", method, f"{table_name}/indexes/i/builds/{build}{path}", body)
     await c.ask("mallory", "POST", f"{NAMES}/tables/{name}/tasks", {"plan-task": c.hint("plan task")})
     await c.ask("mallory", "GET", f"{NAMES}/tables/{name}/plan/{quote(c.hint('plan task'), safe='')}")
     for route in ("files", "stats/id", "partitions"):
-        await c.ask("mallory", "GET", f"{own}/{route}?page-token={quote(c.hint('page token'), safe='')}")
+        await c.ask("mallory", "GET", f"{table_name}/{route}?page-token={quote(c.hint('page token'), safe='')}")
     key, body = c.hint("idempotency key"), json.loads(c.hint("idempotent body", "{}"))
     await c.ask("mallory", "POST", f"{NAMES}/tables/{name}", body, {"Idempotency-Key": key})
     context = f"/v1/namespaces/{quote(c.hint('namespace'))}/tables/{quote(c.hint('table'))}"
@@ -361,11 +361,11 @@ async def stolen_tokens(c: Campaign) -> None:
         await new_table(c, name)
         update = {"action": "set-properties", "updates": {key: value}}
         await c.ask("mallory", "POST", f"{NAMES}/tables/{name}", {"requirements": [], "updates": [update]})
-    loaded = await c.world.ask("rita", "GET", f"{NAMES}/tables/{name}")
-    if loaded.status == 200:
+    answer = await c.world.ask("rita", "GET", f"{NAMES}/tables/{name}")
+    if answer.status == 200:
         # PyIceberg merges them in this order: the table's `config` over its properties over the catalog's.
-        merged = {**loaded.json["metadata"]["properties"], **loaded.json.get("config", {})}
-        if merged.get(key) == value:
+        properties = {**answer.json["metadata"]["properties"], **answer.json.get("config", {})}
+        if properties.get(key) == value:
             c.report(f"a reader's client is told {key} = {value} by the attacker's table")
 
 
@@ -379,8 +379,8 @@ async def borrow_owner(c: Campaign) -> None:
     if not properties:
         update = {"action": "set-properties", "updates": {key: "root"}}
         await c.ask("mallory", "POST", f"{NAMES}/views/{name}", {"updates": [update], "requirements": []})
-    loaded = await c.ask("mallory", "GET", f"{NAMES}/views/{name}")
-    if loaded.status == 200 and "root" in loaded.json["metadata"]["properties"].values():
+    answer = await c.ask("mallory", "GET", f"{NAMES}/views/{name}")
+    if answer.status == 200 and "root" in answer.json["metadata"]["properties"].values():
         c.report("a view of the attacker's runs by the rights of root")
 
 
@@ -419,17 +419,21 @@ async def swap_manifests(c: Campaign) -> None:
 async def swap_metadata(c: Campaign) -> None:
     """Overwrite the table's own metadata file, which a server without a cached file then reads."""
     name, location = await own_table(c, "swapped_metadata")
-    loaded = await c.ask("mallory", "GET", f"{NAMES}/tables/{name}")
-    place = loaded.json["metadata-location"]
-    forged = dict(loaded.json["metadata"])
-    theirs = c.hint(c.rng.choice(("location", "moved location")), f"{c.world.warehouse}/no")
+    answer = await c.ask("mallory", "GET", f"{NAMES}/tables/{name}")
+    place = answer.json["metadata-location"]
+    forged = dict(answer.json["metadata"])
+    missing_location = c.hint(c.rng.choice(("location", "moved location")), f"{c.world.warehouse}/no")
     match c.rng.randrange(4):
         case 0:
-            forged["location"] = theirs
+            forged["location"] = missing_location
         case 1:
             forged["table-uuid"] = c.hint("uuid", c.hint("moved uuid", forged["table-uuid"]))
         case 2:
-            forged["properties"] = {**forged.get("properties", {}), "write.data.path": theirs, "s3.signer.uri": CANARY}
+            forged["properties"] = {
+                **forged.get("properties", {}),
+                "write.data.path": missing_location,
+                "s3.signer.uri": CANARY,
+            }
         case _:
             snapshot = {
                 "snapshot-id": 7,
@@ -455,10 +459,10 @@ async def swap_view(c: Campaign) -> None:
     name = c.new_name("swapped_view")
     view = {"name": name, "schema": SCHEMA, "view-version": {**VIEW_VERSION, "default-namespace": [EVIL]}}
     await c.ask("mallory", "POST", f"{NAMES}/views", {**view, "properties": {"trino.run-as-owner": "mallory"}})
-    loaded = await c.ask("mallory", "GET", f"{NAMES}/views/{name}")
-    if loaded.status != 200:
+    answer = await c.ask("mallory", "GET", f"{NAMES}/views/{name}")
+    if answer.status != 200:
         return
-    forged = dict(loaded.json["metadata"])
+    forged = dict(answer.json["metadata"])
     match c.rng.randrange(4):
         case 0:
             forged["properties"] = {"trino.run-as-owner": "root"}
@@ -469,15 +473,15 @@ async def swap_view(c: Campaign) -> None:
         case _:
             text = [{"type": "sql", "sql": "SELECT 'other' AS id", "dialect": "trino"}]
             forged["versions"] = [{**version, "representations": text} for version in forged["versions"]]
-    c.world.write(loaded.json["metadata-location"], json.dumps(forged).encode())
+    c.world.write(answer.json["metadata-location"], json.dumps(forged).encode())
     c.world.server.components.catalog.documents.cache.clear()
-    c.steps.append(f"writes over {loaded.json['metadata-location']}: {json.dumps(forged)[:1500]}")
+    c.steps.append(f"writes over {answer.json['metadata-location']}: {json.dumps(forged)[:1500]}")
     second_answer = await c.ask("riley", "GET", f"{NAMES}/views/{name}")
     if second_answer.status == 200:
         metadata = second_answer.json["metadata"]
         if "root" in metadata["properties"].values():
             c.report("a view of the attacker's runs by the rights of root")
-        if metadata["properties"] and metadata["versions"] != loaded.json["metadata"]["versions"]:
+        if metadata["properties"] and metadata["versions"] != answer.json["metadata"]["versions"]:
             c.report("a view runs by its owner's rights with a text that was never committed")
     update = {"action": "set-properties", "updates": {"x": "1"}}
     await c.ask("mallory", "POST", f"{NAMES}/views/{name}", {"updates": [update], "requirements": []})
@@ -487,8 +491,8 @@ async def swap_view(c: Campaign) -> None:
 async def nameless_table(c: Campaign) -> None:
     """Give the victim's UUID to a table without one, which an admin registered."""
     name, location = await own_table(c, "nameless")
-    loaded = await c.ask("mallory", "GET", f"{NAMES}/tables/{name}")
-    old_metadata = {**loaded.json["metadata"], "format-version": 1, "location": f"{location}-old"}
+    answer = await c.ask("mallory", "GET", f"{NAMES}/tables/{name}")
+    old_metadata = {**answer.json["metadata"], "format-version": 1, "location": f"{location}-old"}
     del old_metadata["table-uuid"]
     place = f"{location}-old/metadata/v1.metadata.json"
     c.world.write(place, json.dumps(old_metadata).encode())

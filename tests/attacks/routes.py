@@ -93,8 +93,8 @@ class _Names:
                 below = (f"{EVIL}\x1fsub", f"{EVIL}\x1f{c.hint('namespace')}")
                 return rng.choice((EVIL, EVIL, c.hint("namespace"), *below))
             case "table":
-                named = (c.hint("table"), c.hint("plan table"), c.hint("dropped name"), c.hint("view"))
-                return rng.choice(("own", "own", "moved", *named))
+                hints = (c.hint("table"), c.hint("plan table"), c.hint("dropped name"), c.hint("view"))
+                return rng.choice(("own", "own", "moved", *hints))
             case "view":
                 return rng.choice(("own_view", c.hint("view"), c.hint("table")))
             case "function":
@@ -145,13 +145,15 @@ def _spellings(place: str) -> tuple[str, ...]:
     scheme, _, path = place.partition("://")
     folder, _, name = path.rpartition("/")
     other_schemes = {"s3": ("s3a", "s3n", "S3"), "file": ("FILE", "File", "s3")}.get(scheme, ("s3a",))
-    wide = "".join(chr(ord(letter) + 0xFEE0) if letter.isascii() and letter.isalnum() else letter for letter in name)
+    full_width_name = "".join(
+        chr(ord(letter) + 0xFEE0) if letter.isascii() and letter.isalnum() else letter for letter in name
+    )
     return (
         *(f"{other}://{path}" for other in other_schemes),
         f"{scheme}:{path}",
         f"{scheme}://{folder}//{name}",
         f"{scheme}://{folder}/{name.upper()}",
-        f"{scheme}://{folder}/{wide}",
+        f"{scheme}://{folder}/{full_width_name}",
         f"{scheme}://{folder}/{name}\u200b",
         f"{scheme}://{folder}/{''.join(f'%{byte:02x}' for byte in name.encode())}",
         f"{scheme}://localhost/{path.lstrip('/')}",

@@ -57,7 +57,7 @@ class _Twins(Campaign):
     request: tuple[Any, ...] = ()
 
     async def ask(
-        self, principal: str, method: str, path: str, body: Any = None, headers: Any = None, **more: Any
+        self, principal: str, method: str, path: str, body: Any = None, headers: Any = None, **options: Any
     ) -> Answer:
         self.request = (principal, method, path, body, headers)
         return Answer(200, {}, b"{}")

@@ -48,8 +48,8 @@ async def test_answer_with_a_planted_leak_is_detected(tmp_path: Path, monkeypatc
         assert not c.findings
         real = World.ask
 
-        async def answer_with_leak(self: World, *args: Any, **more: Any) -> Any:
-            answer = await real(self, *args, **more)
+        async def answer_with_leak(self: World, *args: Any, **options: Any) -> Any:
+            answer = await real(self, *args, **options)
             answer.raw += f" {self.hints['data file'][0]}".encode()
             return answer
 

@@ -65,7 +65,7 @@ def test_queries_read_fewer_files_than_duckdb_alone(tmp_path: Path) -> None:
         row = rows[query.title, "files"]
         assert row.values[OURS] <= row.values[ALL_FILES], row
         assert row.values[NEEDED_FILES] <= row.values[ALL_FILES], row
-    every = rows[f"all: {len(queries())} queries", "files read"].values
-    assert every[OURS] < every[PEER] < every[ALL_FILES]
+    file_counts = rows[f"all: {len(queries())} queries", "files read"].values
+    assert file_counts[OURS] < file_counts[PEER] < file_counts[ALL_FILES]
     pruned = rows[f"all: {len(queries())} queries", "read fewer than all files"]
     assert pruned.values[OURS] > pruned.values[PEER] > 0

@@ -33,8 +33,8 @@ def demo(**env: str) -> subprocess.CompletedProcess[str]:
     """Run the demo in a separate process, as `make demo` starts it, without the tests' JVM."""
     argv = [sys.executable, "-m", "bench.demo"]
     java = {"JDK_JAVA_OPTIONS": " ".join(SHORT_LIVED)}
-    small = {"SCALE": "0.01", "FILES": "30", "ROUNDS": "1", "TRINO": "0", "COLUMNS": "100"}
-    environment = {**os.environ, **java, **small, **env}
+    small_environment = {"SCALE": "0.01", "FILES": "30", "ROUNDS": "1", "TRINO": "0", "COLUMNS": "100"}
+    environment = {**os.environ, **java, **small_environment, **env}
     return subprocess.run(argv, env=environment, cwd=REPO, capture_output=True, text=True, timeout=600)
 
 

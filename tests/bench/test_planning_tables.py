@@ -63,8 +63,8 @@ def entries(generated_table: Table) -> list[dict[str, Any]]:
     "value", [0, 1, -1, 63, 64, -64, -65, 8191, 8192, 2**31 - 1, -(2**31), 2**62, 2**63 - 1, -(2**63)]
 )
 def test_varint_has_avros_encoding(value: int) -> None:
-    read = fastavro.schemaless_reader(io.BytesIO(ragged.varint_bytes(value)), "long", None)
-    assert read == value
+    read_long = fastavro.schemaless_reader(io.BytesIO(ragged.varint_bytes(value)), "long", None)
+    assert read_long == value
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_every_file_has_counts_and_bounds_of_every_column(entries: list[dict[str
     floats = {column.id for column in columns(20) if column.type in ("float", "double")}
     (comment,) = (column.id for column in columns(20) if column.name == "comment")
     assert len(entries) == FILES
-    without = 0
+    missing_count = 0
     for entry in entries:
         assert set(entry["column_sizes"]) == set(entry["value_counts"]) == set(entry["null_value_counts"]) == ids
         assert set(entry["nan_value_counts"]) == floats
@@ -114,9 +114,9 @@ def test_every_file_has_counts_and_bounds_of_every_column(entries: list[dict[str
         assert bounded == set(entry["upper_bounds"])
         only_nulls = entry["null_value_counts"][comment] == entry["record_count"]
         assert bounded == (ids - {comment} if only_nulls else ids)
-        without += only_nulls
+        missing_count += only_nulls
         assert entry["split_offsets"] == list(range(4, entry["file_size_in_bytes"] + 4, 128 << 20))
-    assert 0 < without < FILES // 10
+    assert 0 < missing_count < FILES // 10
 
 
 def test_lower_bounds_are_not_above_upper_bounds_in_any_type(
@@ -194,12 +194,12 @@ def test_existing_table_is_reused_unless_it_was_moved(generated_table: Table, ca
     assert table(FILES, cache=cache, progress=lambda done, of: steps.append(done)) == generated_table
     assert steps == []
     assert {path: path.stat().st_mtime_ns for path in generated_table.folder.rglob("*")} == before
-    moved = tmp_path / generated_table.folder.name
-    moved.mkdir()
-    (moved / "made.json").write_text((generated_table.folder / "made.json").read_text())
-    second_table = table(FILES, cache=tmp_path, workers=1, progress=lambda done, of: steps.append(done))
+    moved_folder = tmp_path / generated_table.folder.name
+    moved_folder.mkdir()
+    (moved_folder / "made.json").write_text((generated_table.folder / "made.json").read_text())
+    second_table = table(FILES, cache=tmp_path, workers=1, progress=lambda done, total: steps.append(done))
     assert steps == [3]
-    assert second_table.folder == moved
+    assert second_table.folder == moved_folder
 
 
 def test_same_table_has_the_same_statistics_at_any_location(
@@ -221,7 +221,7 @@ def _first_manifest(table: Table) -> str:
 
 
 def test_interrupted_table_leaves_no_file(tmp_path: Path) -> None:
-    def interrupt(files_done: int, of: int) -> None:
+    def interrupt(files_done: int, total: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -230,12 +230,12 @@ def test_interrupted_table_leaves_no_file(tmp_path: Path) -> None:
 
 
 def test_wider_table_repeats_the_columns_under_new_names(tmp_path: Path) -> None:
-    wide = table(100, column_count=100, files_per_day=16, cache=tmp_path, workers=1)
-    schema = StaticTable.from_metadata(wide.metadata_location).schema()
+    wide_table = table(100, column_count=100, files_per_day=16, cache=tmp_path, workers=1)
+    schema = StaticTable.from_metadata(wide_table.metadata_location).schema()
     assert len(schema.fields) == 100
     assert len({field.name for field in schema.fields}) == 100
     assert {field.name for field in schema.fields} >= {"ts", "comment", "event_id_2", "comment_5"}
-    plan = PyIcebergPlanner(wide.metadata_location).plan({"type": "eq", "term": "day", "value": "2024-01-02"})
+    plan = PyIcebergPlanner(wide_table.metadata_location).plan({"type": "eq", "term": "day", "value": "2024-01-02"})
     assert plan.files == 16
 
 
@@ -246,9 +246,9 @@ def test_pyiceberg_and_java_keep_the_same_files_by_every_filter(generated_table:
         assert java.plan(True).answer == python.plan(True).answer
         assert java.plan(True).files == FILES
         for expected in FILTERS.values():
-            theirs = java.plan(expected.expression(generated_table))
-            theirs.check_same(python.plan(expected.expression(generated_table)), expected.name)
-            for plan in (theirs, java.plan(expected.expression(generated_table, turn=2000))):
+            java_files = java.plan(expected.expression(generated_table))
+            java_files.check_same(python.plan(expected.expression(generated_table)), expected.name)
+            for plan in (java_files, java.plan(expected.expression(generated_table, round_number=2000))):
                 assert 0 < plan.files < FILES, expected.name
         assert 0 < java.plan(small_filter(generated_table)).files < 20
 

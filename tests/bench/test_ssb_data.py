@@ -94,10 +94,10 @@ def test_facts_stay_in_their_domains(data: Data) -> None:
         "lo_orderdate": (19920101, 19980802),
     }
     for column, (low, high) in bounds.items():
-        result = data.fetch_value(f"SELECT min({column}), max({column}) FROM lineorder")
-        assert low <= result[0] <= result[1] <= high, column
+        extremes = data.fetch_value(f"SELECT min({column}), max({column}) FROM lineorder")
+        assert low <= extremes[0] <= extremes[1] <= high, column
         if high < 100:
-            assert result == (low, high), column
+            assert extremes == (low, high), column
     assert data.column("SELECT DISTINCT lo_orderpriority FROM lineorder") == {
         "1-URGENT", "2-HIGH", "3-MEDIUM", "4-NOT SPECIFIED", "5-LOW",
     }  # fmt: skip

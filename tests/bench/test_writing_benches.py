@@ -35,14 +35,14 @@ def test_expected_table_equals_a_dict_of_its_rows(tmp_path: Path) -> None:
     batches_drawn = [batches.next_batch() for _ in range(5)]
     model = dict.fromkeys(keys_of(np.arange(1_000)).to_pylist(), 0)
     for batch in (batches_drawn[0], batches_drawn[3], batches_drawn[4]):
-        read = pq.read_table(batch.path)
-        assert read.equals(batch.rows)
-        keys = read["k"].to_pylist()
+        batch_table = pq.read_table(batch.path)
+        assert batch_table.equals(batch.rows)
+        keys = batch_table["k"].to_pylist()
         assert len(set(keys)) == 100
         assert sum(key in model for key in keys) >= 90
         model |= dict.fromkeys(keys, batch.number)
-    counted = {version: list(model.values()).count(version) for version in sorted(set(model.values()))}
-    assert batches.expected_rows([1, 4, 5]) == counted
+    row_counts = {version: list(model.values()).count(version) for version in sorted(set(model.values()))}
+    assert batches.expected_rows([1, 4, 5]) == row_counts
 
 
 def test_keys_are_distinct_uuids_as_text() -> None:

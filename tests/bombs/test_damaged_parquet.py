@@ -211,8 +211,8 @@ def outcomes(seed: str) -> str:
     for _ in range(250):
         data = bytearray(rng.choice(files))
         for _ in range(rng.choice((1, 1, 2, 3))):
-            at = rng.randrange(len(data)) if rng.random() < 0.6 else len(data) - 1 - rng.randrange(1200)
-            data[at] = rng.choice((rng.randrange(256), data[at] ^ 1 << rng.randrange(8), 0, 255, 127))
+            offset = rng.randrange(len(data)) if rng.random() < 0.6 else len(data) - 1 - rng.randrange(1200)
+            data[offset] = rng.choice((rng.randrange(256), data[offset] ^ 1 << rng.randrange(8), 0, 255, 127))
         try:
             read(bytes(data))
         except (Unreadable, pa.ArrowException, OSError, ValueError):

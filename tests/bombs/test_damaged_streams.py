@@ -82,11 +82,11 @@ def outcomes(seed: str) -> str:
     for _ in range(1500):
         data = bytearray(rng.choice(bodies))
         for _ in range(rng.choice((1, 1, 2, 3))):
-            at = rng.randrange(len(data) - 8)
+            offset = rng.randrange(len(data) - 8)
             if rng.random() < 0.3:
-                data[at & ~7 : (at & ~7) + 8] = rng.choice((1 << 62, 1 << 31, 100_000, 0)).to_bytes(8, "little")
+                data[offset & ~7 : (offset & ~7) + 8] = rng.choice((1 << 62, 1 << 31, 100_000, 0)).to_bytes(8, "little")
             else:
-                data[at] = rng.choice((rng.randrange(256), data[at] ^ 1 << rng.randrange(8), 0, 255, 127))
+                data[offset] = rng.choice((rng.randrange(256), data[offset] ^ 1 << rng.randrange(8), 0, 255, 127))
         try:
             keys_in(bytes(data))
         except Exception as error:  # noqa: BLE001  what the server does not expect

@@ -183,9 +183,9 @@ def of_footer(path: Path, change: Callable[[thrift.Fields], None]) -> Path:
     begin = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
     footer, _ = thrift.read(data, begin)
     change(footer)
-    written = thrift.write(footer)
-    assert len(written) < FOOTER_LIMIT_BYTES
-    path.write_bytes(data[:begin] + written + len(written).to_bytes(4, "little") + b"PAR1")
+    footer_bytes = thrift.write(footer)
+    assert len(footer_bytes) < FOOTER_LIMIT_BYTES
+    path.write_bytes(data[:begin] + footer_bytes + len(footer_bytes).to_bytes(4, "little") + b"PAR1")
     return path
 
 
@@ -272,9 +272,9 @@ def test_long_footer_of_a_valid_file_takes_its_accounted_memory(tmp_path: Path, 
 
 def test_page_header_that_expands_to_much_is_not_read(tmp_path: Path) -> None:
     """The header of a data page with a list of ten million structures of one byte."""
-    many = b"\x15\x00\x15\x00\x15\x00\x29\xfc" + varint(10_000_000) + bytes(10_000_000) + b"\x00"
+    many_columns = b"\x15\x00\x15\x00\x15\x00\x29\xfc" + varint(10_000_000) + bytes(10_000_000) + b"\x00"
     path = tmp_path / "pages"
-    path.write_bytes(many)
+    path.write_bytes(many_columns)
     size, report = peak_of(as_pages, path)
     assert "exceeds the data" in report or "not a Thrift structure" in report
     assert size < LIMIT

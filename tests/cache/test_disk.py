@@ -235,10 +235,10 @@ def test_resident_value_equals_the_result_of_get_and_is_none_if_damaged(folder: 
         payload = os.urandom(300_000)
         tier.put("k", payload)
         for _ in range(2):
-            result = tier.get("k")
-            assert result is not None
+            cached_value = tier.get("k")
+            assert cached_value is not None
             resident = tier.get_resident("k")  # None on a file system that cannot report what is in memory
-            assert resident is None or bytes(resident) == bytes(result) == payload
+            assert resident is None or bytes(resident) == bytes(cached_value) == payload
         hits = tier.stats().hits
         assert tier.get_resident("other") is None
         path = path_of(folder, "k")

@@ -53,10 +53,10 @@ def test_value_of_another_key_is_rejected() -> None:
 
 def test_future_layout_is_rejected_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.cache.envelope.VERSION", 2)
-    later = seal_payload("k", b"x")
+    later_payload = seal_payload("k", b"x")
     monkeypatch.undo()
     with pytest.raises(Damaged, match="version 2"):
-        unseal(key_digest("k"), memoryview(later))
+        unseal(key_digest("k"), memoryview(later_payload))
 
 
 @pytest.mark.parametrize("seed", quick(range(20), 7))

@@ -109,10 +109,10 @@ def test_holder_of_a_shared_cache_evicts_its_own_entries_at_its_share() -> None:
     cache.check_invariants()
 
 
-@pytest.mark.parametrize("turn", quick(range(20), 7))
-def test_shared_cache_keeps_the_last_used_of_each_holder_and_of_all(turn: int) -> None:
+@pytest.mark.parametrize("round_number", quick(range(20), 7))
+def test_shared_cache_keeps_the_last_used_of_each_holder_and_of_all(round_number: int) -> None:
     """The model is lists of (key, value, size, holder), the least recently used first."""
-    rng = random.Random(first_seed() * 1000 + turn)
+    rng = random.Random(first_seed() * 1000 + round_number)
     budget, share = rng.randrange(0, 5000), rng.randrange(0, 5000)
     share = min(budget, share)  # A holder whose share is larger than the cache evicts its own entries first, too.
     cache: SharedCache[int, int] = SharedCache(budget, share)

@@ -138,14 +138,14 @@ def test_mapped_file_has_no_huge_pages_and_no_descriptor(tmp_path: Path) -> None
     region = region_of(data)
     with closing(DiskTier(tmp_path, 8 << 20, mapped_max=0)) as tier:
         assert tier.put("k", region.payload)
-        opened = tier.get("k")
-        assert opened is not None
+        opened_region = tier.get("k")
+        assert opened_region is not None
         (path,) = tmp_path.rglob("*.block")
-        assert find_mapped_path(opened) == str(path)
+        assert find_mapped_path(opened_region) == str(path)
         assert str(path) not in map(os.path.realpath, Path("/proc/self/fd").iterdir())
         assert tier.map_over("k", region)
-        for payload in (opened, region.payload):
+        for payload in (opened_region, region.payload):
             assert "nh" in read_mapping_flags(payload) or not Path("/sys/kernel/mm/transparent_hugepage").exists()
             assert "wr" not in read_mapping_flags(payload)
     del tier
-    assert opened == data, "the view keeps the mapping"
+    assert opened_region == data, "the view keeps the mapping"

@@ -45,10 +45,10 @@ class _UnavailableStorage:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._objects, name)
 
-    async def read(self, location: str, **more: Any) -> bytes:
+    async def read(self, location: str, **options: Any) -> bytes:
         if self.away:
             raise RetryLater("the storage does not answer")
-        return await self._objects.read(location, **more)
+        return await self._objects.read(location, **options)
 
 
 async def _prepare_old_server(home: Path) -> dict[str, str]:

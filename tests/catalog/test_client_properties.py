@@ -79,13 +79,13 @@ async def test_every_operation_rejects_properties_that_steer_clients(tmp_path: P
         create = CreateTable(name="x", schema=SCHEMA, properties=bad)
         view = CreateView(name="w", schema=SCHEMA, view_version=VERSION, properties=bad)
         staged = (await catalog.tables.stage(CALLER, ("db",), CreateTable(name="y", schema=SCHEMA))).metadata
-        created = [
+        created_tables = [
             *creation_updates(staged.table_uuid, SCHEMA),
             {"action": "set-location", "location": staged.location},
             update,
         ]
         create_change = TableChange(
-            namespace=("db",), name="y", requirements=[{"type": "assert-create"}], updates=created
+            namespace=("db",), name="y", requirements=[{"type": "assert-create"}], updates=created_tables
         )
         document = _function()
         document["properties"] = bad

@@ -86,8 +86,8 @@ async def test_repeat_on_a_name_that_left_its_table_never_reports_failure(
 ) -> None:
     async with open_rig(tmp_path) as rig:
         await rig.table()
-        loaded = await rig.catalog.tables.load(DB, "t")
-        commit = _with_uuid(spell(str(loaded.metadata.table_uuid)), 7)
+        loaded_table = await rig.catalog.tables.load(DB, "t")
+        commit = _with_uuid(spell(str(loaded_table.metadata.table_uuid)), 7)
         commit[0][-1]["type"] = spell(commit[0][-1]["type"])
         await rig.commits.commit_table(CALLER, DB, "t", *commit)
         if fate == "renamed":
@@ -99,7 +99,7 @@ async def test_repeat_on_a_name_that_left_its_table_never_reports_failure(
         with pytest.raises(CommitUnknown, match="succeeded"):
             await rig.commits.commit_table(CALLER, DB, "t", *commit)
         with pytest.raises((CommitConflict, NoSuchTable)):
-            await rig.commits.commit_table(CALLER, DB, "t", *_with_uuid(str(loaded.metadata.table_uuid), 8))
+            await rig.commits.commit_table(CALLER, DB, "t", *_with_uuid(str(loaded_table.metadata.table_uuid), 8))
 
 
 async def test_repeated_transaction_gets_its_first_outcome_and_a_different_one_does_not(tmp_path: Path) -> None:
@@ -114,9 +114,9 @@ async def test_repeated_transaction_gets_its_first_outcome_and_a_different_one_d
         await rig.commits.commit_transaction(CALLER, list(reversed(changes)))
         assert [await rig.catalog.tables.entry(DB, name) for name in ("a", "b")] == stands
         other = TableChange(namespace=DB, name="b", requirements=[], updates=properties(x="1"))
-        for refused in ([changes[0]], [changes[0], other]):
+        for invalid_changes in ([changes[0]], [changes[0], other]):
             with pytest.raises(CommitConflict):
-                await rig.commits.commit_transaction(CALLER, refused)
+                await rig.commits.commit_transaction(CALLER, invalid_changes)
 
 
 async def test_commit_on_an_old_base_is_a_conflict_and_leaves_no_file(tmp_path: Path) -> None:
@@ -340,40 +340,40 @@ async def test_metadata_file_numbers_continue_after_register(tmp_path: Path) -> 
 WRITERS = [Caller(principal_name=name, request_id=f"request-of-{name}") for name in ("ann", "bob")]
 
 
-async def publish(rig: Rig, loaded: LoadedTable, *snapshots: int, sequence: int = 1) -> LoadedTable:
+async def publish(rig: Rig, loaded_table: LoadedTable, *snapshots: int, sequence: int = 1) -> LoadedTable:
     """Publish consecutive appends by ann and bob in turn; ann's producer advances to `sequence`."""
-    assert loaded.entry is not None
+    assert loaded_table.entry is not None
     updates, happenings = [], []
-    parent, last = loaded.metadata.current_snapshot_id, loaded.metadata.last_sequence_number
+    parent, last = loaded_table.metadata.current_snapshot_id, loaded_table.metadata.last_sequence_number
     for number, snapshot_id in enumerate(snapshots):
-        added = append(snapshot_id, parent, last + 1 + number)[1]
-        updates += added
-        happenings.append(CommitEvent(WRITERS[number % 2], 5, snapshot_id, added[0]["snapshot"]["summary"]))
+        added_change = append(snapshot_id, parent, last + 1 + number)[1]
+        updates += added_change
+        happenings.append(CommitEvent(WRITERS[number % 2], 5, snapshot_id, added_change[0]["snapshot"]["summary"]))
         parent = snapshot_id
     now = SystemClock().now_ms()
     return await rig.publisher.publish(
         CALLER,
-        loaded.entry,
-        loaded.metadata,
-        apply_updates(loaded.metadata, read_updates(updates), now_ms=now),
+        loaded_table.entry,
+        loaded_table.metadata,
+        apply_updates(loaded_table.metadata, read_updates(updates), now_ms=now),
         events=happenings,
-        operations=[AdvanceProducer(loaded.entry.uuid, "ann", sequence, snapshots[0], now)],
+        operations=[AdvanceProducer(loaded_table.entry.uuid, "ann", sequence, snapshots[0], now)],
     )
 
 
 async def test_publication_changes_the_table_with_an_instant_for_each_snapshot(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await rig.table()
-        loaded = await rig.catalog.tables.load(DB, "t")
-        assert loaded.entry is not None
-        publication = await publish(rig, loaded, 7, 8, 9)
+        loaded_table = await rig.catalog.tables.load(DB, "t")
+        assert loaded_table.entry is not None
+        publication = await publish(rig, loaded_table, 7, 8, 9)
         stands = await rig.catalog.tables.load(DB, "t")
         assert publication.entry is not None
         assert stands.entry is not None
         assert (stands.entry.metadata_location, stands.entry.version) == (publication.entry.metadata_location, 2)
-        assert [log.metadata_file for log in stands.metadata.metadata_log] == [loaded.entry.metadata_location]
+        assert [log.metadata_file for log in stands.metadata.metadata_log] == [loaded_table.entry.metadata_location]
         assert [snapshot.parent_snapshot_id for snapshot in stands.metadata.snapshots] == [None, 7, 8]
-        assert await rig.files() == {loaded.entry.metadata_location, publication.entry.metadata_location}
+        assert await rig.files() == {loaded_table.entry.metadata_location, publication.entry.metadata_location}
         instants = (await rig.store.instants(InstantFilter(uuid=stands.entry.uuid), 10))[1:]
         assert [(instant.action, instant.snapshot_id, instant.principal_name) for instant in instants] == [
             ("commit", 7, "ann"),
@@ -395,12 +395,12 @@ async def test_publication_changes_the_table_with_an_instant_for_each_snapshot(t
 async def test_commit_that_cannot_be_published_leaves_no_trace(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await rig.table()
-        loaded = await rig.catalog.tables.load(DB, "t")
+        loaded_table = await rig.catalog.tables.load(DB, "t")
         await rig.commits.commit_table(CALLER, DB, "t", [], properties(x="1"))
         stands, before = await rig.catalog.tables.load(DB, "t"), await rig.files()
         assert stands.entry is not None
         with pytest.raises(CommitConflict, match="changed by another commit"):
-            await publish(rig, loaded, 7)
+            await publish(rig, loaded_table, 7)
         assert await rig.store.producer(stands.entry.uuid, "ann") is None
         with pytest.raises(ValueError, match="metadata is unchanged"):
             await rig.publisher.publish(
@@ -445,11 +445,11 @@ async def test_publication_with_a_lost_outcome_is_resolved_or_reported_as_unknow
     capture = WrapperCapture(LosingStore)
     async with open_rig(tmp_path, wrap_store=capture) as rig:
         await rig.table()
-        loaded, before = await rig.catalog.tables.load(DB, "t"), await rig.files()
-        assert loaded.entry is not None
+        loaded_table, before = await rig.catalog.tables.load(DB, "t"), await rig.files()
+        assert loaded_table.entry is not None
         capture.wrapper.loses, capture.wrapper.falls_silent = lost, silent
         try:
-            await publish(rig, loaded, 7, 8)
+            await publish(rig, loaded_table, 7, 8)
             outcome = "published"
         except (CommitConflict, CommitUnknown) as error:
             outcome = error.kind
@@ -457,7 +457,7 @@ async def test_publication_with_a_lost_outcome_is_resolved_or_reported_as_unknow
         settled = {"request": "commit_conflict", "reply": "published"}[lost]
         assert outcome == ("commit_unknown" if silent else settled)
         assert len(await rig.files() - before) == (0 if outcome == "commit_conflict" else 1)
-        state = await rig.store.producer(loaded.entry.uuid, "ann")
+        state = await rig.store.producer(loaded_table.entry.uuid, "ann")
         assert (state is not None) == (lost == "reply")
 
 
@@ -465,11 +465,11 @@ async def test_publications_and_commits_of_one_process_take_turns(tmp_path: Path
     async with open_rig(tmp_path) as rig:
         await rig.table()
         async with rig.publisher.lock(DB, "t"):
-            loaded = await rig.catalog.tables.load(DB, "t")
+            loaded_table = await rig.catalog.tables.load(DB, "t")
             waiting = asyncio.create_task(rig.commits.commit_table(CALLER, DB, "t", [], properties(x="1")))
             for _ in range(20):
                 await asyncio.sleep(0.001)
-            publication = await publish(rig, loaded, 7)
+            publication = await publish(rig, loaded_table, 7)
         after = await waiting
         await rig.publisher.close()
         assert after.metadata.current_snapshot_id == 7

@@ -200,9 +200,9 @@ async def test_overtaken_and_merged_appends_are_corrected_too(tmp_path: Path) ->
                     paths.add(f"file:///data/{step}-other")
                 await commit(rig, late_appender.commit({f"file:///data/{step}": 2}))
                 paths.add(f"file:///data/{step}")
-                result = await read_metrics(rig)
-                assert result.keys() == paths
-                assert result[f"file:///data/{step}"] == metrics_by_name(corrected), (
+                metrics = await read_metrics(rig)
+                assert metrics.keys() == paths
+                assert metrics[f"file:///data/{step}"] == metrics_by_name(corrected), (
                     f"seed {first_seed()}, {version}, {step}"
                 )
                 read_snapshot(head(await load(rig)))

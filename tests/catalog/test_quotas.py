@@ -41,8 +41,8 @@ def test_quota_counts_amounts_that_are_neither_expired_nor_released(seed: int) -
         assert quota.has_room("a", now, 10**6 - maximum)
 
 
-def shares(**more: int) -> PlanShares:
-    return PlanShares(**{"leases": 20, "size_bytes": 1 << 30, "grace_s": 3600, **more})
+def shares(**options: int) -> PlanShares:
+    return PlanShares(**{"leases": 20, "size_bytes": 1 << 30, "grace_s": 3600, **options})
 
 
 def test_short_lease_counts_exactly_for_its_granted_time() -> None:

@@ -25,8 +25,8 @@ def entry(snapshot_id: int, status: int, number: int | None, data: Row) -> Row:
     }
 
 
-def vector(path: str, of: str, offset: int) -> Row:
-    position = {"referenced_data_file": of, "content_offset": offset, "content_size_in_bytes": 40}
+def vector(path: str, data_path: str, offset: int) -> Row:
+    position = {"referenced_data_file": data_path, "content_offset": offset, "content_size_in_bytes": 40}
     return {"content": 1, "file_path": path, "file_format": "PUFFIN", **position}
 
 

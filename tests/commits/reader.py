@@ -109,12 +109,12 @@ def rows(snapshot: dict[str, Any] | None) -> list[Row]:
             continue
         table = pq.read_table(local(file.path))
         file_rows = list(zip(*(table.column(name).to_pylist() for name in NAMES), strict=True))
-        removed: set[int] = set()
+        removed_ids: set[int] = set()
         vectors = [delete for delete in deletes if delete.offset is not None and delete.referenced == file.path]
         assert len(vectors) <= 1, f"{file.path} has {len(vectors)} deletion vectors"
         for delete in deletes:
-            removed |= _find_deleted(delete, file, file_rows, bool(vectors))
-        rows += [row for at, row in enumerate(file_rows) if at not in removed]
+            removed_ids |= _find_deleted(delete, file, file_rows, bool(vectors))
+        rows += [row for at, row in enumerate(file_rows) if at not in removed_ids]
     return sorted(rows, key=repr)
 
 

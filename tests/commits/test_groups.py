@@ -173,8 +173,10 @@ async def test_rejected_change_does_not_block_others(tmp_path: Path) -> None:
         victim = lake.data([(0, 0, "v")])
         base = await lake.commit({"add": [victim]})
         remove = {"remove": [{"file-path": victim["file-path"]}], "read-snapshot-id": base["snapshot-id"]}
-        sent = [lake.send(remove) for _ in range(3)] + [lake.send({"add": [lake.data([(n, 0, "a")])]}) for n in (1, 2)]
-        answers = await asyncio.gather(*sent)
+        requests = [lake.send(remove) for _ in range(3)] + [
+            lake.send({"add": [lake.data([(n, 0, "a")])]}) for n in (1, 2)
+        ]
+        answers = await asyncio.gather(*requests)
         # The first change may be compared with the appends: then none of the three is allowed.
         assert [answer.status for answer in answers[3:]] == [200, 200]
         assert sum(answer.status == 200 for answer in answers[:3]) <= 1
@@ -265,15 +267,15 @@ async def test_same_key_twice_in_one_group_gets_one_answer_for_both(tmp_path: Pa
         other_changes = [{"add": [lake.data([(number, 0, "b")])]} for number in (2, 3, 4)]
         async with server.components.engine_commits.publisher.lock(("db",), "t"):
             # The first change is a group by itself; all that arrive while it waits are another group.
-            alone = asyncio.create_task(lake.send(other_changes[0]))
+            first_commit = asyncio.create_task(lake.send(other_changes[0]))
             await lake.wait_for_changes(1)
             tasks = [asyncio.create_task(lake.send(body, key=key)) for _ in range(2)]
             await lake.wait_for_changes(3)  # The order in which two changes are sent does not determine which is first.
-            later = (lake.send(other_changes[1], key=key), lake.send(other_changes[2]))
-            tasks += [asyncio.create_task(item) for item in later]
+            later_requests = (lake.send(other_changes[1], key=key), lake.send(other_changes[2]))
+            tasks += [asyncio.create_task(item) for item in later_requests]
             await lake.wait_for_changes(5)
-        first, twin, other_body, last = await asyncio.gather(*tasks)
-        assert {(await alone).status, first.status, twin.status, last.status} == {200}
+        first, twin, other_body, last_answer = await asyncio.gather(*tasks)
+        assert {(await first_commit).status, first.status, twin.status, last_answer.status} == {200}
         assert first.json["snapshot-id"] == twin.json["snapshot-id"]
         assert (first.json["duplicate"], twin.json["duplicate"]) == (False, False)
         assert other_body.error[:2] == (422, "UnprocessableEntityException")

@@ -93,11 +93,11 @@ def test_proved_relations_of_two_partitions_hold_for_every_row() -> None:
     rng = random.Random(seed)
     proved = 0
     rows = [dict(zip(POOLS, values, strict=True)) for values in itertools.product(*POOLS.values())]
-    for turn in itertools.count():
+    for round_number in itertools.count():
         # Some random cases prove little; the test requires that enough was proved in total.
-        if turn >= 60 and proved > 500:
+        if round_number >= 60 and proved > 500:
             break
-        assert turn < 600, (seed, proved)
+        assert round_number < 600, (seed, proved)
         spec, other = _some_spec(rng, 0), _some_spec(rng, 1)
         partitions = PartitionOverlap(_table([spec, other]))
         pairs = [(_tuple(spec, row), _tuple(other, row)) for row in rows]
@@ -219,13 +219,13 @@ def test_partitions_of_different_specs_are_disjoint_if_no_row_can_be_in_both(
 
 
 def test_bucket_is_contained_in_that_of_half_as_many() -> None:
-    partitions, half, whole = _two_partitions(("bucket[8]", 3), ("bucket[16]", 11))
-    assert Targets(partitions, [half]).contain(partitions.partition(*whole))
-    assert not Targets(partitions, [whole]).contain(partitions.partition(*half))
+    partitions, half, whole_partition = _two_partitions(("bucket[8]", 3), ("bucket[16]", 11))
+    assert Targets(partitions, [half]).contain(partitions.partition(*whole_partition))
+    assert not Targets(partitions, [whole_partition]).contain(partitions.partition(*half))
 
 
 @pytest.mark.parametrize(
-    ("transform", "stored", "value", "apart"),
+    ("transform", "stored_value", "value", "apart"),
     [
         ("month", -1, -1, False),
         ("month", 0, -1, False),
@@ -238,9 +238,9 @@ def test_bucket_is_contained_in_that_of_half_as_many() -> None:
     ],
 )
 def test_dates_before_1970_may_be_one_too_high_as_old_java_wrote_them(
-    transform: str, stored: int, value: int, apart: bool
+    transform: str, stored_value: int, value: int, apart: bool
 ) -> None:
-    partitions, a, b = _two_partitions((transform, stored), ("identity", value), source=3)
+    partitions, a, b = _two_partitions((transform, stored_value), ("identity", value), source=3)
     assert Targets(partitions, [b]).overlap(partitions.partition(*a)) is not apart
     assert Targets(partitions, [a]).overlap(partitions.partition(*b)) is not apart
 
@@ -272,7 +272,7 @@ def _matches(expression: Expression, value: Any) -> bool:
                 return value is None or nan or value not in literals
             if value is None or nan:
                 return False
-            compared = {
+            compared_pairs = {
                 Op.LT: lambda: value < literals[0],
                 Op.LT_EQ: lambda: value <= literals[0],
                 Op.GT: lambda: value > literals[0],
@@ -280,7 +280,7 @@ def _matches(expression: Expression, value: Any) -> bool:
                 Op.EQ: lambda: value == literals[0],
                 Op.IN: lambda: value in literals,
             }
-            return bool(compared[op]())
+            return bool(compared_pairs[op]())
     raise AssertionError(expression)
 
 

@@ -92,8 +92,8 @@ def test_suggested_command_quotes_the_names_that_writers_chose() -> None:
 
 
 def test_predicate_without_a_usable_part_has_exit_code_3(url: str) -> None:
-    for more in ((), ("--json",)):
-        code, text = seamark("db.t", "id = 'abc'", *more, "--url", url)
+    for flags in ((), ("--json",)):
+        code, text = seamark("db.t", "id = 'abc'", *flags, "--url", url)
         assert code == 3
     code, text = seamark("db.t", "id = 'abc'", "--url", url)
     assert "Readers check the rows of 4 files by what is not used" in text

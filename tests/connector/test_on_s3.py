@@ -100,8 +100,8 @@ def test_rows_in_s3_are_written_changed_and_read(lake: Lake, mode: str, version:
     assert read_rows(client, name) == expected
     if version == 2:  # PyIceberg applies the deletes of version 2, too.
         with lake.catalog() as catalog:
-            read = catalog.load_table(name).scan().to_arrow().sort_by("id").to_pylist()
-        assert [tuple(one.values()) for one in read] == expected
+            actual_rows = catalog.load_table(name).scan().to_arrow().sort_by("id").to_pylist()
+        assert [tuple(one.values()) for one in actual_rows] == expected
 
 
 def test_concurrent_engine_appends_both_commit_and_leave_no_extra_file(lake: Lake) -> None:
@@ -204,9 +204,9 @@ def table_of_parts(lake: Lake, version: int) -> None:
 
 def read_table(client: IndexClient) -> dict[int, dict[str, Any]]:
     """Return the rows by id, decrypted with the keys of the environment."""
-    opened = open_table(client, "db.t", At(ref=MAIN))
-    reader = TaskReader(plan_read(opened, ARROW.names, TRUE), opened.storage, keys=encrypted.keys())
-    return {row["id"]: row for batch in reader.read_all(plan(client, opened)) for row in batch.to_pylist()}
+    opened_table = open_table(client, "db.t", At(ref=MAIN))
+    reader = TaskReader(plan_read(opened_table, ARROW.names, TRUE), opened_table.storage, keys=encrypted.keys())
+    return {row["id"]: row for batch in reader.read_all(plan(client, opened_table)) for row in batch.to_pylist()}
 
 
 def encrypt_all(lake: Lake, configuration: Any) -> None:
@@ -238,9 +238,9 @@ def test_statements_merge_files_and_drop_columns_in_s3(
     sizes: list[int] = []
     blocks = SourceFile.read
 
-    def read_counted_block(source: SourceFile, at: int, size: int) -> bytes:
+    def read_counted_block(source: SourceFile, offset: int, size: int) -> bytes:
         sizes.append(size)
-        return blocks(source, at, size)
+        return blocks(source, offset, size)
 
     monkeypatch.setattr(SourceFile, "read", read_counted_block)
     report = run_statement(lake.client, MergeFiles(("db", "t")), utc=True)

@@ -63,10 +63,10 @@ class RecordedPage:
     async def violations(self) -> list[str]:
         """Return the serious and critical violations that axe finds."""
         await self.run(AXE.read_text() + "\n;0")
-        result = await self.run("axe.run(document).then((result) => result.violations)")
+        violations = await self.run("axe.run(document).then((result) => result.violations)")
         return [
             f"{item['id']}: {item['help']}: {[node['html'][:200] for node in item['nodes'][:3]]}"
-            for item in result
+            for item in violations
             if item["impact"] in ("serious", "critical")
         ]
 

@@ -132,9 +132,9 @@ async def test_user_signs_in_and_sees_what_its_grants_allow(tmp_path: Path) -> N
             await see(watched, "db.t_db")
             assert "secret" not in await watched.page.inner_text("main")
             assert reader not in await watched.run("JSON.stringify(localStorage) + document.cookie + location")
-            for address, refused in (("#/admin", "listAudit"), ("#/timeline", "listTimeline")):
+            for address, refused_operation in (("#/admin", "listAudit"), ("#/timeline", "listTimeline")):
                 await watched.open(address)
-                await see(watched, f"rita may not {refused}")
+                await see(watched, f"rita may not {refused_operation}")
             await watched.open("#/table/secret/t_secret")
             await see(watched, "rita may not loadTable in secret")
             await watched.open("#/table/db/t_db/health")
@@ -179,8 +179,8 @@ async def test_running_jobs_are_shown_with_their_progress(tmp_path: Path) -> Non
         job | {"started-ms": 1, "progress": progress},
         job | {"started-ms": 2, "progress": dict.fromkeys(progress, 0)},
     ]
-    later = {"service": "indexing", "namespace": ["db"], "table": "u", "uuid": "u", "asked-ms": 1, "failures": 2}
-    waiting = [later | {"due-ms": 2}, later | {"table": "v", "due-ms": 4_102_444_800_000}]
+    waiting_job = {"service": "indexing", "namespace": ["db"], "table": "u", "uuid": "u", "asked-ms": 1, "failures": 2}
+    waiting = [waiting_job | {"due-ms": 2}, waiting_job | {"table": "v", "due-ms": 4_102_444_800_000}]
     state = {"jobs": jobs, "waiting": waiting, "complete": False}
     async with running(tmp_path) as server, open_browser() as browser, open_page(browser, server.url) as watched:
         await watched.page.route("**/api/v1/jobs", lambda route: route.fulfill(json=state))
@@ -247,8 +247,8 @@ async def test_axe_finds_nothing_serious_on_any_page(theme: str, width: int, tmp
     async with running(tmp_path) as server, open_browser() as browser, open_page(browser, server.url, theme) as watched:
         await watched.page.set_viewport_size({"width": width, "height": 900})
         before, after = await make_orders(server)
-        compared = f"{TABLE}/layout?column=customer_id&snapshot={after}&before={before}"
-        for address in (*PAGES, compared, f"{TABLE}/explain", "#/table/db/nothing"):
+        comparison_url = f"{TABLE}/layout?column=customer_id&snapshot={after}&before={before}"
+        for address in (*PAGES, comparison_url, f"{TABLE}/explain", "#/table/db/nothing"):
             await watched.open(address)
             assert await watched.violations() == [], address
             assert await watched.run("document.documentElement.scrollWidth <= innerWidth"), f"{address} is too wide"

@@ -79,23 +79,23 @@ async def ask(server: RunningServer, method: str, path: str, body: Any = None, t
         return await answer.json() if text else None
 
 
-async def create_table(server: RunningServer, name: str, *, partitioned: bool = False, **more: Any) -> str:
+async def create_table(server: RunningServer, name: str, *, partitioned: bool = False, **options: Any) -> str:
     """Create a table of `db`, and return its location."""
     # The target size is that of the files, so that a layout has as many.
-    properties = {"format-version": "2", "write.target-file-size-bytes": str(1 << 20), **more.pop("properties", {})}
+    properties = {"format-version": "2", "write.target-file-size-bytes": str(1 << 20), **options.pop("properties", {})}
     body = {
         "name": name,
         "schema": SCHEMA,
         "properties": properties,
         **({"partition-spec": BY_DAY} if partitioned else {}),
     }
-    answer = await ask(server, "POST", "/v1/namespaces/db/tables", body | more)
+    answer = await ask(server, "POST", "/v1/namespaces/db/tables", body | options)
     return str(answer["metadata"]["location"])
 
 
-async def change(server: RunningServer, name: str, add: Sequence[dict[str, Any]], **more: Any) -> int:
+async def change(server: RunningServer, name: str, add: Sequence[dict[str, Any]], **options: Any) -> int:
     """Commit a change, and return the id of its snapshot."""
-    answer = await ask(server, "POST", f"/api/v1/tables/db/{name}/commit", {"add": list(add), **more})
+    answer = await ask(server, "POST", f"/api/v1/tables/db/{name}/commit", {"add": list(add), **options})
     return int(answer["snapshot-id"])
 
 
@@ -120,13 +120,13 @@ def make_unclustered(location: str, count: int, rng: random.Random, days: int = 
 
 def make_clustered(location: str, count: int, rng: random.Random, days: int = 40) -> Iterator[dict[str, Any]]:
     """Yield files of one day each; within a day they are ordered by customer."""
-    each = -(-count // days)
+    rows_per_day = -(-count // days)
     for number in range(count):
-        day, part = FIRST_DAY + number // each, number % each
-        low = part * 1_000_000 // each
+        day, part = FIRST_DAY + number // rows_per_day, number % rows_per_day
+        low = part * 1_000_000 // rows_per_day
         bounds = {
             "id": (number, 1_000_000 - number),
-            "customer_id": (low, low + 1_000_000 // each - 1),
+            "customer_id": (low, low + 1_000_000 // rows_per_day - 1),
             "country": ("AT", "US"),
             "amount": (0.5, 999.5),
             "day": (day, day),

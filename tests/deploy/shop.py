@@ -137,9 +137,9 @@ def reads_plans(shop: Shop, explained: str) -> bool:
     snapshots.
     """
     with urllib.request.urlopen(f"{shop.seamark.base_url}/v1/namespaces/shop/tables/orders", timeout=60) as answer:
-        own = {snapshot["snapshot-id"] for snapshot in json.load(answer)["metadata"]["snapshots"]}
-    read = {int(match) for match in re.findall(r"orders\$data@(\d+)", explained)}
-    return bool(read) and own.isdisjoint(read)
+        snapshot_ids = {snapshot["snapshot-id"] for snapshot in json.load(answer)["metadata"]["snapshots"]}
+    read_snapshots = {int(match) for match in re.findall(r"orders\$data@(\d+)", explained)}
+    return bool(read_snapshots) and snapshot_ids.isdisjoint(read_snapshots)
 
 
 def explain_over_plans(shop: Shop, sql: str, **options: Any) -> str:

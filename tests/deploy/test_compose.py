@@ -81,8 +81,10 @@ def test_compose_has_its_services_with_health_checks() -> None:
 
 def test_every_mounted_file_and_every_named_volume_exists() -> None:
     for service, description in SERVICES.items():
-        for inside, outside in list_mounted_files(service).items():
-            assert outside.exists(), f"{service} mounts {outside} at {inside}; run `make jars` if it is a jar folder"
+        for inside, container_path in list_mounted_files(service).items():
+            assert container_path.exists(), (
+                f"{service} mounts {container_path} at {inside}; run `make jars` if it is a jar folder"
+            )
         for volume in description.get("volumes", []):
             assert volume.startswith(".") or volume.split(":")[0] in COMPOSE["volumes"]
         for path in description.get("env_file", []):
@@ -113,8 +115,10 @@ def test_images_have_the_tested_versions() -> None:
 
 def test_spark_defaults_equal_those_that_the_connector_would_write() -> None:
     store = {"s3.endpoint": "http://s3:7070", "s3.path-style-access": "true"}
-    written = {key: value for key, value in read_spark_defaults().items() if key.startswith("spark.sql.catalog.")}
-    assert written == catalog_conf("seamark", "http://seamark:8181", extra=store)
+    spark_settings = {
+        key: value for key, value in read_spark_defaults().items() if key.startswith("spark.sql.catalog.")
+    }
+    assert spark_settings == catalog_conf("seamark", "http://seamark:8181", extra=store)
 
 
 def test_server_settings_are_known_and_agree_with_other_services() -> None:

@@ -29,10 +29,10 @@ WHERE a.id = 12 AND b.id < 8000 ORDER BY b.id"""
 
 
 def client_jar(pattern: str) -> str:
-    result = sorted((JARS / "clients").glob(pattern))
-    if not result:
+    jar_paths = sorted((JARS / "clients").glob(pattern))
+    if not jar_paths:
         raise ServiceFailed(f"no {pattern} in {JARS / 'clients'}: run `make trino`")
-    return str(result[-1])
+    return str(jar_paths[-1])
 
 
 def java(*arguments: str) -> str:
@@ -107,11 +107,11 @@ def test_sqlalchemy_gets_equal_results_through_the_proxy(shop: Shop) -> None:
                 sqlalchemy.Table(name, tables, *[sqlalchemy.Column(one["name"], one["type"]) for one in columns[name]])
                 for name in ("orders", "countries")
             )
-            chosen = sqlalchemy.select(orders.c.id, orders.c.note, countries.c.name).select_from(
+            query = sqlalchemy.select(orders.c.id, orders.c.note, countries.c.name).select_from(
                 orders.join(countries, orders.c.country == countries.c.code)
             )
             with engine.connect() as connection:
-                rows = connection.execute(chosen.where(orders.c.id.in_([12, 4711])).order_by(orders.c.id)).all()
+                rows = connection.execute(query.where(orders.c.id.in_([12, 4711])).order_by(orders.c.id)).all()
             actual.append(
                 (rows, {name: [(one["name"], str(one["type"])) for one in columns[name]] for name in columns})
             )
@@ -184,8 +184,8 @@ def test_proxy_connects_to_https_coordinators_with_a_trusted_certificate(
         tmp_path, "--trino", https_url(trino_lake), "--budget-ms", "30000", *flags, seamark=shop.planner.base_url
     ) as proxy:
         assert rows_of(proxy.port, ONE_ROW_QUERY) == [[4711, "n4711"]]
-        reported, first = post(proxy.port, ONE_ROW_QUERY)
-        assert reported.startswith("rewritten; scans=1")
+        plan_header, first = post(proxy.port, ONE_ROW_QUERY)
+        assert plan_header.startswith("rewritten; scans=1")
         assert first["nextUri"].startswith(proxy.url)
 
 
@@ -193,10 +193,10 @@ def test_proxy_sends_nothing_to_a_coordinator_with_an_untrusted_certificate(
     shop: Shop, trino_lake: TrinoLake, tmp_path: Path
 ) -> None:
     with trino_proxy(tmp_path, "--trino", https_url(trino_lake), seamark=shop.planner.base_url) as proxy:
-        with pytest.raises(urllib.error.HTTPError) as refused:
+        with pytest.raises(urllib.error.HTTPError) as error:
             post(proxy.port, ONE_ROW_QUERY)
-        assert refused.value.code == 502
-        assert b"certificate" in refused.value.read().lower()
+        assert error.value.code == 502
+        assert b"certificate" in error.value.read().lower()
 
 
 @pytest.mark.slow

@@ -56,11 +56,11 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
     with Seamark(folder / "catalog") as catalog:
         database = f"sqlite:///{catalog.home / 'seamark.db'}"
         planner = Seamark(folder / "planner", warehouse=catalog.warehouse, database=database)
-        few = {"query.max-concurrent-queries": str(RUNNING_MAX)}
+        properties = {"query.max-concurrent-queries": str(RUNNING_MAX)}
         fill(catalog, "shop")
         with (
             planner,
-            trino_server(folder / "trino", uri=catalog.base_url, properties=few) as coordinator,
+            trino_server(folder / "trino", uri=catalog.base_url, properties=properties) as coordinator,
             trino_proxy(
                 folder / "proxy",
                 *(
@@ -118,8 +118,8 @@ def test_statement_ends_as_without_the_proxy_when_the_planning_server_is_killed(
         lake.planner.kill9()
 
     assert fetch_rows(lake.proxy.port, MANY_ROWS, do_nothing) == 900_000
-    reported, first = post(lake.proxy.port, MANY_ROWS)
-    assert reported.startswith("rewritten")
+    plan_header, first = post(lake.proxy.port, MANY_ROWS)
+    assert plan_header.startswith("rewritten")
     # Otherwise the statement runs until Trino abandons its client. The next test does not wait so long for a slot.
     with urllib.request.urlopen(urllib.request.Request(first["nextUri"], method="DELETE"), timeout=60):
         pass
@@ -139,10 +139,10 @@ def test_catalog_outage_after_the_plan_is_trinos_own_error(lake: Lake) -> None:
     try:
         names = []
         for port in lake.ports:
-            with pytest.raises(trino.exceptions.TrinoQueryError) as caught:
+            with pytest.raises(trino.exceptions.TrinoQueryError) as error:
                 rows_of(port, ONE_ROW_QUERY)
-            assert "~plan~" not in caught.value.message
-            names.append(caught.value.error_name)
+            assert "~plan~" not in error.value.message
+            names.append(error.value.error_name)
         assert names[0] == names[1]
     finally:
         lake.catalog.start()
@@ -207,9 +207,9 @@ def test_expired_snapshot_gives_trinos_own_error(lake: Lake) -> None:
 
 
 def read_error_name(port: int, sql: str, schema: str) -> str:
-    with pytest.raises(trino.exceptions.TrinoQueryError) as caught:
+    with pytest.raises(trino.exceptions.TrinoQueryError) as error:
         rows_of(port, sql, schema=schema)
-    return str(caught.value.error_name)
+    return str(error.value.error_name)
 
 
 def test_clients_see_the_restart_of_a_killed_coordinator(lake: Lake) -> None:

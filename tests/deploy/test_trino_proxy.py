@@ -39,8 +39,8 @@ pytestmark = NEEDS_TRINO
 
 def test_rows_are_equal_and_addresses_are_those_of_the_proxy(shop: Shop) -> None:
     assert run_both_ways(shop, "SELECT 1") == [[1]]
-    reported, first = post(shop.proxy.port, "SELECT 1")
-    assert reported == "unchanged; it has no condition that could leave out files"
+    plan_header, first = post(shop.proxy.port, "SELECT 1")
+    assert plan_header == "unchanged; it has no condition that could leave out files"
     assert first["nextUri"].startswith(f"{shop.proxy.url}/v1/statement/")
     assert first["infoUri"].startswith(f"{shop.proxy.url}/ui")
     assert rows_of(shop.proxy.port, "SELECT node_version FROM system.runtime.nodes", catalog="system") == [["483"]]
@@ -113,8 +113,8 @@ def test_transactions_pass_unchanged(shop: Shop) -> None:
 def test_statement_reads_only_the_files_that_it_needs(shop: Shop) -> None:
     sql = "SELECT id, country, note FROM orders WHERE id = 4711"
     assert run_both_ways(shop, sql) == [[4711, "DE", "n4711"]]
-    reported, _ = post(shop.proxy.port, sql)
-    assert reported.startswith(f"rewritten; scans=1; files=1/{FILES}; shop.orders=1/{FILES}; ms=")
+    plan_header, _ = post(shop.proxy.port, sql)
+    assert plan_header.startswith(f"rewritten; scans=1; files=1/{FILES}; shop.orders=1/{FILES}; ms=")
     assert splits(shop.trino.port, sql) >= FILES
     assert splits(shop.proxy.port, sql) <= 3
     explained = explain_over_plans(shop, f"EXPLAIN ANALYZE {sql}")
@@ -180,11 +180,11 @@ def test_time_travel_uses_the_column_names_of_its_time(shop: Shop) -> None:
     rows_of(port, "CREATE TABLE past (a bigint, b bigint)")
     for number in range(4):
         rows_of(port, f"INSERT INTO past VALUES ({number}, {100 - number})")
-    then = rows_of(port, 'SELECT snapshot_id FROM "past$snapshots" ORDER BY committed_at DESC LIMIT 1')[0][0]
+    old_snapshots = rows_of(port, 'SELECT snapshot_id FROM "past$snapshots" ORDER BY committed_at DESC LIMIT 1')[0][0]
     for old_name, new_name in (("a", "c"), ("b", "a"), ("c", "b")):
         rows_of(port, f"ALTER TABLE past RENAME COLUMN {old_name} TO {new_name}")
     rows_of(port, "INSERT INTO past VALUES (2, 98)")
-    for where, then_or_now in (("a = 2", f" FOR VERSION AS OF {then}"), ("a = 98", ""), ("b = 2", "")):
+    for where, then_or_now in (("a = 2", f" FOR VERSION AS OF {old_snapshots}"), ("a = 98", ""), ("b = 2", "")):
         sql = f"SELECT a, b FROM past{then_or_now} WHERE {where} ORDER BY a"
         assert run_both_ways(shop, sql) != []
         assert post(port, sql)[0].startswith("planned" if then_or_now else "rewritten"), sql
@@ -198,10 +198,10 @@ def test_branch_and_tag_are_read_at_their_snapshots(shop: Shop) -> None:
         rows_of(port, f"INSERT INTO branched VALUES ({number}, 'old')")
     catalog = load_catalog("seamark", type="rest", uri=shop.seamark.base_url)
     table = catalog.load_table("shop.branched")
-    then = table.current_snapshot()
-    assert then is not None
+    old_snapshot = table.current_snapshot()
+    assert old_snapshot is not None
     with table.manage_snapshots() as refs:
-        refs.create_tag(then.snapshot_id, "v1").create_branch(then.snapshot_id, "audit")
+        refs.create_tag(old_snapshot.snapshot_id, "v1").create_branch(old_snapshot.snapshot_id, "audit")
     rows_of(port, "INSERT INTO branched VALUES (2, 'new')")
     statements = {
         name: f"SELECT note FROM branched FOR VERSION AS OF '{name}' WHERE id = 2" for name in ("v1", "audit")
@@ -224,8 +224,8 @@ def test_branch_and_tag_are_read_at_their_snapshots(shop: Shop) -> None:
 
 @pytest.mark.parametrize("headers", [{"X-Seamark": "off"}, {"X-Trino-Client-Tags": "a,seamark-off"}])
 def test_client_can_disable_rewriting(shop: Shop, headers: dict[str, str]) -> None:
-    reported, _ = post(shop.proxy.port, "SELECT * FROM orders WHERE id = 1", **headers)
-    assert reported.startswith("unchanged; ")
+    plan_header, _ = post(shop.proxy.port, "SELECT * FROM orders WHERE id = 1", **headers)
+    assert plan_header.startswith("unchanged; ")
 
 
 def test_errors_quote_the_statement_as_the_client_sent_it(shop: Shop) -> None:
@@ -236,9 +236,9 @@ def test_errors_quote_the_statement_as_the_client_sent_it(shop: Shop) -> None:
     ):
         messages = []
         for port in (shop.trino.port, shop.proxy.port):
-            with pytest.raises(trino.exceptions.TrinoUserError) as caught:
+            with pytest.raises(trino.exceptions.TrinoUserError) as error:
                 rows_of(port, sql)
-            messages.append((caught.value.error_name, caught.value.message))
+            messages.append((error.value.error_name, error.value.message))
         assert messages[0] == messages[1]
 
 
@@ -285,8 +285,8 @@ def test_plan_that_is_gone_when_trino_reads_it_does_not_fail_the_statement(shop:
         with trino_proxy(
             tmp_path, "--trino", shop.trino.base_url, seamark=f"http://127.0.0.1:{server.server_port}"
         ) as proxy:
-            reported, _ = post(proxy.port, "SELECT note FROM orders WHERE id = 5")
-            assert reported.startswith("original; ")
+            plan_header, _ = post(proxy.port, "SELECT note FROM orders WHERE id = 5")
+            assert plan_header.startswith("original; ")
             assert rows_of(proxy.port, "SELECT note FROM orders WHERE id = 5") == [["n5"]]
     finally:
         server.shutdown()

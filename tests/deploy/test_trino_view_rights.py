@@ -62,19 +62,19 @@ def outcome(shop: Shop, sql: str, user: str) -> str:
 
 def test_view_runs_with_its_owners_rights(guarded_shop: Shop) -> None:
     sql = "SELECT * FROM definer WHERE id IN (4711, 4712, 4713)"
-    direct, through = answers(guarded_shop, f"{sql} ORDER BY 1", "rita")
-    assert direct == through == [[4711, "n4711"], [4713, "n4713"]]
+    direct, proxied = answers(guarded_shop, f"{sql} ORDER BY 1", "rita")
+    assert direct == proxied == [[4711, "n4711"], [4713, "n4713"]]
     assert outcome(guarded_shop, sql, "rita").endswith("; views=guarded.definer")
 
 
 def test_view_with_its_readers_rights_is_refused_with_the_same_message(guarded_shop: Shop) -> None:
     sql, before = "SELECT * FROM invoker WHERE id = 4711", guarded_shop.proxy.statements("original")
-    direct, through = answers(guarded_shop, sql, "rita")
-    assert direct == through
+    direct, proxied = answers(guarded_shop, sql, "rita")
+    assert direct == proxied
     assert "Access Denied" in direct
     assert guarded_shop.proxy.statements("original") == before + 1
-    direct, through = answers(guarded_shop, sql, "anna")
-    assert direct == through == [[4711, "n4711"]]
+    direct, proxied = answers(guarded_shop, sql, "anna")
+    assert direct == proxied == [[4711, "n4711"]]
 
 
 @pytest.mark.parametrize(("view", "is_allowed"), [("lending", True), ("keeping", False), ("opening", True)])
@@ -84,28 +84,28 @@ def test_nested_views_run_with_the_rights_that_they_have_without_the_proxy(
     """A reader of an INVOKER view within a DEFINER view reads it with the rights of that view's owner."""
     sql = f"SELECT * FROM {view} WHERE id IN (4711, 4712, 4713) ORDER BY 1"
     before = guarded_shop.proxy.statements("original")
-    direct, through = answers(guarded_shop, sql, "rita")
-    assert direct == through
+    direct, proxied = answers(guarded_shop, sql, "rita")
+    assert direct == proxied
     if is_allowed:
-        assert through == [[4711, "n4711"], [4713, "n4713"]]
+        assert proxied == [[4711, "n4711"], [4713, "n4713"]]
         assert outcome(guarded_shop, sql, "rita").endswith(f"; views=guarded.{view}")
         assert "~plan~" in plan_view_of(guarded_shop, sql)
     else:
-        assert "Access Denied" in through
+        assert "Access Denied" in proxied
         assert guarded_shop.proxy.statements("original") == before + 1
 
 
 def test_statement_runs_unchanged_when_no_rule_covers_plan_views(guarded_shop: Shop) -> None:
     sql, before = "SELECT * FROM definer WHERE id = 4711", guarded_shop.proxy.statements("original")
-    direct, through = answers(guarded_shop, sql, "rolf")
-    assert direct == through == [[4711, "n4711"]]
+    direct, proxied = answers(guarded_shop, sql, "rolf")
+    assert direct == proxied == [[4711, "n4711"]]
     assert guarded_shop.proxy.statements("original") == before + 1
 
 
 def test_row_filter_on_a_view_applies_to_its_plans(guarded_shop: Shop) -> None:
     sql = "SELECT * FROM definer WHERE id IN (4710, 4711, 4713) ORDER BY 1"
-    direct, through = answers(guarded_shop, sql, "filip")
-    assert direct == through == [[4713, "n4713"]]
+    direct, proxied = answers(guarded_shop, sql, "filip")
+    assert direct == proxied == [[4713, "n4713"]]
     outcome, _ = post(guarded_shop.proxy.port, sql, **{"X-Trino-User": "filip", "X-Trino-Schema": "guarded"})
     assert outcome == "planned"
 
@@ -129,8 +129,8 @@ def test_name_of_a_plan_view_soon_resolves_to_nothing(guarded_shop: Shop) -> Non
             return False
 
         eventually(is_gone)
-    direct, through = answers(guarded_shop, "SELECT * FROM shop.orders WHERE id = 4711", "rita")
-    assert direct == through
+    direct, proxied = answers(guarded_shop, "SELECT * FROM shop.orders WHERE id = 4711", "rita")
+    assert direct == proxied
     assert "Access Denied" in direct
 
 

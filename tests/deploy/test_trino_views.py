@@ -127,8 +127,8 @@ def test_view_reads_only_the_needed_files(views: Shop) -> None:
         column = "number" if view == "deeper" else "id"
         explain = f"EXPLAIN SELECT * FROM {view} WHERE {column} = 4711"
         assert explain_over_plans(views, explain, schema="views")
-    counted = "SELECT count(*) FROM views.plain WHERE id % 1 = 0 AND id = 4711"
-    assert run_both_ways(views, counted) == [[1]]
+    count_query = "SELECT count(*) FROM views.plain WHERE id % 1 = 0 AND id = 4711"
+    assert run_both_ways(views, count_query) == [[1]]
 
 
 @pytest.mark.parametrize(
@@ -214,8 +214,8 @@ def statement(rng: random.Random) -> str:
             inner = f"SELECT 1 FROM shop.orders o WHERE o.id = a.{columns[view][0]}"
             return f"SELECT count(*) FROM {view} a {where} AND EXISTS ({inner})"
         case 4:
-            joined = f"(SELECT * FROM {view}) a, shop.orders o"
-            return f"SELECT count(*) FROM {joined} {where} AND o.id = a.{columns[view][0]}"
+            view_join = f"(SELECT * FROM {view}) a, shop.orders o"
+            return f"SELECT count(*) FROM {view_join} {where} AND o.id = a.{columns[view][0]}"
         case _:
             return f"SELECT count(*) FROM {view} a {where} OR {condition(view, 'a')}"
 

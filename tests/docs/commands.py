@@ -13,5 +13,5 @@ def subcommands(command: click.Command) -> dict[str, click.Command]:
     if not isinstance(command, click.Group):
         return {}
     context = click.Context(command)
-    loaded = {name: command.get_command(context, name) for name in command.list_commands(context)}
-    return {name: one for name, one in loaded.items() if one is not None and not one.hidden}
+    loaded_commands = {name: command.get_command(context, name) for name in command.list_commands(context)}
+    return {name: one for name, one in loaded_commands.items() if one is not None and not one.hidden}

@@ -99,8 +99,8 @@ class Run:
     def _adapt_text(self, text: str) -> str:
         ports = {"8181": str(self.port), "8182": str(self.gateway_port)}
         text = re.sub("8181|8182", lambda found: ports[found[0]], text)
-        for theirs, ours in self.replace.items():
-            text = text.replace(theirs, ours)
+        for old_text, new_text in self.replace.items():
+            text = text.replace(old_text, new_text)
         return text
 
     def _bash(self, text: str) -> str:
@@ -141,8 +141,10 @@ class Run:
         prefix = f"spark.sql.catalog.{CATALOG}"
         from seamark.connector.spark.session import add_catalog  # The import of PySpark takes a second.
 
-        ours = {key.replace(prefix, f"spark.sql.catalog.{self.catalog}"): conf[key] for key in conf if prefix in key}
-        add_catalog(self.spark(), ours)
+        catalog_conf = {
+            key.replace(prefix, f"spark.sql.catalog.{self.catalog}"): conf[key] for key in conf if prefix in key
+        }
+        add_catalog(self.spark(), catalog_conf)
         return ""
 
     def _spark_sql(self, text: str) -> str:

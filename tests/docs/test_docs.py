@@ -190,15 +190,15 @@ def test_seamark_commands_of_the_pages_exist_with_their_flags() -> None:
     assert len(commands) > 5
     for where, words in commands:
         command: click.Command = cli
-        at = 0
+        offset = 0
         while isinstance(command, click.Group):
-            assert words[at : at + 1], f"{where}: {words} is an incomplete command"
-            assert words[at] in subcommands(command), f"{where}: no such command: {words}"
-            command, at = subcommands(command)[words[at]], at + 1
+            assert words[offset : offset + 1], f"{where}: {words} is an incomplete command"
+            assert words[offset] in subcommands(command), f"{where}: no such command: {words}"
+            command, offset = subcommands(command)[words[offset]], offset + 1
         flags = {flag for param in command.params for flag in (*param.opts, *param.secondary_opts)} | {"--help", "-h"}
-        for word in words[at:]:
+        for word in words[offset:]:
             if word.startswith("--"):
-                assert word.partition("=")[0] in flags, f"{where}: {' '.join(words[:at])} has no option {word}"
+                assert word.partition("=")[0] in flags, f"{where}: {' '.join(words[:offset])} has no option {word}"
 
 
 def test_spark_configuration_of_the_page_is_that_of_the_tests_and_the_demo() -> None:

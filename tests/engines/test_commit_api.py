@@ -32,8 +32,8 @@ class Table:
     def __init__(self, server: ServerThread, spark: SparkSession, version: int) -> None:
         self.server, self.spark = server, spark
         self.catalog = new_catalog(spark, server.url)
-        more = {"commit.manifest.min-count-to-merge": "3", "write.delete.mode": "merge-on-read"}
-        self.lake = self.run(Lake.create(server.api, f"v{version}", version=version, spec=BY_PART, **more))
+        properties = {"commit.manifest.min-count-to-merge": "3", "write.delete.mode": "merge-on-read"}
+        self.lake = self.run(Lake.create(server.api, f"v{version}", version=version, spec=BY_PART, **properties))
         self.name = f"{self.catalog}.db.v{version}"
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -68,7 +68,7 @@ def test_spark_reads_and_changes_snapshots_of_the_server(
         deletes = lake.vectors({files[0]["file-path"]: {0, 2}, files[2]["file-path"]: {1}}, 0)
     else:
         deletes = [lake.position_deletes([(files[0]["file-path"], 0), (files[0]["file-path"], 2)], 0)]
-        deletes.append(lake.position_deletes([(files[2]["file-path"], 1)], 0, named=True))
+        deletes.append(lake.position_deletes([(files[2]["file-path"], 1)], 0, has_path_bounds=True))
     table.commit(add=deletes, **{"read-snapshot-id": head["snapshot-id"]})
     assert len(table.agree()) == 13
     table.commit(add=[lake.equality_deletes([10, 31], 1), lake.data([(10, 1, "upserted")])])

@@ -73,10 +73,10 @@ def test_duckdb_inserts_updates_and_deletes_rows(con: duckdb.DuckDBPyConnection,
     with closing(IndexClient(server.base_url)) as client:
         assert seamark.scan(client, f"shop.people_v{version}").to_arrow().num_rows == 2
     with RestCatalog("sea", uri=server.base_url) as catalog:
-        loaded = catalog.load_table(f"shop.people_v{version}")
-        assert loaded.format_version == version
+        loaded_table = catalog.load_table(f"shop.people_v{version}")
+        assert loaded_table.format_version == version
         if version == 2:  # PyIceberg does not read deletion vectors.
-            assert sorted(loaded.scan().to_arrow().column("id").to_pylist()) == [2, 3]
+            assert sorted(loaded_table.scan().to_arrow().column("id").to_pylist()) == [2, 3]
 
 
 def test_duckdb_reads_rows_of_an_evolved_schema(con: duckdb.DuckDBPyConnection) -> None:
@@ -96,22 +96,22 @@ def test_duckdb_reads_an_earlier_snapshot(con: duckdb.DuckDBPyConnection, server
         before = catalog.load_table("shop.travel").current_snapshot()
     assert before is not None
     con.execute(f"DELETE FROM {table} WHERE id = 3")
-    at = f"{table} AT (VERSION => {before.snapshot_id})"
-    then = f"SELECT count(*) FROM {at} WHERE id = 3"
-    assert read(con, then) == [(1,)]
-    assert seamark.duckdb.rewrite_query(con, then).files == 1
+    table_at_version = f"{table} AT (VERSION => {before.snapshot_id})"
+    count_query = f"SELECT count(*) FROM {table_at_version} WHERE id = 3"
+    assert read(con, count_query) == [(1,)]
+    assert seamark.duckdb.rewrite_query(con, count_query).files == 1
     assert read(con, f"SELECT count(*) FROM {table} WHERE id = 3") == [(0,)]
-    at = f"{table} AS a at(version => {before.snapshot_id} )"
-    both = f"SELECT a.id, b.id FROM {at} LEFT JOIN {table} AS b ON a.id = b.id WHERE a.id > 1"
-    assert read(con, both) == [(2, 2), (3, None)]
-    assert seamark.duckdb.rewrite_query(con, both).files < seamark.duckdb.rewrite_query(con, both).considered_files
+    table_at_version = f"{table} AS a at(version => {before.snapshot_id} )"
+    join = f"SELECT a.id, b.id FROM {table_at_version} LEFT JOIN {table} AS b ON a.id = b.id WHERE a.id > 1"
+    assert read(con, join) == [(2, 2), (3, None)]
+    assert seamark.duckdb.rewrite_query(con, join).files < seamark.duckdb.rewrite_query(con, join).considered_files
     con.execute(f"ALTER TABLE {table} RENAME COLUMN name TO title")
     con.execute(f"INSERT INTO {table} VALUES (5, 'eve', 1.5)")
-    assert seamark.duckdb.rewrite_query(con, then).statement is None
-    assert seamark.duckdb.rewrite_query(con, both).summary == "unchanged; there is no plan of an earlier snapshot"
-    assert read(con, then) == [(1,)]
-    reported = seamark.duckdb.rewrite_query(con, f"SELECT id FROM {table} AT (TIMESTAMP => now()) WHERE id = 3")
-    assert reported.summary == "unchanged; it reads an earlier snapshot by another clause than VERSION with a number"
+    assert seamark.duckdb.rewrite_query(con, count_query).statement is None
+    assert seamark.duckdb.rewrite_query(con, join).summary == "unchanged; there is no plan of an earlier snapshot"
+    assert read(con, count_query) == [(1,)]
+    rewritten = seamark.duckdb.rewrite_query(con, f"SELECT id FROM {table} AT (TIMESTAMP => now()) WHERE id = 3")
+    assert rewritten.summary == "unchanged; it reads an earlier snapshot by another clause than VERSION with a number"
 
 
 def test_duckdb_and_pyiceberg_read_each_others_rows(con: duckdb.DuckDBPyConnection, server: Seamark) -> None:
@@ -135,11 +135,11 @@ def test_conflicting_insert_of_a_transaction_is_not_lost_silently(
         assert seamark.duckdb.rewrite_query(con, f"FROM {table} WHERE id = 10").statement is None
         try:
             con.commit()
-            mine = 1
+            own_count = 1
         except duckdb.Error:  # DuckDB reports a conflict.
-            mine = 0
+            own_count = 0
     ids = [row[0] for row in read(con, f"SELECT id FROM {table} WHERE id >= 10")]
-    assert ids == ([10, 11] if mine else [11])
+    assert ids == ([10, 11] if own_count else [11])
 
 
 def test_duckdb_drops_a_table(con: duckdb.DuckDBPyConnection) -> None:
@@ -151,8 +151,8 @@ def test_duckdb_drops_a_table(con: duckdb.DuckDBPyConnection) -> None:
 
 def test_duckdb_sends_the_token_and_does_not_show_it(tmp_path: Path) -> None:
     command = [str(Path(sys.executable).parent / "seamark"), "token", "create", "admin", "--role", "admin"]
-    result = subprocess.run([*command, "--home", str(tmp_path)], check=True, capture_output=True, text=True)
-    token = result.stdout.strip()
+    completed = subprocess.run([*command, "--home", str(tmp_path)], check=True, capture_output=True, text=True)
+    token = completed.stdout.strip()
     with Seamark(tmp_path, env={"SEAMARK_AUTH": "token"}) as server:
         with pytest.raises(duckdb.Error):
             seamark.duckdb.connect(server.base_url).execute("CREATE SCHEMA sea.shop")

@@ -104,13 +104,13 @@ def test_new_thread_does_not_remove_the_signer_of_other_threads(
 
     monkeypatch.setattr(EventAliaser, "register_last", register_after_pause)
     with ThreadPoolExecutor(1) as pool:
-        theirs = pool.submit(begin)
+        begun_commit = pool.submit(begin)
         try:
             assert started.wait(60)
             assert _write_and_read(table, "mine") == "mine"
         finally:
             go_on.set()
-        assert theirs.result() == "theirs"
+        assert begun_commit.result() == "theirs"
 
 
 def test_pyiceberg_upserts_rows(catalog: RestCatalog) -> None:
@@ -130,10 +130,10 @@ def test_pyiceberg_evolves_schema_and_partitions(catalog: RestCatalog) -> None:
     with table.update_spec() as spec:
         spec.add_field("key", BucketTransform(4), "key_bucket")
         spec.add_field("at", DayTransform(), "at_day")
-    loaded = catalog.load_table("py.evolving")
-    assert [field.name for field in loaded.schema().fields] == ["key", "at", "note"]
-    assert [field.name for field in loaded.spec().fields] == ["key_bucket", "at_day"]
-    assert loaded.schema().find_field("key").field_type == LongType()
+    loaded_table = catalog.load_table("py.evolving")
+    assert [field.name for field in loaded_table.schema().fields] == ["key", "at", "note"]
+    assert [field.name for field in loaded_table.spec().fields] == ["key_bucket", "at_day"]
+    assert loaded_table.schema().find_field("key").field_type == LongType()
 
 
 def test_pyiceberg_reads_earlier_snapshots_branches_and_tags(catalog: RestCatalog) -> None:
@@ -182,17 +182,17 @@ def test_pyiceberg_lists_renames_and_drops_in_nested_namespaces(catalog: RestCat
 
 def test_conflicting_commit_of_pyiceberg_is_retried_or_fails_without_retries(catalog: RestCatalog) -> None:
     catalog.create_table("py.race", schema=_people("a").schema)
-    mine, theirs = catalog.load_table("py.race"), catalog.load_table("py.race")
-    theirs.append(_people("first"))
-    mine.append(_people("second"))  # PyIceberg receives a 409, refreshes and tries again by itself.
+    first_table, second_table = catalog.load_table("py.race"), catalog.load_table("py.race")
+    second_table.append(_people("first"))
+    first_table.append(_people("second"))  # PyIceberg receives a 409, refreshes and tries again by itself.
     assert catalog.load_table("py.race").scan().to_arrow().num_rows == 2
 
     stubborn = {"commit.retry.num-retries": "0"}
     catalog.create_table("py.stubborn", schema=_people("a").schema, properties=stubborn)
-    mine, theirs = catalog.load_table("py.stubborn"), catalog.load_table("py.stubborn")
-    theirs.append(_people("first"))
+    first_table, second_table = catalog.load_table("py.stubborn"), catalog.load_table("py.stubborn")
+    second_table.append(_people("first"))
     with pytest.raises(CommitFailedException, match="branch main"):
-        mine.append(_people("second"))
+        first_table.append(_people("second"))
     assert catalog.load_table("py.stubborn").scan().to_arrow().num_rows == 1
 
 

@@ -118,8 +118,8 @@ def _is_rebased(snapshot: Row) -> bool:
     Seamark numbers the files that it writes for a snapshot, and may write only the manifest list.
     """
     number, commit = snapshot["manifest-list"].rpartition("/")[2].removesuffix(".avro").split("-", 3)[2:]
-    added = [row for row in read_list(snapshot) if row["added_snapshot_id"] == snapshot["snapshot-id"]]
-    return number not in ("0", "1") or all(commit not in row["manifest_path"] for row in added)
+    added_manifests = [row for row in read_list(snapshot) if row["added_snapshot_id"] == snapshot["snapshot-id"]]
+    return number not in ("0", "1") or all(commit not in row["manifest_path"] for row in added_manifests)
 
 
 def _list_unneeded_files(metadata: Row) -> set[str]:

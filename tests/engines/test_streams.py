@@ -63,11 +63,11 @@ class Stream:
         with urllib.request.urlopen(request, timeout=60) as answer:
             assert answer.status == 200
 
-    def post(self, table: str, *sent: dict[str, Any]) -> None:
+    def post(self, table: str, *rows: dict[str, Any]) -> None:
         url = f"{self.server.base_url}/api/v1/tables/db/{table}/rows"
-        request = urllib.request.Request(url, json.dumps(sent).encode(), {"Content-Type": "application/json"})
+        request = urllib.request.Request(url, json.dumps(rows).encode(), {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=60) as answer:
-            assert json.load(answer)["rows"] == len(sent)
+            assert json.load(answer)["rows"] == len(rows)
 
 
 @pytest.fixture
@@ -111,11 +111,11 @@ def test_readers_of_seamark_in_spark_return_rows_before_their_flush(stream: Stre
     stream.post("t", {"id": 1, "name": "a"})
     block_until(lambda: stream.sql("SELECT count(*) FROM {db}.t.snapshots") == [(1,)])
     stream.post("t", {"id": 2, "name": "b"}, {"id": 3, "name": "a"})
-    joined = "SELECT a.id FROM {db}.t a JOIN {db}.t b ON a.name = b.name WHERE b.id = 3 ORDER BY a.id"
+    join = "SELECT a.id FROM {db}.t a JOIN {db}.t b ON a.name = b.name WHERE b.id = 3 ORDER BY a.id"
     for _ in range(2):
         assert stream.sql_by_plans("SELECT count(*) FROM {db}.t") == [(3,)]
         assert stream.sql_by_plans("SELECT id FROM {db}.t WHERE name = 'b'") == [(2,)]
-        assert stream.sql_by_plans(joined) == [(1,), (3,)]
+        assert stream.sql_by_plans(join) == [(1,), (3,)]
         assert sorted(row[0] for row in stream.load("t")) == [1, 2, 3]
         assert sorted(row[0] for row in stream.load("t", where="id > 1")) == [2, 3]
         assert sorted(row[0] for row in stream.read("t")) == [1, 2, 3]

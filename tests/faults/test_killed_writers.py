@@ -74,18 +74,18 @@ def run_campaign(home: Path, *, kills: int, batches: int, seed: int, version: in
 
 
 def every_snapshot_is_of_whole_batches(client: IndexClient, seed: int, batches: int, message: str) -> None:
-    loaded = client.load_table("db.t", history=True)
+    loaded_table = client.load_table("db.t", history=True)
     model: Model = {}
     number = 0
-    snapshots = json.loads(loaded.metadata)["snapshots"]
+    snapshots = json.loads(loaded_table.metadata)["snapshots"]
     for snapshot in sorted(snapshots, key=lambda one: one["sequence-number"]):
-        result = rows_at(client, At(snapshot_id=snapshot["snapshot-id"]))
-        last = int(snapshot["summary"][SEQUENCE_KEY])
-        assert last >= number, f"{message}: sequence {last} was committed twice"
-        while number <= last:  # A batch without changes has no snapshot.
+        actual_rows = rows_at(client, At(snapshot_id=snapshot["snapshot-id"]))
+        last_sequence = int(snapshot["summary"][SEQUENCE_KEY])
+        assert last_sequence >= number, f"{message}: sequence {last_sequence} was committed twice"
+        while number <= last_sequence:  # A batch without changes has no snapshot.
             apply(model, seed, number)
             number += 1
-        assert result == rows(model), f"{message}: after batch {last}"
+        assert actual_rows == rows(model), f"{message}: after batch {last_sequence}"
     while number < batches:
         apply(model, seed, number)
         number += 1

@@ -61,7 +61,9 @@ def test_repeat_after_a_lost_reply_gets_the_first_outcome(proxy: LossyProxy, see
         chosen_key = new_key() if key else None
         parent = snapshot_id - 1 or None
         status, body = _until_answered(
-            lambda at=snapshot_id, parent=parent, chosen=chosen_key: client.append(at, parent, at, name, chosen)
+            lambda number=snapshot_id, parent=parent, chosen=chosen_key: client.append(
+                number, parent, number, name, chosen
+            )
         )
         assert status == 200, f"seed {seed}: {body}"
         assert body["metadata"]["current-snapshot-id"] == snapshot_id

@@ -118,11 +118,11 @@ def test_overtaken_appends_with_lost_replies_are_applied_once(proxy: LossyProxy,
     _create(direct, name, 2 + seed % 2)
     proxy.fate = choose_fates(seed, 0.6, applies=lambda method, path: method == "POST")
     expected: set[str] = set()
-    for turn in range(8):
+    for round_number in range(8):
         metadata = _load(direct, name)
         appenders = [Appender(metadata, merge=source.choice([0, 0, 2])) for _ in range(4)]
         for number, appender in enumerate(appenders):
-            request, chosen_key = appender.commit({f"{turn}-{number}": number + 1}), new_key() if key else None
+            request, chosen_key = appender.commit({f"{round_number}-{number}": number + 1}), new_key() if key else None
             for _ in range(50):
                 try:
                     status, body = _send(client, name, request, chosen_key)
@@ -131,8 +131,8 @@ def test_overtaken_appends_with_lost_replies_are_applied_once(proxy: LossyProxy,
                 break
             assert status == 200, f"seed {seed}: {body}"
             assert body["metadata"]["current-snapshot-id"] == appender.snapshot_id
-            expected.add(f"{turn}-{number}")
-        assert _files(_load(direct, name)) == expected, f"seed {seed}, turn {turn}"
+            expected.add(f"{round_number}-{number}")
+        assert _files(_load(direct, name)) == expected, f"seed {seed}, turn {round_number}"
         # Delete files that the snapshot does not name, as engines do once they know the outcome.
         for appender in appenders:
             _clean_up(appender, _load(direct, name))

@@ -42,10 +42,10 @@ class ExecutorFaults:
     def strike(self) -> None:
         """Kill or delay a worker, and sometimes kill a whole executor."""
         choice = self._source.choices(("worker", "straggler", "executor"), (4, 3, 1))[0]
-        result = self._executors() if choice == "executor" else self._workers()
-        if not result:
+        processes = self._executors() if choice == "executor" else self._workers()
+        if not processes:
             return
-        victim = self._source.choice(result)
+        victim = self._source.choice(processes)
         with suppress(psutil.Error):
             if choice == "straggler":
                 victim.send_signal(signal.SIGSTOP)
@@ -126,8 +126,8 @@ def count_failed_tasks(events: Path) -> list[dict[str, Any]]:
 
 def _is_another(ended: dict[str, Any]) -> bool:
     """Return whether this attempt repeats a task: as a later attempt, or in a stage that runs again."""
-    about = ended["Task Info"]
-    return bool(about["Attempt"] or about["Speculative"] or ended["Stage Attempt ID"])
+    task_info = ended["Task Info"]
+    return bool(task_info["Attempt"] or task_info["Speculative"] or ended["Stage Attempt ID"])
 
 
 def _end(job: subprocess.Popen[bytes]) -> None:

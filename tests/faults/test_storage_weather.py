@@ -122,11 +122,11 @@ async def test_hanging_storage_delays_only_requests_that_need_it(s3: S3, tmp_pat
         first_key, *keys = [new_key() for _ in range(5)]
         first = asyncio.create_task(asyncio.to_thread(commit, first_key))
         await until(lambda: "PUT hung" in weather.requests)
-        later = [asyncio.create_task(asyncio.to_thread(commit, key)) for key in keys]
+        later_commits = [asyncio.create_task(asyncio.to_thread(commit, key)) for key in keys]
         await asyncio.to_thread(serve)
         assert not first.done()
         assert not await asyncio.to_thread(http_ok, f"{server.base_url}/readyz")
-        results = await asyncio.gather(first, *later)
+        results = await asyncio.gather(first, *later_commits)
         assert {status for status, _ in results} == {503}
         # A commit that waits behind a hanging one is rejected; otherwise the waits would add up.
         assert any("waited in the table's queue" in answer["error"]["message"] for _, answer in results), results

@@ -148,12 +148,12 @@ class Rig:
             return False
 
     def keys(self, name: str, *, namespace: str = "ns", token: str = "") -> Keys:
-        loaded = self.request("GET", f"/v1/namespaces/{namespace}/tables/{name}", token=token)
-        return keys_of(loaded)
+        loaded_table = self.request("GET", f"/v1/namespaces/{namespace}/tables/{name}", token=token)
+        return keys_of(loaded_table)
 
 
-def keys_of(loaded: dict[str, Any]) -> Keys:
-    config, location = loaded["config"], loaded["metadata"]["location"]
+def keys_of(loaded_table: dict[str, Any]) -> Keys:
+    config, location = loaded_table["config"], loaded_table["metadata"]["location"]
     bucket, _, prefix = location.removeprefix("s3://").partition("/")
     return Keys(
         config["s3.endpoint"],

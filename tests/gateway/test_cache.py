@@ -172,9 +172,9 @@ async def test_blocks_come_from_memory_then_disk_after_a_restart_then_the_store(
         )
         count = len(store.requests)
         assert first_worker.count_served()["memory"] >= BLOCK
-    async with open_worker(store, tmp_path, clock) as two:
-        assert await two.get(path) == data
-        assert two.count_served() == {"disk": len(data)}
+    async with open_worker(store, tmp_path, clock) as second_worker:
+        assert await second_worker.get(path) == data
+        assert second_worker.count_served() == {"disk": len(data)}
     assert len(store.requests) == count
     async with open_worker(store, tmp_path / "other", clock) as three:
         assert await three.get(path) == data
@@ -257,12 +257,12 @@ async def test_blocks_of_others_stay_cached_while_one_principal_reads_and_pins_a
             await worker.get(pinned, test_pinned="yes")
             await worker.get(metadata)
         for number, name in enumerate(loud):
-            more = {"test_pinned": "yes"} if number % 2 else {}
-            await worker.get(name, test_who="loud", **more)
+            pin_metadata = {"test_pinned": "yes"} if number % 2 else {}
+            await worker.get(name, test_who="loud", **pin_metadata)
         store.requests.clear()
         served = worker.count_served()
-        for name, more in ((hot, {}), (pinned, {"test_pinned": "yes"}), (metadata, {})):
-            assert await worker.get(name, **more) == store.objects[location(name)].data
+        for name, pin_metadata in ((hot, {}), (pinned, {"test_pinned": "yes"}), (metadata, {})):
+            assert await worker.get(name, **pin_metadata) == store.objects[location(name)].data
         assert store.requests == []
         assert worker.count_served()["memory"] == served["memory"] + 3 * BLOCK
 
@@ -300,30 +300,33 @@ async def test_object_replaced_behind_the_gateway_is_noticed_within_the_recheck_
 async def test_write_through_one_worker_is_visible_to_all_at_once(tmp_path: Path) -> None:
     rng, clock = random.Random(1), SimulatedClock(1)
     store, path = FakeStore(rng), new_name(rng)
-    async with open_worker(store, tmp_path, clock) as first_worker, open_worker(store, tmp_path, clock) as two:
-        for turn in range(6):
-            data = rng.randbytes(2 * BLOCK + turn)
-            writer = (first_worker, two)[turn % 2]
+    async with (
+        open_worker(store, tmp_path, clock) as first_worker,
+        open_worker(store, tmp_path, clock) as second_worker,
+    ):
+        for round_number in range(6):
+            data = rng.randbytes(2 * BLOCK + round_number)
+            writer = (first_worker, second_worker)[round_number % 2]
             await writer.send("PUT", path, data)
             assert await first_worker.get(path) == data
-            assert await two.get(path) == data
+            assert await second_worker.get(path) == data
         await first_worker.send("DELETE", path)
-        assert (await two.send("GET", path))[0] == 404
-        assert (await two.send("HEAD", path))[0] == 404
+        assert (await second_worker.send("GET", path))[0] == 404
+        assert (await second_worker.send("HEAD", path))[0] == 404
 
 
 def _damage(folder: Path, rng: random.Random) -> None:
     """Change a byte of some blocks and the length of others; evicted blocks are skipped."""
     for file in sorted(folder.rglob("*.block")):
-        with contextlib.suppress(FileNotFoundError), file.open("r+b") as opened:
-            content = opened.read()
+        with contextlib.suppress(FileNotFoundError), file.open("r+b") as opened_file:
+            content = opened_file.read()
             kind = rng.randrange(6)
             if kind == 0 and content:
-                at = rng.randrange(len(content))
-                opened.seek(at)
-                opened.write(bytes([content[at] ^ 1 << rng.randrange(8)]))
+                offset = rng.randrange(len(content))
+                opened_file.seek(offset)
+                opened_file.write(bytes([content[offset] ^ 1 << rng.randrange(8)]))
             elif kind == 1:
-                opened.truncate(rng.randrange(200))
+                opened_file.truncate(rng.randrange(200))
 
 
 async def test_damaged_blocks_are_read_again_and_never_served(tmp_path: Path) -> None:
@@ -422,22 +425,24 @@ async def _run_campaign(seed: int, folder: Path, steps: int) -> None:
 
     async with (
         open_worker(store, folder, clock, **changes) as first_worker,
-        open_worker(store, folder, clock, **changes) as two,
+        open_worker(store, folder, clock, **changes) as second_worker,
     ):
         for _ in range(steps):
             match rng.randrange(12):
                 case 0:
-                    await write(rng.choice((first_worker, two)), rng.choice(paths))
+                    await write(rng.choice((first_worker, second_worker)), rng.choice(paths))
                 case 1:
                     clock.advance(rng.randrange(400_000))
                 case 2:
                     _damage(folder, rng)
                 case _:
                     works = [
-                        read(rng.choice((first_worker, two)), rng.choice(paths)) for _ in range(rng.randrange(1, 8))
+                        read(rng.choice((first_worker, second_worker)), rng.choice(paths))
+                        for _ in range(rng.randrange(1, 8))
                     ]
                     works += [
-                        write(rng.choice((first_worker, two)), rng.choice(paths)) for _ in range(rng.randrange(2))
+                        write(rng.choice((first_worker, second_worker)), rng.choice(paths))
+                        for _ in range(rng.randrange(2))
                     ]
                     await asyncio.gather(*works)
 
@@ -446,7 +451,7 @@ def _agrees(
     content: bytes | None,
     method: str,
     text: str | None,
-    sent: dict[str, str],
+    conditions: dict[str, str],
     status: int,
     body: bytes,
     actual_text: Any,
@@ -454,9 +459,9 @@ def _agrees(
     """Return whether an answer equals that of an S3 store with this content."""
     if content is None:
         return status == 404
-    if sent.get("If_Match") == '"none"':
+    if conditions.get("If_Match") == '"none"':
         return status == 412
-    if sent.get("If_None_Match") == "*":
+    if conditions.get("If_None_Match") == "*":
         return status == 304
     try:
         part = read_range(text, len(content))

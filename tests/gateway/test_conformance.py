@@ -89,15 +89,15 @@ def test_conditional_reads_and_writes_behave_as_on_the_store(rig: Rig, keys: Key
     object_key = {"Bucket": keys.bucket, "Key": keys.prefix + "o"}
     etag = client.put_object(**object_key, Body=b"one")["ETag"]
     modified = client.head_object(**object_key)["LastModified"]
-    read = lambda **conditions: _outcome(client.get_object, **object_key, **conditions)  # noqa: E731
-    assert read(IfMatch=etag)[0] == 200
-    assert read(IfMatch='"other"') == ("PreconditionFailed", 412)
-    assert read(IfNoneMatch=etag)[1] == 304
-    assert read(IfNoneMatch='"other"')[0] == 200
-    assert read(IfModifiedSince=modified.replace(year=modified.year + 1))[1] == 304 or rig.direct is not None
-    assert read(IfModifiedSince=modified.replace(year=2001))[0] == 200
-    assert read(IfUnmodifiedSince=modified.replace(year=modified.year + 1))[0] == 200
-    assert read(IfUnmodifiedSince=modified.replace(year=2001)) == ("PreconditionFailed", 412)
+    read_object = lambda **conditions: _outcome(client.get_object, **object_key, **conditions)  # noqa: E731
+    assert read_object(IfMatch=etag)[0] == 200
+    assert read_object(IfMatch='"other"') == ("PreconditionFailed", 412)
+    assert read_object(IfNoneMatch=etag)[1] == 304
+    assert read_object(IfNoneMatch='"other"')[0] == 200
+    assert read_object(IfModifiedSince=modified.replace(year=modified.year + 1))[1] == 304 or rig.direct is not None
+    assert read_object(IfModifiedSince=modified.replace(year=2001))[0] == 200
+    assert read_object(IfUnmodifiedSince=modified.replace(year=modified.year + 1))[0] == 200
+    assert read_object(IfUnmodifiedSince=modified.replace(year=2001)) == ("PreconditionFailed", 412)
     write = lambda **conditions: _outcome(client.put_object, **object_key, Body=b"two", **conditions)  # noqa: E731
     assert write(IfNoneMatch="*") == ("PreconditionFailed", 412)
     assert write(IfMatch='"other"') == ("PreconditionFailed", 412)

@@ -90,13 +90,13 @@ async def test_answer_that_begins_first_is_used_and_the_other_request_is_cancell
 
 @pytest.mark.parametrize("refused", [ScriptedAnswer(status=503), ScriptedAnswer(fails=True)], ids=["503", "no answer"])
 async def test_failure_is_used_only_if_no_answer_arrives(refused: ScriptedAnswer) -> None:
-    last = ScriptedAnswer()
-    scripted = ScriptedStore(refused, last)
+    last_answer = ScriptedAnswer()
+    scripted = ScriptedStore(refused, last_answer)
     reading = asyncio.create_task(read(HedgedStore(scripted, SystemClock(), percent=100)))
     await until(lambda: scripted.sent == 2)
     refused.goes.set()
     await asyncio.sleep(0)
-    last.goes.set()
+    last_answer.goes.set()
     assert await reading == ("1", b"a")
 
 
@@ -136,13 +136,13 @@ async def test_hedged_requests_stay_within_their_share_of_all(percent: int) -> N
     scripted = ScriptedStore(*(ScriptedAnswer() for _ in range(2 * count)))
     store = HedgedStore(scripted, SystemClock(), percent=percent)
     for number in range(count):
-        sent = scripted.sent
+        sent_requests = scripted.sent
         reading = asyncio.create_task(read(store))
-        while scripted.sent == sent:
+        while scripted.sent == sent_requests:
             await asyncio.sleep(0)
         for _ in range(20):  # Enough turns of the event loop for a second request, if there is one
             await asyncio.sleep(0)
-        scripted.turns[sent].goes.set()
+        scripted.turns[sent_requests].goes.set()
         await reading
         assert store.hedged <= (number + 1) * percent / 100
     assert scripted.sent == count + store.hedged
@@ -158,8 +158,8 @@ async def test_no_read_has_wrong_bytes_whichever_answer_is_used(tmp_path: Path) 
         store.put(location(path), rng.randbytes(rng.randrange(1, 12 * BLOCK)))
     nothing_kept = {"gateway_cache_memory_bytes": 0, "gateway_cache_disk_bytes": 0}
     async with open_worker(store, tmp_path, SimulatedClock(1), gateway_hedged_percent=100, **nothing_kept) as worker:
-        for turn in range(150):
-            store.fails = (0.0, 0.1)[turn % 2]
+        for round_number in range(150):
+            store.fails = (0.0, 0.1)[round_number % 2]
             path = rng.choice(paths)
             data = store.objects[location(path)].data
             start = rng.randrange(len(data))

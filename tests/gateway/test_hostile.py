@@ -67,8 +67,8 @@ def test_xml_with_many_elements_is_rejected_before_it_is_parsed(monkeypatch: pyt
     checksums = "<ChecksumCRC32>AAAAAA==</ChecksumCRC32><ChecksumSHA256>A</ChecksumSHA256>"
     part = f"<Part><PartNumber>1</PartNumber><ETag>a</ETag>{checksums}</Part>"
     monkeypatch.undo()
-    whole = "".join(part.replace("1", str(number), 1) for number in range(1, 10_001))
-    assert len(read_complete(f"<CompleteMultipartUpload>{whole}</CompleteMultipartUpload>".encode())) == 10_000
+    whole_body = "".join(part.replace("1", str(number), 1) for number in range(1, 10_001))
+    assert len(read_complete(f"<CompleteMultipartUpload>{whole_body}</CompleteMultipartUpload>".encode())) == 10_000
     keys = "".join(f"<Object><Key>{number}</Key></Object>" for number in range(1000))
     assert len(parse_delete_body(f"<Delete><Quiet>true</Quiet>{keys}</Delete>")) == 1000
 
@@ -132,10 +132,10 @@ def test_trailer_signature_of_any_bytes_is_compared(signature: bytes) -> None:
 
 def test_errors_contain_no_path_of_the_server(folder_rig: Rig) -> None:
     keys = folder_rig.create_table(f"paths{next(_numbers)}")
-    at = folder_rig.folder / keys.bucket / keys.prefix
+    prefix_folder = folder_rig.folder / keys.bucket / keys.prefix
     with closing(keys.client()) as client:
         client.put_object(Bucket=keys.bucket, Key=keys.prefix + "data/o", Body=b"x")
-    os.symlink("/", at / "out")
+    os.symlink("/", prefix_folder / "out")
     for method, name in itertools.product(
         ("GET", "PUT", "DELETE", "HEAD"), ("data", "x" * 300, "out", "out/etc/passwd", "data/o/below", "data/o")
     ):
@@ -144,8 +144,8 @@ def test_errors_contain_no_path_of_the_server(folder_rig: Rig) -> None:
         status, answer = raw(keys, method, f"/{keys.bucket}/{keys.prefix}{name}", body=b"x" * (method == "PUT"))
         assert status < 500, (method, name, answer)
         assert str(folder_rig.folder).encode() not in answer, (method, name, answer)
-    named = "".join(f"<Object><Key>{keys.prefix}{name}</Key></Object>" for name in ("x" * 300, "data"))
-    body = f"<Delete>{named}</Delete>"
+    object_elements = "".join(f"<Object><Key>{keys.prefix}{name}</Key></Object>" for name in ("x" * 300, "data"))
+    body = f"<Delete>{object_elements}</Delete>"
     status, answer = raw(keys, "POST", f"/{keys.bucket}/?delete=", body=body.encode())
     assert (status, f"<Deleted><Key>{keys.prefix}data</Key>".encode() in answer) == (200, True)
     assert str(folder_rig.folder).encode() not in answer
@@ -156,18 +156,18 @@ def test_written_object_has_no_checksums_of_an_older_file(folder_rig: Rig) -> No
     object.
     """
     keys = folder_rig.create_table(f"checksums{next(_numbers)}")
-    at = folder_rig.folder / keys.bucket / keys.prefix / "data"
-    at.mkdir(parents=True, exist_ok=True)
+    data_folder = folder_rig.folder / keys.bucket / keys.prefix / "data"
+    data_folder.mkdir(parents=True, exist_ok=True)
     client = keys.client()
     try:
         for name in ("replaced", "deleted"):
-            (at / name).write_bytes(b"old")
-            (at / f".{name}.crc").write_bytes(b"crc\0" + bytes(8))
+            (data_folder / name).write_bytes(b"old")
+            (data_folder / f".{name}.crc").write_bytes(b"crc\0" + bytes(8))
         client.put_object(Bucket=keys.bucket, Key=f"{keys.prefix}data/replaced", Body=b"new")
         client.delete_object(Bucket=keys.bucket, Key=f"{keys.prefix}data/deleted")
     finally:
         client.close()
-    assert {path.name: path.read_bytes() for path in at.iterdir()} == {"replaced": b"new"}
+    assert {path.name: path.read_bytes() for path in data_folder.iterdir()} == {"replaced": b"new"}
 
 
 def test_no_object_is_hidden_from_listings(folder_rig: Rig) -> None:
@@ -186,8 +186,8 @@ def test_deep_keys_are_listed_and_keys_longer_than_on_s3_are_rejected(folder_rig
         with pytest.raises(ClientError, match="KeyTooLong"):
             client.put_object(Bucket=keys.bucket, Key=keys.prefix + "d/" * 1900 + "x", Body=b"")
         client.put_object(Bucket=keys.bucket, Key=deep, Body=b"")
-        result = client.list_objects_v2(Bucket=keys.bucket, Prefix=keys.prefix)["Contents"]
-    assert deep in [item["Key"] for item in result]
+        objects = client.list_objects_v2(Bucket=keys.bucket, Prefix=keys.prefix)["Contents"]
+    assert deep in [item["Key"] for item in objects]
 
 
 def test_listing_has_no_keys_with_empty_names(folder_rig: Rig) -> None:
@@ -195,14 +195,14 @@ def test_listing_has_no_keys_with_empty_names(folder_rig: Rig) -> None:
     with closing(keys.client()) as client:
         client.put_object(Bucket=keys.bucket, Key=keys.prefix + "data/o", Body=b"x")
         for name in ("/", "data//", "data/o/", "data/o//"):
-            result = client.list_objects_v2(Bucket=keys.bucket, Prefix=keys.prefix + name)
-            assert result["KeyCount"] == 0, name
+            objects = client.list_objects_v2(Bucket=keys.bucket, Prefix=keys.prefix + name)
+            assert objects["KeyCount"] == 0, name
 
 
 def test_folder_swapped_for_a_link_at_any_moment_reveals_nothing(folder_rig: Rig, tmp_path: Path) -> None:
     """During requests, a program with access to one table's folder swaps it for a link to another table's folder."""
     keys = folder_rig.create_table(f"swaps{next(_numbers)}")
-    at = folder_rig.folder / keys.bucket / keys.prefix
+    prefix_folder = folder_rig.folder / keys.bucket / keys.prefix
     other = tmp_path / "other"
     other.mkdir()
     with closing(keys.client()) as client:
@@ -215,20 +215,20 @@ def test_folder_swapped_for_a_link_at_any_moment_reveals_nothing(folder_rig: Rig
 
         def swap() -> None:
             while not ended.wait(0.0005):
-                (at / "data-link").symlink_to(other)
-                (at / "data").rename(at / "data-away")
+                (prefix_folder / "data-link").symlink_to(other)
+                (prefix_folder / "data").rename(prefix_folder / "data-away")
                 try:
-                    (at / "data-link").rename(at / "data")
+                    (prefix_folder / "data-link").rename(prefix_folder / "data")
                 except OSError:  # A request has created the folder again.
-                    (at / "data-link").unlink()
-                    shutil.rmtree(at / "data-away")
+                    (prefix_folder / "data-link").unlink()
+                    shutil.rmtree(prefix_folder / "data-away")
                     continue
                 ended.wait(0.0005)
-                (at / "data").unlink()
+                (prefix_folder / "data").unlink()
                 try:
-                    (at / "data-away").rename(at / "data")
+                    (prefix_folder / "data-away").rename(prefix_folder / "data")
                 except OSError:  # A request has created the folder again, as above.
-                    shutil.rmtree(at / "data-away")
+                    shutil.rmtree(prefix_folder / "data-away")
 
         thread = threading.Thread(target=swap)
         thread.start()
@@ -242,8 +242,8 @@ def test_folder_swapped_for_a_link_at_any_moment_reveals_nothing(folder_rig: Rig
                 with suppress(ClientError):
                     client.put_object(Bucket=keys.bucket, Key=key, Body=b"own")
                 with suppress(ClientError):
-                    result = client.list_objects_v2(Bucket=keys.bucket, Prefix=keys.prefix)
-                    assert "only-here" not in str(result.get("Contents"))
+                    objects = client.list_objects_v2(Bucket=keys.bucket, Prefix=keys.prefix)
+                    assert "only-here" not in str(objects.get("Contents"))
         finally:
             ended.set()
             thread.join()
@@ -253,18 +253,18 @@ def test_folder_swapped_for_a_link_at_any_moment_reveals_nothing(folder_rig: Rig
 
 def test_listing_follows_no_link(folder_rig: Rig, tmp_path: Path) -> None:
     keys = folder_rig.create_table(f"links{next(_numbers)}")
-    at = folder_rig.folder / keys.bucket / keys.prefix
+    prefix_folder = folder_rig.folder / keys.bucket / keys.prefix
     (tmp_path / "secret").write_text("secret")
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub/secret").write_text("secret")
-    os.symlink(tmp_path, at / "out")
+    os.symlink(tmp_path, prefix_folder / "out")
     with closing(keys.client()) as client:
         for name in ("", "out", "out/", "out/sub/", "out/s"):
             try:
-                result = client.list_objects_v2(Bucket=keys.bucket, Prefix=keys.prefix + name)
+                objects = client.list_objects_v2(Bucket=keys.bucket, Prefix=keys.prefix + name)
             except ClientError:
                 continue
-            assert "secret" not in str(result.get("Contents")), name
+            assert "secret" not in str(objects.get("Contents")), name
 
 
 def test_listing_that_starts_after_a_folders_name_has_the_keys_in_it(rig: Rig) -> None:
@@ -274,9 +274,9 @@ def test_listing_that_starts_after_a_folders_name_has_the_keys_in_it(rig: Rig) -
         for name in names:
             client.put_object(Bucket=keys.bucket, Key=keys.prefix + name, Body=b"x")
         after = {"Bucket": keys.bucket, "Prefix": keys.prefix + "data/", "StartAfter": keys.prefix + "data/a/"}
-        result = client.list_objects_v2(**after)["Contents"]
+        objects = client.list_objects_v2(**after)["Contents"]
         grouped = client.list_objects_v2(**after, Delimiter="/")["CommonPrefixes"]
-    assert [item["Key"].removeprefix(keys.prefix) for item in result] == names
+    assert [item["Key"].removeprefix(keys.prefix) for item in objects] == names
     assert [item["Prefix"].removeprefix(keys.prefix) for item in grouped] == ["data/b/"]
 
 

@@ -81,12 +81,12 @@ def test_no_operation_reaches_another_table(rig: Rig, victim_keys: Keys, own_key
     with_victim = victim_keys.client()
     foreign = with_victim.create_multipart_upload(**victim_object)["UploadId"]
     copy = {"CopySource": {"Bucket": victim_object["Bucket"], "Key": victim_object["Key"]}}
-    many = {"Objects": [{"Key": victim_object["Key"]}]}
-    refused = {
+    delete_request = {"Objects": [{"Key": victim_object["Key"]}]}
+    refused_paths = {
         "get": _code(client.get_object, **victim_object),
         "put": _code(client.put_object, **victim_object, Body=b"x"),
         "delete": _code(client.delete_object, **victim_object),
-        "delete many": _code(client.delete_objects, Bucket=victim_object["Bucket"], Delete=many),
+        "delete many": _code(client.delete_objects, Bucket=victim_object["Bucket"], Delete=delete_request),
         "copy from": _code(client.copy_object, **environment, **copy),
         "copy to": _code(client.copy_object, **victim_object, CopySource=environment),
         "part copy": _code(client.upload_part_copy, **environment, UploadId=upload, PartNumber=1, **copy),
@@ -101,7 +101,7 @@ def test_no_operation_reaches_another_table(rig: Rig, victim_keys: Keys, own_key
         "acl": _code(client.put_object_acl, **environment, ACL="public-read"),
         "parts of another": _code(client.list_parts, **victim_object, UploadId=foreign),
     }
-    assert set(refused.values()) == {"AccessDenied"}, refused
+    assert set(refused_paths.values()) == {"AccessDenied"}, refused_paths
     # An upload id of another table is useless with the caller's own key.
     assert _code(client.upload_part, **environment, UploadId=foreign, PartNumber=1, Body=b"x") == "NoSuchUpload"
     assert _code(client.list_parts, **environment, UploadId=foreign) == "NoSuchUpload"
@@ -156,8 +156,8 @@ def test_no_spelling_of_a_key_reaches_another_table(victim_keys: Keys, own_keys:
         status, body = raw(own_keys, "PUT", f"/{own_keys.bucket}/{own_keys.prefix}copied", source)
         assert status >= 400, (key, body)
     with_victim = victim_keys.client()
-    result = with_victim.list_objects_v2(Bucket=victim_keys.bucket, Prefix=victim_keys.prefix + "data/")
-    assert [item["Key"] for item in result["Contents"]] == [victim_keys.prefix + "data/secret"]
+    objects = with_victim.list_objects_v2(Bucket=victim_keys.bucket, Prefix=victim_keys.prefix + "data/")
+    assert [item["Key"] for item in objects["Contents"]] == [victim_keys.prefix + "data/secret"]
     assert (
         with_victim.get_object(Bucket=victim_keys.bucket, Key=victim_keys.prefix + "data/secret")["Body"].read()
         == SECRET
@@ -186,9 +186,9 @@ def test_forged_and_mixed_credentials_are_rejected(victim_keys: Keys, own_keys: 
         with_forged = keys.client()
         assert _code(with_forged.get_object, **victim_object) in ("AccessDenied", "SignatureDoesNotMatch"), name
         with_forged.close()
-    without = replace(victim_keys, token="").client()
-    assert _code(without.get_object, **victim_object) == "AccessDenied"
-    without.close()
+    tokenless_client = replace(victim_keys, token="").client()
+    assert _code(tokenless_client.get_object, **victim_object) == "AccessDenied"
+    tokenless_client.close()
 
 
 def test_request_changed_after_its_signature_is_rejected(own_keys: Keys, client: Any) -> None:
@@ -202,7 +202,7 @@ def test_request_changed_after_its_signature_is_rejected(own_keys: Keys, client:
     )
     signed = dict(request.headers.items())
     other_second = "01Z" if signed["X-Amz-Date"].endswith("00Z") else "00Z"
-    changed = {
+    changed_names = {
         "method": ("DELETE", target, signed, b""),
         "path": ("PUT", target + "2", signed, b"signed"),
         "query": ("PUT", target + "?tagging", signed, b"signed"),
@@ -211,7 +211,7 @@ def test_request_changed_after_its_signature_is_rejected(own_keys: Keys, client:
         "payload": ("PUT", target, signed | {"X-Amz-Content-SHA256": "UNSIGNED-PAYLOAD"}, b"forged"),
         "body": ("PUT", target, signed, b"forged"),
     }
-    for name, (method, path, headers, body) in changed.items():
+    for name, (method, path, headers, body) in changed_names.items():
         connection = http.client.HTTPConnection(urlsplit(own_keys.endpoint).netloc, timeout=30)
         connection.request(method, path, body=body, headers=headers)
         answer = connection.getresponse()

@@ -52,7 +52,7 @@ def _codes(keys: Keys) -> dict[str, str]:
             return error.response["Error"]["Code"]
         return "OK"
 
-    many = {"Objects": [{"Key": object_key["Key"] + "2"}]}
+    delete_request = {"Objects": [{"Key": object_key["Key"] + "2"}]}
     try:
         return {
             "put": code(client.put_object, **object_key, Body=b"x"),
@@ -60,7 +60,7 @@ def _codes(keys: Keys) -> dict[str, str]:
             "list": code(client.list_objects_v2, Bucket=keys.bucket, Prefix=keys.prefix),
             "upload": code(client.create_multipart_upload, **object_key),
             "copy": code(client.copy_object, **(object_key | {"Key": keys.prefix + "c"}), CopySource=object_key),
-            "delete many": code(client.delete_objects, Bucket=keys.bucket, Delete=many),
+            "delete many": code(client.delete_objects, Bucket=keys.bucket, Delete=delete_request),
             "delete": code(client.delete_object, **(object_key | {"Key": keys.prefix + "c"})),
         }
     finally:
@@ -99,13 +99,13 @@ async def test_credentials_have_the_rights_of_the_login_and_expire(tmp_path: Pat
 
         await create(name="t")
         assert (await load("other"))[0] == 403
-        _, written, tag = await load("writer")
-        _, read, read_tag = await load("reader")
-        writer, reader = keys_of(written), keys_of(read)
+        _, written_files, tag = await load("writer")
+        _, read_files, read_tag = await load("reader")
+        writer, reader = keys_of(written_files), keys_of(read_files)
         assert set((await asyncio.to_thread(_codes, writer)).values()) == {"OK"}
-        result = await asyncio.to_thread(_codes, reader)
-        assert {name for name, code in result.items() if code == "OK"} == {"get", "list"}
-        assert {code for code in result.values() if code != "OK"} == {"AccessDenied"}
+        codes = await asyncio.to_thread(_codes, reader)
+        assert {name for name, code in codes.items() if code == "OK"} == {"get", "list"}
+        assert {code for code in codes.values() if code != "OK"} == {"AccessDenied"}
         # An answer is reused only by its own principal, and only while its credentials are valid.
         assert tag != read_tag
         assert (await load("writer", tag))[0] == 304
@@ -144,30 +144,30 @@ async def test_credentials_lose_the_rights_that_their_principal_loses(tmp_path: 
                 return await answer.json() if answer.status == 200 else None
 
         async def outcomes(keys: Keys) -> tuple[str, str]:
-            result = await asyncio.to_thread(_codes, keys)
-            return result["get"], result["put"]
+            codes = await asyncio.to_thread(_codes, keys)
+            return codes["get"], codes["put"]
 
-        async def become(keys: Keys, wanted: tuple[str, str]) -> None:
+        async def become(keys: Keys, expected_keys: tuple[str, str]) -> None:
             async with asyncio.timeout(60):
-                while await outcomes(keys) != wanted:
+                while await outcomes(keys) != expected_keys:
                     await asyncio.sleep(0.02)
 
         table, grants = "/v1/namespaces/db/tables/t", "/api/v1/grants"
         await send("writer", "POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA})
-        written = {
+        written_statuses = {
             principal: keys_of(await send(principal, "GET", table)) for principal in ("writer", "reader", "admin")
         }
-        ok, refused = ("OK", "OK"), ("AccessDenied", "AccessDenied")
+        ok, refusals = ("OK", "OK"), ("AccessDenied", "AccessDenied")
         for principal, expected in (("writer", ok), ("reader", ("OK", "AccessDenied")), ("admin", ok)):
-            assert await outcomes(written[principal]) == expected
+            assert await outcomes(written_statuses[principal]) == expected
         # After losing the role writer, the right to read remains, with new credentials.
         await send("admin", "PUT", grants, {"principal": "writer", "role": "reader", "namespace": ["db"]})
         await send("admin", "DELETE", f"{grants}?principal=writer&role=writer&namespace=db")
-        await become(written["writer"], refused)
+        await become(written_statuses["writer"], refusals)
         assert await outcomes(keys_of(await send("writer", "GET", table))) == ("OK", "AccessDenied")
         await send("admin", "DELETE", "/api/v1/tokens/reader")
-        await become(written["reader"], refused)
-        assert await outcomes(written["admin"]) == ok
+        await become(written_statuses["reader"], refusals)
+        assert await outcomes(written_statuses["admin"]) == ok
 
 
 def _overlap(first: str, other: str) -> bool:

@@ -128,16 +128,16 @@ def test_bodies_over_the_limit_are_rejected_before_they_are_read(keys: Keys) -> 
 
 def test_requests_that_are_not_http_or_not_s3_get_an_s3_error(rig: Rig) -> None:
     gateway = urlsplit(rig.gateway)
-    for sent in (
+    for fault in (
         b"\x16\x03\x01\x02\x00\x01\x00",
         b"GET  / HTTP/1.1\r\n\r\n",
         b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\n\r\n",
     ):
         with socket.create_connection((gateway.hostname, gateway.port)) as raw:
-            raw.sendall(sent)
+            raw.sendall(fault)
             raw.shutdown(socket.SHUT_WR)
-            result = b"".join(iter(lambda raw=raw: raw.recv(65536), b""))  # type: ignore[misc]
-        assert b"<Error>" in result or not result, (sent[:20], result)
+            body = b"".join(iter(lambda raw=raw: raw.recv(65536), b""))  # type: ignore[misc]
+        assert b"<Error>" in body or not body, (fault[:20], body)
     for method, target in itertools.product(
         ("GET", "PUT", "OPTIONS", "PATCH", "BREW"), ("/", "/b", "/b/k", "//", "/%", "*")
     ):
@@ -188,19 +188,21 @@ def test_unavailable_or_killed_store_gives_no_short_object(tmp_path: Path) -> No
         with closing(proxy), open_rig(tmp_path, s3, SEAMARK_S3_ENDPOINT=proxy.url) as rig:
             keys = rig.create_table("t")
             with closing(keys.client()) as client:
-                at = {"Bucket": keys.bucket, "Key": keys.prefix + "o"}
-                client.put_object(**at, Body=b"x" * 4 * MEBIBYTE)
+                object_address = {"Bucket": keys.bucket, "Key": keys.prefix + "o"}
+                client.put_object(**object_address, Body=b"x" * 4 * MEBIBYTE)
                 proxy.cut_after = MEBIBYTE
-                assert client.get_object(**at)["Body"].read() == b"x" * 4 * MEBIBYTE, "each cut is continued"
+                assert client.get_object(**object_address)["Body"].read() == b"x" * 4 * MEBIBYTE, (
+                    "each cut is continued"
+                )
                 proxy.dies = True
                 with pytest.raises(Exception, match=r"(?i)incomplete|closed|reset|broken|aborted"):
-                    client.get_object(**at)["Body"].read()
+                    client.get_object(**object_address)["Body"].read()
                 proxy.cut_after = 0
                 with pytest.raises(ClientError) as away:
-                    client.get_object(**at)
+                    client.get_object(**object_address)
                 assert away.value.response["ResponseMetadata"]["HTTPStatusCode"] == 503
                 proxy.dies, proxy.cut_after = False, 1 << 40
-                assert len(client.get_object(**at)["Body"].read()) == 4 * MEBIBYTE
+                assert len(client.get_object(**object_address)["Body"].read()) == 4 * MEBIBYTE
 
 
 class _CuttingProxy:
@@ -230,12 +232,12 @@ class _CuttingProxy:
             threading.Thread(target=self._pump, args=(store, client, True), daemon=True).start()
 
     def _pump(self, source: socket.socket, target: socket.socket, answers: bool) -> None:
-        sent = 0
+        sent_bytes = 0
         with source, target:
             try:
                 while data := source.recv(65536):
-                    sent += len(data)
-                    if answers and sent > self.cut_after:
+                    sent_bytes += len(data)
+                    if answers and sent_bytes > self.cut_after:
                         if self.dies:
                             self.cut_after = 0
                         break

@@ -15,8 +15,8 @@ NOW = 1_700_000_000_000
 Json = dict[str, Any]
 
 
-def field(field_id: int, name: str, kind: object = "long", required: bool = False, **more: object) -> Json:
-    return {"id": field_id, "name": name, "required": required, "type": kind, **more}
+def field(field_id: int, name: str, kind: object = "long", required: bool = False, **fields: object) -> Json:
+    return {"id": field_id, "name": name, "required": required, "type": kind, **fields}
 
 
 def schema(*fields: Json, schema_id: int = 0, identifiers: tuple[int, ...] = ()) -> Json:
@@ -27,9 +27,9 @@ def schema(*fields: Json, schema_id: int = 0, identifiers: tuple[int, ...] = ())
 EVENTS = schema(field(1, "id", "long", True), field(2, "ts", "timestamptz"), field(3, "payload", "string"))
 
 
-def table(version: int = 2, **more: Any) -> TableMetadata:
-    properties = {"format-version": str(version), **more.pop("properties", {})}
-    options: Json = {"schema": EVENTS, "location": "s3://lake/events", "uuid": UUID, "now_ms": NOW, **more}
+def table(version: int = 2, **fields: Any) -> TableMetadata:
+    properties = {"format-version": str(version), **fields.pop("properties", {})}
+    options: Json = {"schema": EVENTS, "location": "s3://lake/events", "uuid": UUID, "now_ms": NOW, **fields}
     return build_table_metadata(properties=properties, **options)
 
 
@@ -50,7 +50,7 @@ def order(*fields: tuple[int, str], order_id: int = 1) -> Json:
     }
 
 
-def add_snapshot(snapshot_id: int, sequence: int, parent: int | None = None, **more: Any) -> Json:
+def add_snapshot(snapshot_id: int, sequence: int, parent: int | None = None, **fields: Any) -> Json:
     document: Json = {
         "snapshot-id": snapshot_id,
         "sequence-number": sequence,
@@ -58,15 +58,15 @@ def add_snapshot(snapshot_id: int, sequence: int, parent: int | None = None, **m
         "manifest-list": f"s3://lake/events/metadata/snap-{snapshot_id}.avro",
         "summary": {"operation": "append", "added-records": "7"},
         "schema-id": 0,
-        **more,
+        **fields,
     }
     if parent is not None:
         document["parent-snapshot-id"] = parent
     return {"action": "add-snapshot", "snapshot": document}
 
 
-def set_ref(snapshot_id: int, name: str = "main", kind: str = "branch", **more: object) -> Json:
-    return {"action": "set-snapshot-ref", "ref-name": name, "type": kind, "snapshot-id": snapshot_id, **more}
+def set_ref(snapshot_id: int, name: str = "main", kind: str = "branch", **fields: object) -> Json:
+    return {"action": "set-snapshot-ref", "ref-name": name, "type": kind, "snapshot-id": snapshot_id, **fields}
 
 
 def apply_json(

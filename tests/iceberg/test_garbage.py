@@ -103,25 +103,25 @@ def mutate_documents(draw: st.DrawFn, examples: list[dict[str, Any]]) -> Any:
     """Return a valid document in which one to three values are replaced, removed or duplicated."""
     document = json.loads(json.dumps(draw(st.sampled_from(examples))))
     for _ in range(draw(st.integers(1, 3))):
-        place, at = document, None
+        place, key = document, None
         while isinstance(place, (dict, list)) and len(place) > 0:
-            at = (
+            key = (
                 draw(st.sampled_from(sorted(place)))
                 if isinstance(place, dict)
                 else draw(st.integers(0, len(place) - 1))
             )
-            if not isinstance(place[at], (dict, list)) or len(place[at]) == 0 or draw(st.booleans()):
+            if not isinstance(place[key], (dict, list)) or len(place[key]) == 0 or draw(st.booleans()):
                 break
-            place = place[at]
-        if at is None:
+            place = place[key]
+        if key is None:
             continue
         change = draw(st.sampled_from(["replace", "remove", "double"]))
-        if change == "replace" and at != "action":
-            place[at] = draw(JSON)
-        elif change == "remove" and at != "action":
-            del place[at]
+        if change == "replace" and key != "action":
+            place[key] = draw(JSON)
+        elif change == "remove" and key != "action":
+            del place[key]
         elif change == "double" and isinstance(place, list):
-            place.append(place[at])
+            place.append(place[key])
     return document
 
 

@@ -43,20 +43,20 @@ ORDER = order((22, "identity"), (10, "identity"), order_id=9)
 
 
 def test_new_ids_equal_those_of_pyiceberg() -> None:
-    ours = table(schema=NESTED_SCHEMA, partition_spec=SPEC, sort_order=ORDER)
-    theirs = new_table_metadata(
+    actual_table = table(schema=NESTED_SCHEMA, partition_spec=SPEC, sort_order=ORDER)
+    expected_metadata = new_table_metadata(
         Schema.model_validate(NESTED_SCHEMA),
         PartitionSpec.model_validate(SPEC),
         SortOrder.model_validate(ORDER),
         "s3://lake/events",
         {},
     )
-    read_back = TableMetadataUtil.parse_raw(encode_table(ours).decode())
+    read_back = TableMetadataUtil.parse_raw(encode_table(actual_table).decode())
     for name in ("schemas", "partition_specs", "sort_orders", "last_column_id", "last_partition_id", "format_version"):
-        assert getattr(read_back, name) == getattr(theirs, name), name
-    assert ours.last_column_id == 10
-    assert ours.last_partition_id == 1002
-    assert ours.current_schema.identifier_field_ids == (1,)
+        assert getattr(read_back, name) == getattr(expected_metadata, name), name
+    assert actual_table.last_column_id == 10
+    assert actual_table.last_partition_id == 1002
+    assert actual_table.current_schema.identifier_field_ids == (1,)
 
 
 def test_unpartitioned_unsorted_table_has_spec_0_and_order_0() -> None:
@@ -85,7 +85,7 @@ def test_trailing_slash_of_the_location_is_removed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "message"),
+    ("extra_fields", "message"),
     [
         ({"properties": {"format-version": "4"}}, "Unsupported format version: v4"),
         ({"properties": {"format-version": "two"}}, "Property format-version must have an integer value"),
@@ -117,9 +117,9 @@ def test_trailing_slash_of_the_location_is_removed() -> None:
         ({"sort_order": {"order-id": 1, "fields": [{"direction": "up"}]}}, "Invalid sort order"),
     ],
 )
-def test_impossible_create_request_is_rejected_with_its_reason(more: dict[str, Any], message: str) -> None:
+def test_impossible_create_request_is_rejected_with_its_reason(extra_fields: dict[str, Any], message: str) -> None:
     with pytest.raises(BadRequest, match=message):
-        table(**more)
+        table(**extra_fields)
 
 
 def test_version_3_accepts_its_types_and_defaults() -> None:

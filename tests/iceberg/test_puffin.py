@@ -72,10 +72,10 @@ def test_puffin_file_is_equal_after_a_round_trip() -> None:
 
 def test_footer_is_read_from_the_end_of_a_file_alone() -> None:
     raw = sample()
-    needed = footer_size_bytes(raw[-TAIL_BYTES:], "a.puffin")
-    assert read_footer(raw[-needed:], len(raw), "a.puffin") == read_footer(raw, len(raw), "a.puffin")
+    footer_bytes = footer_size_bytes(raw[-TAIL_BYTES:], "a.puffin")
+    assert read_footer(raw[-footer_bytes:], len(raw), "a.puffin") == read_footer(raw, len(raw), "a.puffin")
     with pytest.raises(Corrupt, match=r"a\.puffin: a footer of"):
-        read_footer(raw[1 - needed :], len(raw), "a.puffin")
+        read_footer(raw[1 - footer_bytes :], len(raw), "a.puffin")
 
 
 def test_uncompressed_blob_is_not_copied() -> None:
@@ -84,10 +84,10 @@ def test_uncompressed_blob_is_not_copied() -> None:
 
 
 def test_pyiceberg_reads_our_puffin_files() -> None:
-    theirs = PuffinFile(sample())
-    assert theirs.footer.properties == {"created-by": "a test", "näme": "välue"}
-    assert [b.type for b in theirs.footer.blobs] == ["plain-v1", "packed-v1", "empty-v1"]
-    assert [theirs.get_blob_payload(b) for b in theirs.footer.blobs] == [b"one and two", TEXT.encode(), b""]
+    puffin_file = PuffinFile(sample())
+    assert puffin_file.footer.properties == {"created-by": "a test", "näme": "välue"}
+    assert [b.type for b in puffin_file.footer.blobs] == ["plain-v1", "packed-v1", "empty-v1"]
+    assert [puffin_file.get_blob_payload(b) for b in puffin_file.footer.blobs] == [b"one and two", TEXT.encode(), b""]
 
 
 def java(*args: str) -> list[str]:

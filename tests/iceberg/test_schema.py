@@ -14,8 +14,8 @@ from seamark.formats.runtime.errors import BadRequest
 from tests.iceberg.samples import field, schema
 
 
-def parse_schema(*fields: dict[str, Any], **more: Any) -> Schema:
-    return read(schema(*fields, **more), Schema, "schema")
+def parse_schema(*fields: dict[str, Any], **extra_fields: Any) -> Schema:
+    return read(schema(*fields, **extra_fields), Schema, "schema")
 
 
 def struct(*fields: dict[str, Any]) -> dict[str, Any]:

@@ -228,8 +228,8 @@ def test_encryption_keys_are_added_and_removed_in_version_3() -> None:
 
 def test_ten_thousand_snapshots_can_be_expired_by_as_many_updates() -> None:
     ids = range(1, 10_001)
-    added = [add_snapshot(n, n, **{"timestamp-ms": NOW}) for n in ids]
-    m = commit(table(), *added, set_ref(10_000))
+    updates = [add_snapshot(n, n, **{"timestamp-ms": NOW}) for n in ids]
+    m = commit(table(), *updates, set_ref(10_000))
     after_removal = commit(m, *({"action": "remove-snapshots", "snapshot-ids": [n]} for n in ids[:-1]))
     assert [s.snapshot_id for s in after_removal.snapshots] == [10_000]
     assert after_removal.current_snapshot_id == 10_000

@@ -221,12 +221,12 @@ def test_refs_mode_has_only_referenced_snapshots_and_the_whole_log() -> None:
 
 def test_metadata_log_keeps_the_newest_files_and_returns_those_removed() -> None:
     m = table(properties={"write.metadata.previous-versions-max": "3"})
-    removed: list[str] = []
+    removed_names: list[str] = []
     for number in range(5):
         m, expired_files = with_previous_file(m, f"f{number}", NOW + number)
-        removed += expired_files
+        removed_names += expired_files
     assert [(e.metadata_file, e.timestamp_ms - NOW) for e in m.metadata_log] == [("f2", 2), ("f3", 3), ("f4", 4)]
-    assert removed == ["f0", "f1"]
+    assert removed_names == ["f0", "f1"]
     assert with_previous_file(m, "f5", NOW, max_entries=0)[1] == ["f2", "f3", "f4"]
     assert len(with_previous_file(table(), "f", NOW)[0].metadata_log) == 1
     with pytest.raises(BadRequest, match="previous-versions-max"):
@@ -236,9 +236,9 @@ def test_metadata_log_keeps_the_newest_files_and_returns_those_removed() -> None
 def test_snapshot_summary_is_kept_byte_for_byte_and_can_be_read() -> None:
     m = with_snapshots(table(), 1)
     data = encode_table(m).replace(b'"added-records":"7"', b'"added-records" : "7", "x":"\\u00e9"')
-    read = decode_table(data, SOURCE)
-    assert read.snapshots[0].summary_map() == {"operation": "append", "added-records": "7", "x": "é"}
-    assert encode_table(read) == data
+    decoded_table = decode_table(data, SOURCE)
+    assert decoded_table.snapshots[0].summary_map() == {"operation": "append", "added-records": "7", "x": "é"}
+    assert encode_table(decoded_table) == data
 
 
 def test_snapshots_are_found_by_id() -> None:

@@ -133,8 +133,8 @@ def test_new_schema_gets_the_next_id_and_becomes_current() -> None:
 
 def test_existing_schema_is_reused_and_counts_as_last_added() -> None:
     m = commit(table(), {"action": "add-schema", "schema": WIDER}, {"action": "set-current-schema", "schema-id": -1})
-    back = commit(m, {"action": "add-schema", "schema": EVENTS}, {"action": "set-current-schema", "schema-id": -1})
-    assert (len(back.schemas), back.current_schema_id, back.last_column_id) == (2, 0, 4)
+    reverted = commit(m, {"action": "add-schema", "schema": EVENTS}, {"action": "set-current-schema", "schema-id": -1})
+    assert (len(reverted.schemas), reverted.current_schema_id, reverted.last_column_id) == (2, 0, 4)
 
 
 @pytest.mark.parametrize(
@@ -328,7 +328,7 @@ def test_new_table_without_a_uuid_gets_the_given_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("without", "message"),
+    ("missing_field", "message"),
     [
         ("set-location", "Table location is required"),
         ("add-schema", "no schema has been added"),
@@ -336,9 +336,9 @@ def test_new_table_without_a_uuid_gets_the_given_one() -> None:
         ("add-sort-order", "no sort order has been added"),
     ],
 )
-def test_incomplete_creation_is_rejected(without: str, message: str) -> None:
+def test_incomplete_creation_is_rejected(missing_field: str, message: str) -> None:
     with pytest.raises(BadRequest, match=message):
-        apply_json(None, [u for u in creation() if u["action"] != without], now_ms=NOW)
+        apply_json(None, [u for u in creation() if u["action"] != missing_field], now_ms=NOW)
 
 
 def test_snapshot_before_its_schema_is_rejected() -> None:

@@ -16,7 +16,7 @@ from tests.iceberg.samples import EVENTS, NOW, UUID, Json, field, schema
 OTHER_SCHEMA = schema(field(1, "n", "int"))
 
 
-def version(sql: str = "SELECT 1", *, dialects: tuple[str, ...] = ("spark",), **more: Any) -> Json:
+def version(sql: str = "SELECT 1", *, dialects: tuple[str, ...] = ("spark",), **fields: Any) -> Json:
     return {
         "version-id": 1,
         "timestamp-ms": NOW,
@@ -24,11 +24,11 @@ def version(sql: str = "SELECT 1", *, dialects: tuple[str, ...] = ("spark",), **
         "summary": {"engine-name": "spark"},
         "representations": [{"type": "sql", "sql": sql, "dialect": dialect} for dialect in dialects],
         "default-namespace": ["db"],
-        **more,
+        **fields,
     }
 
 
-def view(**more: Any) -> ViewMetadata:
+def view(**fields: Any) -> ViewMetadata:
     document: Json = {
         "uuid": UUID,
         "location": "s3://lake/v",
@@ -36,16 +36,16 @@ def view(**more: Any) -> ViewMetadata:
         "view_version": version(),
         "properties": {},
     }
-    return build_view_metadata(**{**document, "now_ms": NOW, **more})
+    return build_view_metadata(**{**document, "now_ms": NOW, **fields})
 
 
 def commit(base: ViewMetadata | None, *updates: Json, now_ms: int = NOW + 5000) -> ViewMetadata:
     return apply_view_updates(base, updates, now_ms=now_ms)
 
 
-def replace(sql: str, **more: Any) -> list[Json]:
+def replace(sql: str, **fields: Any) -> list[Json]:
     return [
-        {"action": "add-view-version", "view-version": version(sql, **more)},
+        {"action": "add-view-version", "view-version": version(sql, **fields)},
         {"action": "set-current-view-version", "view-version-id": -1},
     ]
 
@@ -93,10 +93,10 @@ def test_replaced_view_has_the_next_version_and_its_schema() -> None:
 
 def test_version_equal_to_an_old_one_is_reused() -> None:
     v = commit(view(), *replace("SELECT 2"))
-    back = commit(v, *replace("SELECT 1", **{"timestamp-ms": NOW + 9}))
-    assert (back.current_version_id, len(back.versions)) == (1, 2)
+    reverted_view = commit(v, *replace("SELECT 1", **{"timestamp-ms": NOW + 9}))
+    assert (reverted_view.current_version_id, len(reverted_view.versions)) == (1, 2)
     # It becomes current again now, not at the time of its creation.
-    assert [(e.version_id, e.timestamp_ms) for e in back.version_log][-1] == (1, NOW + 5000)
+    assert [(e.version_id, e.timestamp_ms) for e in reverted_view.version_log][-1] == (1, NOW + 5000)
     assert commit(v, *replace("SELECT 2")) is v
 
 
@@ -152,16 +152,16 @@ def test_impossible_history_size_is_rejected(size: str) -> None:
 
 
 def test_replacement_may_not_drop_a_dialect_unless_allowed() -> None:
-    both = view(view_version=version(dialects=("spark", "Trino")))
+    two_dialect_view = view(view_version=version(dialects=("spark", "Trino")))
     with pytest.raises(BadRequest) as raised:
-        commit(both, *replace("SELECT 2", dialects=("trino",)))
+        commit(two_dialect_view, *replace("SELECT 2", dialects=("trino",)))
     assert raised.value.message == (
         "Cannot replace view due to loss of view dialects (replace.drop-dialect.allowed=false):\n"
         "Previous dialects: [spark, trino]\nNew dialects: [trino]"
     )
     allow = {"action": "set-properties", "updates": {"replace.drop-dialect.allowed": "TRUE"}}
-    assert commit(both, allow, *replace("SELECT 2", dialects=("trino",))).current_version_id == 2
-    assert commit(both, *replace("SELECT 2", dialects=("trino", "spark", "duckdb"))).current_version_id == 2
+    assert commit(two_dialect_view, allow, *replace("SELECT 2", dialects=("trino",))).current_version_id == 2
+    assert commit(two_dialect_view, *replace("SELECT 2", dialects=("trino", "spark", "duckdb"))).current_version_id == 2
 
 
 @pytest.mark.parametrize(

@@ -60,9 +60,11 @@ def test_hundred_schemas_can_be_added_to_a_thousand() -> None:
     m = table()
     for start in range(0, 1_000, 250):
         m = commit(m, *(item for n in range(start, start + 250) for item in GROWING_UPDATES["schemas"](n)))
-    more = commit(m, *(item for n in range(1_000, 1_100) for item in GROWING_UPDATES["schemas"](n)))
-    assert len(more.schemas) == len(m.schemas) + 100
-    second_commit = commit(more, *GROWING_UPDATES["schemas"](500), {"action": "set-current-schema", "schema-id": -1})
+    second_result = commit(m, *(item for n in range(1_000, 1_100) for item in GROWING_UPDATES["schemas"](n)))
+    assert len(second_result.schemas) == len(m.schemas) + 100
+    second_commit = commit(
+        second_result, *GROWING_UPDATES["schemas"](500), {"action": "set-current-schema", "schema-id": -1}
+    )
     assert second_commit.current_schema == m.schemas[m.schemas.index(second_commit.current_schema)]
 
 
@@ -70,9 +72,9 @@ def test_each_snapshot_is_removed_by_its_own_update_with_its_references() -> Non
     m = table()
     for n in range(300):
         m = commit(m, add_snapshot(n + 1, n + 1, n or None), set_ref(n + 1), set_ref(n + 1, f"tag{n}", "tag"))
-    moved = set_ref(300, "tag0", "tag"), {"action": "remove-snapshot-ref", "ref-name": "tag5"}
+    moves = set_ref(300, "tag0", "tag"), {"action": "remove-snapshot-ref", "ref-name": "tag5"}
     removals = [{"action": "remove-snapshots", "snapshot-ids": [n + 1]} for n in range(299)]
-    result = commit(m, removals[100], *moved, set_ref(1, "late", "tag"), *removals)
+    result = commit(m, removals[100], *moves, set_ref(1, "late", "tag"), *removals)
     assert sorted(result.refs) == ["main", "tag0", "tag299"]
     assert [snapshot.snapshot_id for snapshot in result.snapshots] == [300]
 
@@ -94,8 +96,10 @@ def test_number_of_view_versions_is_limited(monkeypatch: pytest.MonkeyPatch) -> 
 def test_wide_spec_with_known_fields_is_numbered_like_a_small_one() -> None:
     fields = [(1, f"bucket[{n + 2}]", f"b{n}") for n in range(50)]
     m = commit(table(), {"action": "add-spec", "spec": spec(*fields)})
-    more = commit(m, {"action": "add-spec", "spec": spec((1, "bucket[2]", "again"), (1, "bucket[2]", "twice"))})
-    first, second = more.partition_specs[-1].fields
+    second_result = commit(
+        m, {"action": "add-spec", "spec": spec((1, "bucket[2]", "again"), (1, "bucket[2]", "twice"))}
+    )
+    first, second = second_result.partition_specs[-1].fields
     assert first.field_id == m.partition_specs[-1].fields[0].field_id
     assert second.field_id == m.last_partition_id + 1
 

@@ -92,8 +92,8 @@ def compute_expected_flags(
     def is_wrong(row: int, data: bytes) -> bool:
         if name == "texts" and not is_utf8(data):
             return True
-        both = row in low and row in high and name != "unordered"
-        return both and bool(read(low[row]) > read(high[row]))
+        is_in_both = row in low and row in high and name != "unordered"
+        return is_in_both and bool(read(low[row]) > read(high[row]))
 
     return tuple([int(is_wrong(row, data)) for row, data in side.items()] for side in (low, high))  # type: ignore[return-value]
 

@@ -84,9 +84,9 @@ async def test_no_process_is_started_for_few_manifests(decoders: Decoders) -> No
 
 async def test_no_process_is_started_on_one_core() -> None:
     with ThreadPoolExecutor(1) as executor:
-        alone = Decoders(executor, 1, processes_min_bytes=0)
-        with alone.expecting(1 << 40):
-            assert bytes(await alone.decode(*MANIFESTS[0])) == BLOCKS[0]
+        serial_decoders = Decoders(executor, 1, processes_min_bytes=0)
+        with serial_decoders.expecting(1 << 40):
+            assert bytes(await serial_decoders.decode(*MANIFESTS[0])) == BLOCKS[0]
             assert helpers() == []
 
 

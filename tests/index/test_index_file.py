@@ -84,14 +84,14 @@ def test_header_needs_only_the_end_of_a_file_and_its_list_only_the_first_blob() 
 
 
 def test_index_file_is_a_valid_puffin_file() -> None:
-    theirs = PuffinFile(write_index_file(files_table(2)))
-    assert [(blob.type, blob.fields) for blob in theirs.footer.blobs] == [
+    puffin_file = PuffinFile(write_index_file(files_table(2)))
+    assert [(blob.type, blob.fields) for blob in puffin_file.footer.blobs] == [
         ("seamark-files-v1", [3, 7]),
         ("seamark-record-v1", [3, 7]),
     ]
-    assert theirs.get_blob_payload(theirs.footer.blobs[1]) == b"the kind's own bytes"
-    assert theirs.footer.properties["seamark.definition"] == DEFINITION
-    assert theirs.footer.properties["seamark.files"] == "2"
+    assert puffin_file.get_blob_payload(puffin_file.footer.blobs[1]) == b"the kind's own bytes"
+    assert puffin_file.footer.properties["seamark.definition"] == DEFINITION
+    assert puffin_file.footer.properties["seamark.files"] == "2"
 
 
 def test_mapped_file_is_read_without_copying(tmp_path: Path) -> None:
@@ -114,9 +114,9 @@ def test_paths_are_decompressed_only_on_request() -> None:
 def test_merged_file_tables_have_the_kept_files_in_order() -> None:
     first, other = files_table(3, seed=1), files_table(4, seed=2)
     keep, keep_other = np.array([True, False, True]), np.array([False, True, True, False])
-    merged = FilesTable.merge([(first, keep), (other, keep_other)])
-    assert merged.paths == [first.paths[0], first.paths[2], other.paths[1], other.paths[2]]
-    assert merged.ids.tolist() == [*first.ids[keep].tolist(), *other.ids[keep_other].tolist()]
+    merged_table = FilesTable.merge([(first, keep), (other, keep_other)])
+    assert merged_table.paths == [first.paths[0], first.paths[2], other.paths[1], other.paths[2]]
+    assert merged_table.ids.tolist() == [*first.ids[keep].tolist(), *other.ids[keep_other].tolist()]
     assert contents(FilesTable.merge([])) == ([], [], [], [])
 
 
@@ -129,15 +129,15 @@ def test_file_table_with_columns_of_different_lengths_is_rejected() -> None:
 def test_damage_at_any_byte_outside_the_kinds_blob_is_detected(files: int) -> None:
     parts = assemble(DEFINITION, "bloom", files_table(files), BLOB, table_uuid=UUID, field_ids=[3, 7], level=2)
     raw = b"".join(parts)
-    expected, own = read_everything(raw), open_index_file(raw, "a.puffin").header
-    for at in range(len(raw)):
-        if own.offset <= at < own.offset + own.length:
+    expected, actual_header = read_everything(raw), open_index_file(raw, "a.puffin").header
+    for offset in range(len(raw)):
+        if actual_header.offset <= offset < actual_header.offset + actual_header.length:
             continue
         for bit in range(8):
             broken = bytearray(raw)
-            broken[at] ^= 1 << bit
+            broken[offset] ^= 1 << bit
             try:
-                assert read_everything(broken) == expected, f"bit {bit} of byte {at}"
+                assert read_everything(broken) == expected, f"bit {bit} of byte {offset}"
             except (Corrupt, UnknownVersion) as error:
                 if "a.puffin" not in str(error):
                     raise
@@ -155,8 +155,8 @@ def replace_footer(raw: bytes, change: Callable[[list[Blob], dict[str, str]], No
     return b"".join(write_puffin(blobs, properties))
 
 
-def rename_path(blobs: list[Blob], at: int, name: str) -> None:
-    blobs[at] = Blob(name, blobs[at].parts, blobs[at].fields)
+def rename_path(blobs: list[Blob], blob_number: int, name: str) -> None:
+    blobs[blob_number] = Blob(name, blobs[blob_number].parts, blobs[blob_number].fields)
 
 
 @pytest.mark.parametrize("name", ["seamark-record-v2", "seamark-bloom-v17", "seamark-bitmap-v0"])

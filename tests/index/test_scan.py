@@ -170,10 +170,10 @@ def test_comparison_keeps_matching_and_absent_values(kind: str, data: st.DataObj
     assert rows_before == expected
 
 
-@pytest.mark.parametrize("turn", quick(range(40), 14))
-def test_comparison_with_a_sketch_keeps_matching_values(turn: int) -> None:
-    rng = np.random.default_rng(first_seed() * 1000 + turn)
-    dtype = (np.uint32, np.uint64)[turn % 2]
+@pytest.mark.parametrize("round_number", quick(range(40), 14))
+def test_comparison_with_a_sketch_keeps_matching_values(round_number: int) -> None:
+    rng = np.random.default_rng(first_seed() * 1000 + round_number)
+    dtype = (np.uint32, np.uint64)[round_number % 2]
     rows = int(rng.choice([30, 700, 3000]))
     # From no two codes with the same byte to one byte for all codes except the greatest
     span = 2 ** int(rng.integers(1, 8 * np.dtype(dtype).itemsize))

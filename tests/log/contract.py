@@ -55,12 +55,12 @@ async def texts(log: StreamLog, shard: Shard) -> list[str]:
 
 class StreamLogContract:
     async def test_an_appended_batch_is_read_back(self, log: StreamLog) -> None:
-        stored = Batch(3, b"\0payload\xff" * 1000, bytes((0, 1, 2)))
-        answer = await log.append({A: stored}, StreamProducer("p", 0))
+        stored_batch = Batch(3, b"\0payload\xff" * 1000, bytes((0, 1, 2)))
+        answer = await log.append({A: stored_batch}, StreamProducer("p", 0))
         assert answer.positions == (Position(A, 0, 3),)
         assert not answer.duplicate
         (record,) = await log.read(A, 0, limit_bytes=1)
-        assert (record.shard, record.offset, record.end, record.batch) == (A, 0, 3, stored)
+        assert (record.shard, record.offset, record.end, record.batch) == (A, 0, 3, stored_batch)
         assert (record.producer, record.sequence) == ("p", 0)
 
     async def test_offsets_count_the_rows_of_each_shard(self, log: StreamLog) -> None:
@@ -95,8 +95,8 @@ class StreamLogContract:
         assert {(each.offset, each.end) for each in records} == {(each.offset, each.end) for each in positions}
         assert [each.offset for each in records[1:]] == [each.end for each in records[:-1]]
         for number in range(8):
-            stored = [each for each in await texts(log, A) if each.startswith(f"{number}-")]
-            assert stored == [f"{number}-{place}" for place in range(20)]
+            stored_texts = [each for each in await texts(log, A) if each.startswith(f"{number}-")]
+            assert stored_texts == [f"{number}-{place}" for place in range(20)]
 
     async def test_append_to_several_shards_becomes_visible_at_once(self, log: StreamLog) -> None:
         sequences: set[tuple[int, int]] = set()
@@ -210,7 +210,7 @@ class StreamLogContract:
         assert states[A].size_bytes >= 100
 
     async def test_invalid_append_is_refused(self, log: StreamLog) -> None:
-        refused = [
+        refused_batches = [
             ({}, None, "at least one batch or a producer"),
             ({A: Batch(0, b"x")}, None, "not 0"),
             ({A: Batch(2, b"x", b"\0")}, None, "1 kinds"),
@@ -222,7 +222,7 @@ class StreamLogContract:
             ({A: batch("x")}, StreamProducer("p", -1), "-1"),
             ({A: batch("x")}, StreamProducer("p", 0, -1), "-1"),
         ]
-        for batches, producer, message in refused:
+        for batches, producer, message in refused_batches:
             with pytest.raises(BadRequest, match=message):
                 await log.append(batches, producer)
         with pytest.raises(BadRequest):
@@ -298,8 +298,8 @@ class DurableLogContract:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
             await log.append({A: batch("end"), OTHER: batch("end")})
-            stored = await texts(log, A)
-            assert await texts(log, OTHER) == stored
-            assert stored[-1] == "end"
+            stored_texts = await texts(log, A)
+            assert await texts(log, OTHER) == stored_texts
+            assert stored_texts[-1] == "end"
         async with opener() as log:
-            assert await texts(log, A) == await texts(log, OTHER) == stored
+            assert await texts(log, A) == await texts(log, OTHER) == stored_texts

@@ -200,9 +200,9 @@ async def test_after_a_failed_sync_the_log_refuses_until_it_is_opened_again() ->
         with pytest.raises(CommitUnknown, match="same sequence number"):
             await log.append({A: batch("second")}, StreamProducer("p", 1))
         disk.before = lambda work: None
-        for refused in (log.append({A: batch("x")}), log.read(A, 0, limit_bytes=1), log.wait({A: 9}, 1)):
+        for refused_call in (log.append({A: batch("x")}), log.read(A, 0, limit_bytes=1), log.wait({A: 9}, 1)):
             with pytest.raises(LogUnavailable, match="restart the server"):
-                await refused
+                await refused_call
         with pytest.raises(LogUnavailable):
             log.watermarks([A])
     disk.files[next(iter(disk.files))].waiting.clear()  # The kernel has dropped these pages after the failed sync.
@@ -232,9 +232,9 @@ async def test_an_unexpected_failure_leaves_no_caller_waiting(monkeypatch: pytes
         waiting = asyncio.ensure_future(log.wait({A: 1}, 60))
         answers = await asyncio.gather(*(log.append({A: batch("x")}) for _ in range(3)), return_exceptions=True)
         assert {type(each) for each in answers} == {CommitUnknown}
-        for refused in (log.append({A: batch("x")}), waiting):
+        for refused_call in (log.append({A: batch("x")}), waiting):
             with pytest.raises(LogUnavailable, match="restart the server"):
-                await refused
+                await refused_call
     async with open_log(disk) as log:
         assert await texts(log, A) == ["first"]
 

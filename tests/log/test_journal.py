@@ -55,7 +55,7 @@ def read_all(records: list[tuple[int, JournalRecord]], start: int) -> JournalRea
     return reader
 
 
-@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(20, judged=5)))
+@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(20, judged_number=5)))
 def test_a_replica_that_begins_at_a_head_ends_in_the_same_state(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "HEAD_PIECE_BYTES", 50)
     rng = random.Random(seed)
@@ -98,11 +98,11 @@ def test_a_replica_that_begins_at_a_head_ends_in_the_same_state(seed: int, monke
                 write(piece)
             heads.append(after)
     for after in heads:
-        later = read_all(records, after)
-        assert later.is_recovered
-        assert later.journal.applied == len(records)
-        assert state_of(later.journal) == state_of(first.journal)
-        later.journal.check_invariants()
+        later_records = read_all(records, after)
+        assert later_records.is_recovered
+        assert later_records.journal.applied == len(records)
+        assert state_of(later_records.journal) == state_of(first.journal)
+        later_records.journal.check_invariants()
 
 
 def test_replica_does_not_start_from_a_head_before_a_deleted_record() -> None:
@@ -135,8 +135,8 @@ def test_an_append_whose_rows_are_deleted_is_refused() -> None:
     state = JournalState()
     state.apply(group(rows(5), ReleaseRequest((("t", 0, 1),))))
     state.apply(group(TrimRequest((ShardStart("t", 0, 1, 6),), HOUR_MS)))
-    refused, accepted = state.apply(group(rows(3), rows(6)))
-    assert isinstance(refused, LogUnavailable)
+    refused_groups, accepted = state.apply(group(rows(3), rows(6)))
+    assert isinstance(refused_groups, LogUnavailable)
     assert isinstance(accepted, Acknowledgement)
     assert accepted.positions[0].offset == 1
 

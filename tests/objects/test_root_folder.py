@@ -89,15 +89,15 @@ def test_links_are_rejected_wherever_they_lead(root: RootFolder, tmp_path: Path,
         lambda: root.check_links("t/file"),
     )
     for call in calls:
-        with pytest.raises(SymbolicLinkError) as caught:
+        with pytest.raises(SymbolicLinkError) as error:
             call()
-        assert caught.value.errno == errno.ELOOP
-    with pytest.raises(SymbolicLinkError) as caught:
+        assert error.value.errno == errno.ELOOP
+    with pytest.raises(SymbolicLinkError) as error:
         root.open_file("t/link/f")
-    assert not caught.value.is_last
-    with pytest.raises(SymbolicLinkError) as caught:
+    assert not error.value.is_last
+    with pytest.raises(SymbolicLinkError) as error:
         root.open_file("t/file")
-    assert caught.value.is_last
+    assert error.value.is_last
     assert not root.is_file("t/file")
     root.delete_file("t/file")  # The link itself
     assert sorted(os.listdir(folder)) == ["deep", "f", "link"]

@@ -186,9 +186,9 @@ async def test_missing_bucket_and_wrong_keys_are_named_in_the_error(s3: S3, s3_b
     async with open_objects(settings_for(s3, s3_bucket, s3_secret_access_key="wrong"), SystemClock()) as objects:
         location = f"s3://{s3_bucket}/warehouse/x"
         for call in (objects.read(location), objects.create(location, b""), objects.delete(location), objects.ping()):
-            with pytest.raises(StorageError, match="keys") as caught:
+            with pytest.raises(StorageError, match="keys") as error:
                 await call
-            assert "wrong" not in str(caught.value)
+            assert "wrong" not in str(error.value)
 
 
 async def test_unavailable_server_is_a_retryable_error(s3: S3, s3_bucket: str) -> None:
@@ -202,9 +202,9 @@ async def test_unavailable_server_is_a_retryable_error(s3: S3, s3_bucket: str) -
             objects.delete(location),
             objects.ping(),
         ):
-            with pytest.raises(RetryLater) as caught:
+            with pytest.raises(RetryLater) as error:
                 await call
-            assert "\n" not in str(caught.value), "a dump of Rust structures is nothing for clients"
+            assert "\n" not in str(error.value), "a dump of Rust structures is nothing for clients"
 
 
 async def test_environment_variables_do_not_mix_with_the_settings(
@@ -229,9 +229,9 @@ async def test_one_server_reads_files_and_buckets(s3: S3, s3_bucket: str, tmp_pa
         assert await objects.read(f"s3a://{s3_bucket}/shared/x") == b"bucket"
         assert await objects.read(f"file:{tmp_path}/wh/x") == b"file"
         await objects.ping()
-        for outside in (f"s3://{s3_bucket}/x", f"s3://{s3_bucket}/shared2/x", f"s3://{s3_bucket}/shared"):
+        for outside_location in (f"s3://{s3_bucket}/x", f"s3://{s3_bucket}/shared2/x", f"s3://{s3_bucket}/shared"):
             with pytest.raises(BadRequest):
-                await objects.read(outside)
+                await objects.read(outside_location)
     assert os.listdir(tmp_path / "wh") == ["x"]
 
 
@@ -254,9 +254,9 @@ async def test_unfinished_uploads_are_listed_by_pages_and_aborted(
         assert [upload.location async for upload in store.uploads(f"s3://{s3_bucket}/warehouse")] == [
             f"{folder}t/x.parquet"
         ]
-        outside = Upload(f"s3://{s3_bucket}/elsewhere/x.parquet", "id", 0)
+        outside_location = Upload(f"s3://{s3_bucket}/elsewhere/x.parquet", "id", 0)
         with pytest.raises(BadRequest):
-            await store.abort_uploads([outside])
+            await store.abort_uploads([outside_location])
 
 
 async def test_uploads_that_the_store_cannot_list_are_an_error_with_the_reason(s3: S3, s3_bucket: str) -> None:

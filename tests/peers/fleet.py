@@ -110,12 +110,12 @@ def open_fleet(
         network: Each replica is on a host of this network, and reaches the database and the storage through it.
     """
     database, bucket = postgres.create_database(), s3.create_bucket()
-    store, own = urlsplit(s3.endpoint), "127.0.0.1" if network is None else network.address
+    store, local_address = urlsplit(s3.endpoint), "127.0.0.1" if network is None else network.address
     is_linked = is_linked and network is None
     with ExitStack() as stack:
-        storage = stack.enter_context(fault_proxy(str(store.hostname), int(store.port or 80), own))
+        storage = stack.enter_context(fault_proxy(str(store.hostname), int(store.port or 80), local_address))
         if network is not None:
-            way = stack.enter_context(fault_proxy("127.0.0.1", postgres.port, own))
+            way = stack.enter_context(fault_proxy("127.0.0.1", postgres.port, local_address))
             database = database.replace(f"127.0.0.1:{postgres.port}", way.address)
         replicas, links = [], []
         for number in range(count):

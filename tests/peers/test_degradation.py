@@ -110,7 +110,7 @@ def test_requests_without_the_directive_and_writes_get_503_and_retry_after_while
             status, body = load(client, headers)
             assert (status, body["error"]["type"]) == (503, "ServiceUnavailableException")
             assert int(client.headers["Retry-After"]) >= 1
-        for method, path, sent in (
+        for method, path, request_body in (
             (
                 "POST",
                 TABLE_PATH,
@@ -119,7 +119,7 @@ def test_requests_without_the_directive_and_writes_get_503_and_retry_after_while
             ("POST", "/v1/namespaces", {"namespace": ["new"]}),
             ("DELETE", TABLE_PATH, None),
         ):
-            status, body = client.call(method, path, sent, STALE_ALLOWED)
+            status, body = client.call(method, path, request_body, STALE_ALLOWED)
             assert status == 503, body
             assert int(client.headers["Retry-After"]) >= 1
     finally:

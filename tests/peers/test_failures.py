@@ -151,8 +151,8 @@ async def test_answer_changed_in_transit_is_never_used(tmp_path: Path) -> None:
             head, _, body = answer.partition(b"\r\n\r\n")
             assert b" 200 " in head.partition(b"\r\n")[0], head
             data = bytearray(decode_chunks(body) if b"transfer-encoding: chunked" in head.lower() else body)
-            if 0 <= (at := change["at"]) < len(data):
-                data[at] ^= 1 << at % 8
+            if 0 <= (offset := change["at"]) < len(data):
+                data[offset] ^= 1 << offset % 8
             return web.Response(body=bytes(data), headers={SOURCE_HEADER: "cache"})
 
         async with peer(relay) as address:

@@ -24,12 +24,12 @@ def name_of(rng: random.Random, number: int) -> str:
 @pytest.fixture
 async def nodes(tmp_path: Path) -> AsyncIterator[list[Node]]:
     async with AsyncExitStack() as stack:
-        opened = [await stack.enter_async_context(open_node(tmp_path, f"n{number}")) for number in range(3)]
-        await meet(*opened)
+        nodes = [await stack.enter_async_context(open_node(tmp_path, f"n{number}")) for number in range(3)]
+        await meet(*nodes)
         # A busy machine must not look like a slow replica.
-        for node in opened:
+        for node in nodes:
             set_long_timeouts(node)
-        yield opened
+        yield nodes
 
 
 def set_long_timeouts(node: Node) -> None:
@@ -74,13 +74,13 @@ async def test_large_file_arrives_completely_and_one_over_the_limit_comes_from_t
     async with open_node(tmp_path, "a", peer_file_limit_bytes=3 << 20) as a, open_node(tmp_path, "b") as b:
         await meet(a, b)
         set_long_timeouts(a), set_long_timeouts(b)
-        small = await create([a], 6, 3 << 20)
+        small_file = await create([a], 6, 3 << 20)
         large = await create([a], 6, (3 << 20) + 1, seed=2)
-        for files in (small, large):
+        for files in (small_file, large):
             for location, content in files.items():
                 assert await b.read(location) == content
                 assert await a.read(location) == content
-        assert {reads_of([a, b], location) for location in small} == {1}
+        assert {reads_of([a, b], location) for location in small_file} == {1}
         for location in large:
             assert reads_of([a, b], location) >= (2 if a.owns(location) else 1)
 
@@ -100,11 +100,11 @@ async def test_limits_and_missing_files_are_reported_as_by_the_storage(nodes: li
 
 
 async def test_files_outside_the_warehouse_are_rejected_before_any_cache(nodes: list[Node]) -> None:
-    outside = f"file:///etc/{name_of(random.Random(1), 0)}"
+    outside_location = f"file:///etc/{name_of(random.Random(1), 0)}"
     for node in nodes:
         with pytest.raises(BadRequest):
-            await node.read(outside)
-    assert reads_of(nodes, outside) == 0
+            await node.read(outside_location)
+    assert reads_of(nodes, outside_location) == 0
 
 
 async def test_file_with_a_reusable_name_is_read_from_the_storage_each_time(nodes: list[Node]) -> None:

@@ -146,8 +146,8 @@ def test_record_of_tickets_is_limited_and_rejects_tickets_that_do_not_fit(tmp_pa
     assert (tmp_path / "used").stat().st_size == size
 
 
-def _flip_byte(raw: bytes, at: int) -> bytes:
-    return raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :]
+def _flip_byte(raw: bytes, offset: int) -> bytes:
+    return raw[:offset] + bytes([raw[offset] ^ 1]) + raw[offset + 1 :]
 
 
 async def test_replica_reads_no_file_outside_the_catalog_even_for_a_replica(rig: ProtocolRig, tmp_path: Path) -> None:

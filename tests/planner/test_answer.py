@@ -147,9 +147,9 @@ def _number(text: str) -> float:
     return float(text)
 
 
-def a_file(path: str = "file:///t/data/a.parquet", partition: tuple[Any, ...] = (), **more: Any) -> DataFile:
+def a_file(path: str = "file:///t/data/a.parquet", partition: tuple[Any, ...] = (), **fields: Any) -> DataFile:
     options = {"content": 0, "format": "PARQUET", "spec_id": 0, "record_count": 7, "size": 1234, "metrics": {}}
-    return DataFile(path=path, partition=partition, **{**options, **more})
+    return DataFile(path=path, partition=partition, **{**options, **fields})
 
 
 def test_file_in_an_answer_has_the_values_of_its_manifest_entry() -> None:
@@ -217,11 +217,13 @@ def test_files_of_many_manifests_appear_once_and_in_order() -> None:
     ]
     blocks = [block([a_file(path, record_count=len(path)) for path in part]) for part in paths]
     plan = scan(metadata(()), blocks)
-    every = dict(zip(plan.entry_ids.tolist(), [path for part in paths for path in part], strict=True))
+    paths_by_entry = dict(zip(plan.entry_ids.tolist(), [path for part in paths for path in part], strict=True))
     for rows in (plan.entry_ids, plan.entry_ids[::7], plan.entry_ids[3:-2], plan.entry_ids[:0]):
         tasks = json.loads(b"[" + b"".join(ScanTaskWriter(plan).tasks(rows)) + b"]")
-        assert [task["data-file"]["file-path"] for task in tasks] == [every[row] for row in rows.tolist()]
-        assert [task["data-file"]["record-count"] for task in tasks] == [len(every[row]) for row in rows.tolist()]
+        assert [task["data-file"]["file-path"] for task in tasks] == [paths_by_entry[row] for row in rows.tolist()]
+        assert [task["data-file"]["record-count"] for task in tasks] == [
+            len(paths_by_entry[row]) for row in rows.tolist()
+        ]
 
 
 @pytest.mark.parametrize("longest", [1, 40, 300, 70_000])
@@ -293,8 +295,10 @@ def test_partition_values_have_the_specifications_json_form(column: int) -> None
     rng.shuffle(values)
     values = [*values, None, *values]
     spec = (PartitionField(1000, "p", column, "identity"),)
-    result = parse_answer(scan(metadata(spec), [block([a_file(f"f{n}", (v,)) for n, v in enumerate(values)], 0, spec)]))
-    partitions = [task["data-file"]["partition"] for task in result["file-scan-tasks"]]
+    parsed_answer = parse_answer(
+        scan(metadata(spec), [block([a_file(f"f{n}", (v,)) for n, v in enumerate(values)], 0, spec)])
+    )
+    partitions = [task["data-file"]["partition"] for task in parsed_answer["file-scan-tasks"]]
     expected = [[in_json(kind, value)] for value in values]
     assert [repr(partition) for partition in partitions] == [repr(item) for item in expected], f"seed {column}"
 
@@ -317,8 +321,10 @@ def test_transform_values_have_the_types_of_iceberg_java(transform: str) -> None
 
 def test_infinite_partition_values_are_numbers_that_parsers_read_as_infinite() -> None:
     spec = (PartitionField(1000, "p", 13, "identity"),)
-    result = parse_answer(scan(metadata(spec), [block([a_file("a", (math.inf,)), a_file("b", (-math.inf,))], 0, spec)]))
-    assert [task["data-file"]["partition"] for task in result["file-scan-tasks"]] == [[math.inf], [-math.inf]]
+    parsed_answer = parse_answer(
+        scan(metadata(spec), [block([a_file("a", (math.inf,)), a_file("b", (-math.inf,))], 0, spec)])
+    )
+    assert [task["data-file"]["partition"] for task in parsed_answer["file-scan-tasks"]] == [[math.inf], [-math.inf]]
 
 
 def test_nan_partition_is_rejected_with_advice() -> None:
@@ -396,9 +402,9 @@ def test_residual_is_the_filter_without_what_the_partition_decides() -> None:
     assert [(task["data-file"]["file-path"], task["residual-filter"]) for task in file_scan_tasks] == [("a", left)]
 
 
-def a_delete(path: str, content: int, **more: Any) -> DeleteFile:
+def a_delete(path: str, content: int, **fields: Any) -> DeleteFile:
     options = {"format": "PARQUET", "spec_id": 0, "partition": (), "record_count": 2, "size": 99, "metrics": {}}
-    return DeleteFile(path=path, content=content, sequence=9, **{**options, **more})
+    return DeleteFile(path=path, content=content, sequence=9, **{**options, **fields})
 
 
 def test_delete_files_are_listed_once_and_referenced_by_position() -> None:
@@ -408,20 +414,21 @@ def test_delete_files_are_listed_once_and_referenced_by_position() -> None:
         a_delete("of f2", 1, referenced="f2"),
         a_delete("equality", 2, equality_ids=[1, 2]),
     ]
-    result = parse_answer(scan(metadata(()), [block(data)], [block(deletes)]))
-    names = [delete_file["file-path"] for delete_file in result["delete-files"]]
+    parsed_answer = parse_answer(scan(metadata(()), [block(data)], [block(deletes)]))
+    names = [delete_file["file-path"] for delete_file in parsed_answer["delete-files"]]
     assert sorted(names) == ["equality", "of f2", "positions"]
     actual = [
-        sorted(names[item] for item in task.get("delete-file-references", [])) for task in result["file-scan-tasks"]
+        sorted(names[item] for item in task.get("delete-file-references", []))
+        for task in parsed_answer["file-scan-tasks"]
     ]
-    both = ["equality", "positions"]
-    assert actual == [both, both, ["equality", "of f2", "positions"], both, []]
-    by_name = {delete_file["file-path"]: delete_file for delete_file in result["delete-files"]}
+    both_contents = ["equality", "positions"]
+    assert actual == [both_contents, both_contents, ["equality", "of f2", "positions"], both_contents, []]
+    by_name = {delete_file["file-path"]: delete_file for delete_file in parsed_answer["delete-files"]}
     assert by_name["equality"]["content"] == "equality-deletes"
     assert by_name["equality"]["equality-ids"] == [1, 2]
     assert by_name["of f2"]["content"] == "position-deletes"
     assert by_name["of f2"]["referenced-data-file"] == "f2"
-    assert "delete-file-references" not in result["file-scan-tasks"][4]
+    assert "delete-file-references" not in parsed_answer["file-scan-tasks"][4]
 
 
 def test_page_lists_only_the_delete_files_that_it_references() -> None:
@@ -439,8 +446,8 @@ def test_page_lists_only_the_delete_files_that_it_references() -> None:
 def test_deletion_vectors_have_their_offset_and_size() -> None:
     vector = a_delete("v.puffin", 1, format="PUFFIN", referenced="a", content_offset=4, content_size=40, record_count=1)
     data = block([a_file("a", sequence=3)], version=3)
-    result = parse_answer(scan(metadata(()), [data], [block([vector], version=3)]))
-    (delete_file,) = result["delete-files"]
+    parsed_answer = parse_answer(scan(metadata(()), [data], [block([vector], version=3)]))
+    (delete_file,) = parsed_answer["delete-files"]
     assert delete_file["file-format"] == "puffin"
     assert (delete_file["content-offset"], delete_file["content-size-in-bytes"]) == (4, 40)
     assert delete_file["referenced-data-file"] == "a"
@@ -460,7 +467,7 @@ def test_answer_has_statistics_of_the_requested_columns_only() -> None:
     full = a_file("full", metrics=metrics)
     plan = scan(metadata(()), [block([full, bare])])
     assert not set(parse_answer(plan)["file-scan-tasks"][0]["data-file"]) & {"lower-bounds", "value-counts"}
-    data_file, nothing = (task["data-file"] for task in parse_answer(plan, stats=[13, 1, 2])["file-scan-tasks"])
+    data_file, empty_task = (task["data-file"] for task in parse_answer(plan, stats=[13, 1, 2])["file-scan-tasks"])
     assert data_file["value-counts"] == {"keys": [1, 2, 13], "values": [7, 7, 7]}
     assert data_file["null-value-counts"] == {"keys": [1, 2, 13], "values": [1, 1, 1]}
     assert data_file["nan-value-counts"] == {"keys": [13], "values": [0]}
@@ -468,11 +475,11 @@ def test_answer_has_statistics_of_the_requested_columns_only() -> None:
     for side in ("lower", "upper"):
         bounds = [getattr(metrics[column], side).hex().upper() for column in (1, 2, 13)]
         assert data_file[f"{side}-bounds"] == {"keys": [1, 2, 13], "values": bounds}
-    assert not set(nothing) & {"lower-bounds", "upper-bounds", "value-counts", "column-sizes"}
-    everything = parse_answer(plan, stats=list(KINDS))["file-scan-tasks"][0]["data-file"]
+    assert not set(empty_task) & {"lower-bounds", "upper-bounds", "value-counts", "column-sizes"}
+    full_task = parse_answer(plan, stats=list(KINDS))["file-scan-tasks"][0]["data-file"]
     for side in ("lower", "upper"):
         bounds = [getattr(metrics[column], side).hex().upper() for column in KINDS]
-        assert everything[f"{side}-bounds"] == {"keys": list(KINDS), "values": bounds}, "seed 3"
+        assert full_task[f"{side}-bounds"] == {"keys": list(KINDS), "values": bounds}, "seed 3"
 
 
 def test_pyiceberg_reads_partitions_as_from_a_manifest_or_they_are_rejected() -> None:

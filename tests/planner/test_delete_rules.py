@@ -69,13 +69,13 @@ def data_file(
     return DataFile(**make_common_fields(path, DATA, spec_id, partition) | {"metrics": metrics or {}})
 
 
-def delete_file(content: int, *, spec_id: int = 0, partition: tuple[Any, ...] = (), **more: Any) -> DeleteFile:
-    return DeleteFile(**make_common_fields("x", content, spec_id, partition) | more)
+def delete_file(content: int, *, spec_id: int = 0, partition: tuple[Any, ...] = (), **fields: Any) -> DeleteFile:
+    return DeleteFile(**make_common_fields("x", content, spec_id, partition) | fields)
 
 
-def vector(referenced: str | None = "d", **more: Any) -> DeleteFile:
+def vector(referenced: str | None = "d", **fields: Any) -> DeleteFile:
     return delete_file(
-        POSITION_DELETES, referenced=referenced, format="PUFFIN", content_offset=4, content_size=9, **more
+        POSITION_DELETES, referenced=referenced, format="PUFFIN", content_offset=4, content_size=9, **fields
     )
 
 
@@ -101,8 +101,8 @@ def find_applying_deletes(
 ) -> list[tuple[int, ...]]:
     """Return the delete files that apply to each data file, in manifests with the sequence number `sequence`."""
 
-    def files(of: list[list[Entry]]) -> list[ManifestFile]:
-        return [manifest_file(int(some[0].file.content != DATA), some[0].file.spec_id, sequence) for some in of]
+    def files(manifests: list[list[Entry]]) -> list[ManifestFile]:
+        return [manifest_file(int(some[0].file.content != DATA), some[0].file.spec_id, sequence) for some in manifests]
 
     view = TableView(
         files([data]), [block(data)], files(list(deletes)), [block(delete, schema=schema) for delete in deletes]
@@ -276,7 +276,7 @@ def test_many_equality_deletes_apply_as_each_does_alone(pairs_max: int, monkeypa
             delete_file(EQUALITY_DELETES, equality_ids=ids, metrics=metrics(ids), **at) for ids, at in files
         ]
         deletes.append([entry(file, rng.randrange(12)) for file in delete_files])
-    result = find_applying_deletes(data, *deletes)
+    applying_deletes = find_applying_deletes(data, *deletes)
     listing = ListedManifest(0, 0, 0, 3, 5)
     flat = [(listing, item) for item in deletes[0] + deletes[1]]
     expected = [
@@ -287,8 +287,8 @@ def test_many_equality_deletes_apply_as_each_does_alone(pairs_max: int, monkeypa
         )
         for item in data
     ]
-    assert result == expected
-    assert 1000 < sum(map(len, result)) < 20_000
+    assert applying_deletes == expected
+    assert 1000 < sum(map(len, applying_deletes)) < 20_000
 
 
 def test_required_column_has_no_nulls_when_null_counts_are_missing() -> None:
@@ -355,9 +355,9 @@ def test_two_columns_together_exclude_an_equality_delete() -> None:
 def test_files_with_the_same_deletes_share_one_tuple() -> None:
     data = [entry(data_file(str(number)), 1) for number in range(3)]
     deletes = [entry(delete_file(POSITION_DELETES), 2), entry(delete_file(EQUALITY_DELETES, equality_ids=[A]), 2)]
-    result = find_applying_deletes(data, deletes)
-    assert result == [(0, 1)] * 3
-    assert result[0] is result[1] is result[2]
+    applying_deletes = find_applying_deletes(data, deletes)
+    assert applying_deletes == [(0, 1)] * 3
+    assert applying_deletes[0] is applying_deletes[1] is applying_deletes[2]
 
 
 def test_data_files_are_not_examined_when_there_are_no_delete_files() -> None:

@@ -124,13 +124,13 @@ async def test_manifest_with_flipped_bytes_is_corrupt_or_planned_as_stored(tmp_p
     path = path_of(manifests[1])
     content = path.read_bytes()
     async with open_test_planner(tmp_path, plan_memory_bytes=0) as planner:
-        for turn in range(150):
+        for round_number in range(150):
             damaged = bytearray(content)
-            start = 0 if turn % 3 == 0 else content.index(content[-16:])
+            start = 0 if round_number % 3 == 0 else content.index(content[-16:])
             for _ in range(rng.choice([1, 1, 2, 4])):
                 damaged[rng.randrange(start, len(content))] ^= 1 << rng.randrange(8)
             path.write_bytes(damaged)
-            context = f"seed {seed}, turn {turn}"
+            context = f"seed {seed}, turn {round_number}"
             try:
                 scan = await planner.bind_and_plan(metadata, ScanRequest())
             except Corrupt as error:
@@ -176,14 +176,14 @@ async def test_damaged_manifest_list_is_an_error_or_planned_as_stored(tmp_path: 
     content = path.read_bytes()
     paths = {item["manifest_path"] for item in fastavro.reader(BytesIO(content)) if isinstance(item, dict)}
     counts = Counter[str]()
-    for turn in range(60):
+    for round_number in range(60):
         damaged = bytearray(content)
-        if turn % 4 == 0:
+        if round_number % 4 == 0:
             del damaged[rng.randrange(len(damaged)) :]
         else:
             damaged[rng.randrange(len(content) // 4, len(content))] ^= 1 << rng.randrange(8)
         path.write_bytes(damaged)
-        context = f"seed {seed}, turn {turn}"
+        context = f"seed {seed}, turn {round_number}"
         async with open_test_planner(tmp_path) as planner:
             try:
                 scan = await planner.bind_and_plan(metadata, ScanRequest())
@@ -356,20 +356,20 @@ def damage(path: Path, how: Damage, rng: random.Random) -> None:
 @pytest.mark.parametrize("how", quick(DAMAGES, 2))
 async def test_cache_files_damaged_between_two_runs_are_replaced(tmp_path: Path, how: Damage) -> None:
     table, manifests = create_filled_table(tmp_path / "t", days=2, per_day=3200)
-    everything = list(range(6_400))
+    all_numbers = list(range(6_400))
     async with open_test_planner(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:
-        assert await numbers(planner, table.metadata) == everything
+        assert await numbers(planner, table.metadata) == all_numbers
         assert planner.stats().decoded == len(manifests)
     files = list_block_files(tmp_path)
     assert len(files) == len(manifests)
     assert max(path.stat().st_size for path in files) > 65536, "one is mapped, not read"
     async with open_test_planner(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:
-        assert await numbers(planner, table.metadata) == everything
+        assert await numbers(planner, table.metadata) == all_numbers
         assert planner.stats().decoded == 0
     rng = random.Random(how.__name__)
     for path in files:
         damage(path, how, rng)
-    for filter, expected in ((make_between(100, 3500), everything[100:3501]), (True, everything)):
+    for filter, expected in ((make_between(100, 3500), all_numbers[100:3501]), (True, all_numbers)):
         async with open_test_planner(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:
             assert await numbers(planner, table.metadata, filter) == expected
             # Damage in a column that no plan reads is not detected and is harmless.
@@ -386,9 +386,9 @@ async def test_cache_files_damaged_during_a_run_change_no_answer(tmp_path: Path,
     table, manifests = create_filled_table(tmp_path / "t", per_day=60)
     async with open_test_planner(tmp_path, plan_disk_bytes=FOLDER_BYTES, plan_memory_bytes=1 << 20) as planner:
         planner._views.budget_bytes = 0
-        for turn in range(40):
+        for round_number in range(40):
             low = rng.randrange(200)
-            context = f"seed {seed}, turn {turn}"
+            context = f"seed {seed}, turn {round_number}"
             assert await numbers(planner, table.metadata, make_between(low, low + 9)) == list(range(low, low + 10)), (
                 context
             )

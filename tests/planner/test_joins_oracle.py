@@ -80,8 +80,8 @@ def predicate(rng: random.Random, table: RandomTable, depth: int = 0) -> tuple[s
     """Return a predicate on the table's columns in our form and in DuckDB's."""
     if depth < 2 and rng.random() < 0.35:
         (left_predicate, its), (two, other) = predicate(rng, table, depth + 1), predicate(rng, table, depth + 1)
-        joined = rng.choice(["AND", "OR"])
-        return f"({left_predicate} {joined} {two})", f"({its} {joined} {other})"
+        connective = rng.choice(["AND", "OR"])
+        return f"({left_predicate} {connective} {two})", f"({its} {connective} {other})"
     if depth < 2 and rng.random() < 0.15:
         left_predicate, its = predicate(rng, table, depth + 1)
         return f"NOT {left_predicate}", f"NOT {its}"
@@ -247,13 +247,13 @@ def draw_joins(
     for lead, other in table.leads.items():
         if rng.random() < 0.2:
             continue
-        name, on = other.table.name, {lead: "k"}
+        name, join_columns = other.table.name, {lead: "k"}
         if lead in table.also and rng.random() < 0.6:
-            on[table.also[lead]] = "also"
+            join_columns[table.also[lead]] = "also"
             exact = False
             counts["joins on two columns"] += 1
-        join: dict[str, Any] = {"table": ["db", name], "on": on}
-        conditions = [f"{table.table.name}.{mine} = {name}.{its}" for mine, its in on.items()]
+        join: dict[str, Any] = {"table": ["db", name], "on": join_columns}
+        conditions = [f"{table.table.name}.{mine} = {name}.{its}" for mine, its in join_columns.items()]
         if rng.random() < 0.8:
             join["predicate"], condition = predicate(rng, other)
             conditions.append(condition)
@@ -263,14 +263,14 @@ def draw_joins(
             conditions.append(condition)
             exact = exact and sure
             counts["joins with LIKE"] += 1
-        nested, further, whole = draw_joins(rng, other, counts)
+        nested, further, all_joins = draw_joins(rng, other, counts)
         if nested:
             join["joins"] = nested
             conditions += further
             counts["snowflakes"] += 1
         request.append(join)
         tables_json.append(f"EXISTS (SELECT 1 FROM {name} WHERE {' AND '.join(conditions)})")
-        exact = exact and whole
+        exact = exact and all_joins
     return request, tables_json, exact
 
 
@@ -307,9 +307,9 @@ def draw_likes(rng: random.Random, table: RandomTable) -> tuple[list[list[dict[s
 
 async def one_star(seed: int, api: Api, monkeypatch: pytest.MonkeyPatch, counts: Counter[str]) -> None:
     rng = random.Random(f"star {seed}")
-    few = rng.choice([0, 2, 200])
-    monkeypatch.setattr(dynamic_filters, "PREDICATE_KEYS_MAX", few)
-    monkeypatch.setattr(dynamic_filters, "LISTED_MAX", rng.choice([few + 1, 5000]))
+    file_limit = rng.choice([0, 2, 200])
+    monkeypatch.setattr(dynamic_filters, "PREDICATE_KEYS_MAX", file_limit)
+    monkeypatch.setattr(dynamic_filters, "LISTED_MAX", rng.choice([file_limit + 1, 5000]))
     monkeypatch.setattr(key_set, "_TABLE_BITS_PER_KEY", rng.choice([0, 1 << 12]))
     monkeypatch.setattr(bloom, "HASHED_MAX", rng.choice([3, 2000]))
     outer = [await draw_table(rng, api, f"o{seed}_{number}", [], fact=False) for number in range(rng.choice([0, 1]))]
@@ -362,10 +362,10 @@ async def one_star(seed: int, api: Api, monkeypatch: pytest.MonkeyPatch, counts:
         counts["files"] += len(paths)
 
 
-async def run_campaign(chosen: Iterator[int], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+async def run_campaign(seeds: Iterator[int], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     counts: Counter[str] = Counter()
     async with running(folder) as server:
-        for seed in chosen:
+        for seed in seeds:
             await one_star(seed, Api(server), monkeypatch, counts)
     return counts
 

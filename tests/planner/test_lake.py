@@ -44,18 +44,20 @@ def test_java_finds_the_live_files_and_delete_files_of_every_snapshot(lakes: lis
         # Without a filter Java does not use metrics, and keeps files without rows.
         assert set(answer.tasks) == {file.path for file in snapshot.data_files}, f"seed {lake.seed}"
         for file in snapshot.data_files:
-            ours = lake.find_applicable_deletes(snapshot, file)
+            applicable_deletes = lake.find_applicable_deletes(snapshot, file)
             deletes = answer.tasks[file.path].deletes
-            assert deletes <= {delete.name for delete in ours}, f"seed {lake.seed} {file.path}"
-            hitting = {delete.name for delete in ours if lake.find_removed_positions(delete, file)}
+            assert deletes <= {delete.name for delete in applicable_deletes}, f"seed {lake.seed} {file.path}"
+            hitting = {delete.name for delete in applicable_deletes if lake.find_removed_positions(delete, file)}
             if not any(column.kind == "uuid" for column in lake.all_columns.values()):
                 assert hitting <= deletes, f"seed {lake.seed} {file.path}"
-            counts.update({"vector" if delete.is_vector else f"content {delete.content}" for delete in ours})
+            counts.update(
+                {"vector" if delete.is_vector else f"content {delete.content}" for delete in applicable_deletes}
+            )
     assert min(counts[kind] for kind in ("vector", "content 1", "content 2")) > 5
 
 
 def test_pyiceberg_finds_the_live_files_of_every_snapshot(lakes: list[Lake]) -> None:
-    read = 0
+    read_count = 0
     for lake in lakes:
         if lake.version > 2:
             continue  # PyIceberg 0.12 cannot plan version 3.
@@ -65,8 +67,8 @@ def test_pyiceberg_finds_the_live_files_of_every_snapshot(lakes: list[Lake]) -> 
                 continue  # PyIceberg refuses to plan with equality deletes.
             file_paths = {task.file.file_path for task in table.scan(snapshot_id=snapshot.id).plan_files()}
             assert file_paths == {file.path for file in snapshot.data_files if file.record_count}, f"seed {lake.seed}"
-            read += 1
-    assert read > 20
+            read_count += 1
+    assert read_count > 20
 
 
 def judge_java(case: Case, answer: JavaPlan) -> Counter[str]:

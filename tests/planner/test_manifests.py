@@ -111,7 +111,7 @@ def test_manifest_whose_summary_excludes_the_expression_is_pruned(data: st.DataO
     values = data.draw(st.lists(st.one_of(st.none(), VALUES[kind]), min_size=1, max_size=3))
     literal, other = data.draw(VALUES[kind]), data.draw(VALUES[kind])
     present = [value for value in values if value is not None]
-    within = {
+    kept_files = {
         Op.LT: lambda: min(present) < literal,
         Op.LT_EQ: lambda: min(present) <= literal,
         Op.GT: lambda: max(present) > literal,
@@ -120,11 +120,11 @@ def test_manifest_whose_summary_excludes_the_expression_is_pruned(data: st.DataO
         Op.IN: lambda: any(min(present) <= item <= max(present) for item in (literal, other)),
     }
     before = [FieldSummary(None, None, None, None)] * (field - 1000)
-    for op, allowed in within.items():
+    for op, allowed in kept_files.items():
         literals = tuple(sorted({literal, other})) if op is Op.IN else (literal,)
         bound = Bound(op, field, f"p{field}", kind, "identity", kind, literals)
-        result = is_needed(bound, *before, summary(kind, values, javas=True, terse=False))
-        assert result == (bool(present) and allowed()), op
+        is_kept = is_needed(bound, *before, summary(kind, values, javas=True, terse=False))
+        assert is_kept == (bool(present) and allowed()), op
 
 
 def make_bound(kind: str, op: Op, *values: Any) -> Bound:
@@ -191,13 +191,13 @@ def test_manifests_together_are_pruned_as_each_alone(data: st.DataObject) -> Non
             spec_id: data.draw(expressions(KINDS, terms=False))
             for spec_id in data.draw(st.sets(st.sampled_from([3, 4])))
         }
-        alone = [
+        single_manifests = [
             number
             for number, listed_manifest in enumerate(listed_manifests)
             if ManifestSummaries([listed_manifest]).find_needed(by_spec, [SPEC, turned])
         ]
-        assert together.find_needed(by_spec, [SPEC, turned]) == alone
-        assert together.find_needed(by_spec, [SPEC, turned]) == alone
+        assert together.find_needed(by_spec, [SPEC, turned]) == single_manifests
+        assert together.find_needed(by_spec, [SPEC, turned]) == single_manifests
 
 
 def test_partition_field_is_found_by_its_position_in_its_own_spec() -> None:
@@ -224,8 +224,8 @@ def test_in_list_is_prepared_once_for_all_manifests(monkeypatch: pytest.MonkeyPa
     bounds = [to_bytes("long", value) for value in range(201)]
     listed_manifests = [manifest([FieldSummary(False, None, low, high)]) for low, high in pairwise(bounds)]
     query = make_bound("long", Op.IN, *range(1, 1000, 4))
-    result = ManifestSummaries(listed_manifests).find_needed({3: query}, [SPEC_OF_ONE])
-    assert result == [low for low in range(200) if low % 4 in (0, 1)]
+    needed_manifests = ManifestSummaries(listed_manifests).find_needed({3: query}, [SPEC_OF_ONE])
+    assert needed_manifests == [low for low in range(200) if low % 4 in (0, 1)]
     assert manifest_count == len(query.values) + 2 * len(listed_manifests)
 
 
@@ -241,9 +241,9 @@ async def test_long_in_list_is_evaluated_off_the_event_loop(tmp_path: Path, monk
     monkeypatch.setattr(ManifestSummaries, "find_needed", note_thread)
     table = Table(tmp_path / "t")
     table.commit(1, [table.manifest(f"m{day}", [day], day=day) for day in range(4)])
-    async with open_test_planner(tmp_path) as opened:
+    async with open_test_planner(tmp_path) as test_planner:
         for days, on_loop in ((range(1, 3), True), (range(1, 30_000, 3), False)):
             filter_json = {"type": "in", "term": "day", "values": list(days)}
-            assert await numbers(opened, table.metadata, filter_json) == [day for day in range(4) if day in days]
+            assert await numbers(test_planner, table.metadata, filter_json) == [day for day in range(4) if day in days]
             assert [thread is threading.main_thread() for thread in threads] == [on_loop]
             threads.clear()

@@ -17,10 +17,10 @@ from tests.services.java_planner import JavaPlanner
 
 def seeds(default: range) -> range:
     """Return the seeds to run: those of PLANNER_SEEDS (one, or first-last), else `default`."""
-    chosen = os.environ.get("PLANNER_SEEDS")
-    if not chosen:
+    seeds_text = os.environ.get("PLANNER_SEEDS")
+    if not seeds_text:
         return default
-    first, _, last = chosen.partition("-")
+    first, _, last = seeds_text.partition("-")
     return range(int(first), int(last or first) + 1)
 
 

@@ -57,8 +57,8 @@ def view(*elements: ColumnMetrics, kind: str = "string") -> TableView:
     return TableView([manifest_file], [Block(b"".join(encode_block(decode_manifest(data, "file:///t/m.avro"))))])
 
 
-def find_remaining_files(of: TableView, expression: Expression) -> list[int]:
-    selection = Selection.everything(of)
+def find_remaining_files(view: TableView, expression: Expression) -> list[int]:
+    selection = Selection.everything(view)
     narrow_by_stats(selection, expression, lambda: False)
     selection.check_invariants()
     return selection.entry_ids().tolist()
@@ -115,23 +115,23 @@ def test_uuid_bounds_in_either_order_keep_files_with_members_of_a_list(length: i
     assert len(files.find_remaining(Op.IN, *near_zero)) < len(files.held)
 
 
-@pytest.mark.parametrize(("op", "holds"), [(Op.LT, lt), (Op.LT_EQ, le), (Op.GT, gt), (Op.GT_EQ, ge)])
+@pytest.mark.parametrize(("op", "comparison"), [(Op.LT, lt), (Op.LT_EQ, le), (Op.GT, gt), (Op.GT_EQ, ge)])
 def test_uuid_bounds_in_either_order_keep_files_for_readers_of_the_other_order(
-    op: Op, holds: Callable[[Any, Any], bool]
+    op: Op, comparison: Callable[[Any, Any], bool]
 ) -> None:
     files = Uuids(random.Random(op.value))
     dropped = 0
     for _ in range(40):
         literal = files.any()
-        result = files.find_remaining(op, literal)
+        remaining_files = files.find_remaining(op, literal)
         for order in UUID_ORDERS:
             matching = {
                 number
                 for number, values in enumerate(files.held)
-                if any(holds(order(item), order(literal)) for item in values)
+                if any(comparison(order(item), order(literal)) for item in values)
             }
-            assert matching <= result, (literal, order)
-        dropped += len(files.held) - len(result)
+            assert matching <= remaining_files, (literal, order)
+        dropped += len(files.held) - len(remaining_files)
     assert dropped > 100
 
 

@@ -63,14 +63,14 @@ def test_weakened_residual_matches_every_row_of_the_residual_and_is_never_true(s
         residual_json = JSON.validate_python(expression_json(weak))
         assert residual_json != AlwaysTrue()
         strict = expression_evaluator(PYTHON, JSON.validate_python(where), case_sensitive=True)
-        wide = expression_evaluator(PYTHON, residual_json, case_sensitive=True)
+        evaluator = expression_evaluator(PYTHON, residual_json, case_sensitive=True)
         always = expression_evaluator(
             PYTHON, JSON.validate_python(expression_json(make_tautology(predicates_of(bound)[0]))), case_sensitive=True
         )
         for _ in range(40):
             row = Record(*(rng.choice([None, values(name, rng, 1)[0]]) for name in ("c1", "c2", "c13")))
             assert always(row)
-            assert wide(row) or not strict(row)
+            assert evaluator(row) or not strict(row)
 
 
 def answer_of_plan(
@@ -139,9 +139,9 @@ def test_exact_residuals_of_one_answer_stay_within_the_byte_limit(count: int) ->
     maximum = ScanTaskWriter(plan, dialect=JAVA, form=form).files_max
     if maximum is not None:
         _, size = answer_of_plan(maximum, in_filter(count), JAVA, exact=True)
-        whole = len(json.dumps(in_filter(count), separators=(",", ":")))
-        assert maximum == 1 or maximum * whole <= BUDGET < (maximum + 1) * whole
-        assert size < max(BUDGET, whole) + maximum * 1000
+        json_size = len(json.dumps(in_filter(count), separators=(",", ":")))
+        assert maximum == 1 or maximum * json_size <= BUDGET < (maximum + 1) * json_size
+        assert size < max(BUDGET, json_size) + maximum * 1000
     assert (maximum is None) is (count <= 100)
     assert ScanTaskWriter(plan, dialect=JAVA, form=TaskForm(residual_bytes=BUDGET)).files_max is None
     assert ScanTaskWriter(plan, dialect=JAVA, form=TaskForm(residuals=False, exact_residuals=True)).files_max is None

@@ -107,7 +107,7 @@ async def test_selective_filter_on_a_cold_snapshot_reads_only_needed_manifests_a
 ) -> None:
     table, _ = create_filled_table(tmp_path / "t")
     async with open_test_planner(tmp_path) as part, open_test_planner(tmp_path) as full:
-        everything = await plan(full, table)
+        full_plan = await plan(full, table)
         for prepared_days, day in enumerate((6, 2, 5), start=1):
             of_part, of_full = await plan(part, table, day_filter(day)), await plan(full, table, day_filter(day))
             assert part.stats().decoded == prepared_days
@@ -115,7 +115,7 @@ async def test_selective_filter_on_a_cold_snapshot_reads_only_needed_manifests_a
             assert (
                 of_part.entry_ids.tolist()
                 == of_full.entry_ids.tolist()
-                == everything.entry_ids.tolist()[day * 10 : day * 10 + 10]
+                == full_plan.entry_ids.tolist()[day * 10 : day * 10 + 10]
             )
             assert of_part.considered == of_full.considered == 80
         assert full.stats().decoded == DAYS
@@ -203,18 +203,18 @@ async def test_memory_stays_within_the_budget_and_answers_stay_right(tmp_path: P
     budget = max(expected) + sum(expected) // 3
     rng, decoded = random.Random(4), 0
     async with open_test_planner(tmp_path, plan_memory_bytes=budget) as planner:
-        for turn in range(60):
+        for round_number in range(60):
             number = rng.randrange(len(tables))
             low = rng.randrange(80)
             assert await numbers(planner, tables[number].metadata, make_between(low, low + 5)) == [
                 n for n in range(low, low + 6) if n < (2 + number) * 40
-            ], f"turn {turn}"
+            ], f"turn {round_number}"
             # Memory that the answer derived from the blocks counts from the next plan on.
             await plan(planner, tables[number], make_between(low, low + 90))
             await asyncio.sleep(0)
             stats = planner.stats()
             planner.check_invariants()
-            assert stats.live_bytes + stats.added_bytes <= budget, f"turn {turn}"
+            assert stats.live_bytes + stats.added_bytes <= budget, f"turn {round_number}"
             decoded = stats.decoded
     assert decoded > sum(2 + n for n in range(6)), "nothing was ever let go: the budget was no budget"
 
@@ -402,10 +402,10 @@ async def test_pages_of_plans_with_and_without_time_form_a_complete_answer(tmp_p
             plan = await request("POST", f"{path}/plan", where)
             tokens = plan.json["plan-tasks"]
             assert len(tokens) > 1
-            for turn in range(2):
+            for round_number in range(2):
                 results: list[int] = []
-                for at, token in enumerate(tokens):
-                    server = (request, other_request)[(at + turn) % 2]
+                for position, token in enumerate(tokens):
+                    server = (request, other_request)[(position + round_number) % 2]
                     page = await server("POST", f"{path}/tasks", {"plan-task": token})
                     tasks = page.json["file-scan-tasks"]
                     results += [int(task["data-file"]["file-path"][-14:-8]) for task in tasks]
@@ -423,10 +423,10 @@ async def test_memory_account_is_close_to_the_memory_of_the_process(tmp_path: Pa
     table = Table(tmp_path / "t")
     manifests = [table.manifest(f"m{n}", range(n * 3000, n * 3000 + 3000), day=n) for n in range(20)]
     table.commit(1, manifests)
-    small, _ = create_filled_table(tmp_path / "small")
+    small_table, _ = create_filled_table(tmp_path / "small")
     async with open_test_planner(tmp_path) as planner:
         for _ in range(2):  # This loads modules and objects that are created only once.
-            await numbers(planner, small.metadata, make_between(1, 5))
+            await numbers(planner, small_table.metadata, make_between(1, 5))
         metadata = table.metadata
         gc.collect()
         tracemalloc.start()
@@ -446,6 +446,8 @@ async def test_memory_account_is_close_to_the_memory_of_the_process(tmp_path: Pa
         finally:
             tracemalloc.stop()
         after = planner.stats()
-        counted = after.live_bytes + after.added_bytes - before.live_bytes - before.added_bytes
+        byte_growth = after.live_bytes + after.added_bytes - before.live_bytes - before.added_bytes
         assert tasks > 60_000 * 100
-        assert abs(counted - held_bytes) < held_bytes / 10, f"{counted:,} bytes are counted, {held_bytes:,} are held"
+        assert abs(byte_growth - held_bytes) < held_bytes / 10, (
+            f"{byte_growth:,} bytes are counted, {held_bytes:,} are held"
+        )

@@ -58,9 +58,9 @@ def read_report(path: Path) -> Report:
         if case.find("skipped") is not None:
             skipped.add(name)
         for kind in ("failure", "error"):
-            result = case.find(kind)
-            if result is not None:
-                failed[name] = (result.get("message") or result.text or "").strip()[:500]
+            found_part = case.find(kind)
+            if found_part is not None:
+                failed[name] = (found_part.get("message") or found_part.text or "").strip()[:500]
     return Report(count, frozenset(skipped), failed)
 
 

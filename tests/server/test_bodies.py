@@ -307,9 +307,9 @@ async def test_one_principal_cannot_hold_all_slots_and_others_are_answered(
 async def test_server_without_logins_has_no_share_for_each_principal(tmp_path: Path) -> None:
     bounds = WorkerLimits(requests=4, watchers=4, body_bytes=100)
     places = [RequestSlot(bounds, None, "working") for _ in range(4)]
-    with pytest.raises(RetryLater) as refused:
+    with pytest.raises(RetryLater) as error:
         RequestSlot(bounds, None, "working")
-    assert refused.value.code == 503
+    assert error.value.code == 503
     for place in places:
         place.leave()
     bounds.check_invariants()
@@ -454,10 +454,10 @@ async def test_bytes_after_a_rejected_request_are_not_read(logins: Logins) -> No
     async with await RawConnection.open(logins.server) as wire:
         await wire.send(head_of("POST", f"{TABLE}/sign", "Content-Length: 1000000000"))
         assert (await wire.answer())[0] == 401
-        sent = 0
+        sent_bytes = 0
         with contextlib.suppress(ConnectionError):
             async with asyncio.timeout(60):
-                while sent < 100 << 20:
+                while sent_bytes < 100 << 20:
                     await wire.send(b" " * 65536)
-                    sent += 65536
-        assert sent < 32 << 20
+                    sent_bytes += 65536
+        assert sent_bytes < 32 << 20

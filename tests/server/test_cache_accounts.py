@@ -186,18 +186,18 @@ def index_files(folder: Path, kind: str, files: int, keys: int) -> list[Register
         parts = encode_index_file(
             metadata.table_uuid, definition, [one for one, _ in entries], [index for _, index in entries]
         )
-        stored = folder / f"{kind}-{number}.puffin"
-        stored.write_bytes(b"".join(parts))
+        index_path = folder / f"{kind}-{number}.puffin"
+        index_path.write_bytes(b"".join(parts))
         new_index_files.append(
             RegisteredIndexFile(
                 metadata.table_uuid,
-                stored.as_uri(),
+                index_path.as_uri(),
                 definition.id,
                 kind,
                 0,
                 files,
                 keys * files,
-                stored.stat().st_size,
+                index_path.stat().st_size,
                 None,
                 number,
             )
@@ -217,8 +217,10 @@ def fill_index(kind: str, files: int, keys: int, *, remote: bool) -> Callable[[P
             batches = iter((encoded_files[:1], encoded_files[1:]))
 
             async def fill() -> object:
-                opened = [await (indexes.open_remote if remote else indexes.open)(file) for file in next(batches)]
-                assert all(opened)
+                opened_indexes = [
+                    await (indexes.open_remote if remote else indexes.open)(file) for file in next(batches)
+                ]
+                assert all(opened_indexes)
                 return None
 
             yield fill

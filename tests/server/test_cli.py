@@ -53,10 +53,10 @@ def test_help_shows_no_secret_default_and_no_environment_value() -> None:
 def test_version_equals_that_of_the_distribution() -> None:
     code, text = run("version")
     assert code == 0
-    reported = re.fullmatch(r"seamark (\d+\.\d+\.\d+) \(Python (3\.\d+\S*)\)\n", text)
-    assert reported is not None, text
+    match = re.fullmatch(r"seamark (\d+\.\d+\.\d+) \(Python (3\.\d+\S*)\)\n", text)
+    assert match is not None, text
     code, text = run("version", "--json")
-    assert (code, json.loads(text)) == (0, {"seamark": reported[1], "python": reported[2]})
+    assert (code, json.loads(text)) == (0, {"seamark": match[1], "python": match[2]})
 
 
 @pytest.mark.parametrize(
@@ -110,11 +110,11 @@ def test_port_0_prints_the_chosen_port(tmp_path: Path) -> None:
         assert server.stdout is not None
         line = server.stdout.readline()
         try:
-            reported = json.loads((tmp_path / "server.json").read_text())
-            assert reported["pid"] == server.pid
-            assert line.startswith(f"Seamark is ready at {reported['url']}, warehouse file://")
+            report = json.loads((tmp_path / "server.json").read_text())
+            assert report["pid"] == server.pid
+            assert line.startswith(f"Seamark is ready at {report['url']}, warehouse file://")
             assert "database sqlite:///" in line
-            assert http_ok(reported["url"] + "/readyz")
+            assert http_ok(report["url"] + "/readyz")
         finally:
             server.terminate()
             assert server.wait(60) == 0

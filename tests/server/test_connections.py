@@ -208,8 +208,8 @@ async def test_running_requests_are_never_cut_off_for_new_connections(tmp_path: 
             assert (status, error_of(body)["type"]) == (429, "TooManyRequestsException")
             for _ in range(20):
                 await (await stack.enter_async_context(await RawConnection.open(server))).rest()
-        reported = [event for event in events if event["event"] == "an address has too many connections"]
-        assert len(reported) == 1, "once, not per connection"
+        log_events = [event for event in events if event["event"] == "an address has too many connections"]
+        assert len(log_events) == 1, "once, not per connection"
         server.components.timeline.drain()
         for wire in wires:
             assert (await wire.answer())[0] == 200
@@ -345,12 +345,12 @@ async def test_connection_accepted_before_shutdown_is_closed() -> None:
     limits = ConnectionLimits(connections=10, per_address=10, header_bytes=1000, header_timeout_s=60, send_timeout_s=60)
     server = Connections(web.Server(never), limits, answers)
     await server.shutdown(1)
-    ours, theirs = socket.socketpair()
-    with theirs:
-        theirs.setblocking(False)
-        transport, _ = await asyncio.get_running_loop().connect_accepted_socket(server, ours)
+    client_socket, server_socket = socket.socketpair()
+    with server_socket:
+        server_socket.setblocking(False)
+        transport, _ = await asyncio.get_running_loop().connect_accepted_socket(server, client_socket)
         async with asyncio.timeout(60):
-            assert await asyncio.get_running_loop().sock_recv(theirs, 1000) == b""
+            assert await asyncio.get_running_loop().sock_recv(server_socket, 1000) == b""
         assert transport.is_closing()
         assert server.count == 0
 
@@ -358,5 +358,5 @@ async def test_connection_accepted_before_shutdown_is_closed() -> None:
 def _connections() -> Connections:
     """Return the connections of this test's server; servers of earlier tests may not be collected yet."""
     loop = asyncio.get_running_loop()
-    (result,) = (one for one in gc.get_objects() if isinstance(one, Connections) and one._loop is loop)
-    return result
+    (connections,) = (one for one in gc.get_objects() if isinstance(one, Connections) and one._loop is loop)
+    return connections

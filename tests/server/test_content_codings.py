@@ -27,8 +27,8 @@ def raw_deflate(data: bytes) -> bytes:
 
 def inflate_pieces(coding: str, packed: bytes, *, pieces: int = 1 << 20, step: int = 1 << 16) -> bytes:
     inflater, out = Inflater(coding), bytearray()
-    for at in range(0, len(packed), pieces):
-        inflater.feed(packed[at : at + pieces])
+    for offset in range(0, len(packed), pieces):
+        inflater.feed(packed[offset : offset + pieces])
         while chunk := inflater.inflate(step):
             assert len(chunk) <= step
             out += chunk
@@ -87,15 +87,15 @@ def test_bytes_after_the_end_of_a_compressed_body_are_rejected(coding: str, pack
 def test_flipped_byte_is_rejected_or_changes_nothing(coding: str) -> None:
     data = random.Random(5).randbytes(300)
     packed = PACKERS["gzip" if coding == "gzip" else "zlib"][1](data)
-    refused = 0
-    for at in range(len(packed)):
+    refused_count = 0
+    for offset in range(len(packed)):
         broken = bytearray(packed)
-        broken[at] ^= 0x55
+        broken[offset] ^= 0x55
         try:
             assert inflate_pieces(coding, bytes(broken)) == data  # An example is the time in gzip's header.
         except BadRequest:
-            refused += 1
-    assert refused > 0.9 * len(data)
+            refused_count += 1
+    assert refused_count > 0.9 * len(data)
 
 
 def test_decompression_bomb_is_rejected_at_the_ratio_limit_and_not_at_its_end() -> None:

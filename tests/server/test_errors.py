@@ -192,10 +192,10 @@ async def test_requests_over_the_limit_are_rejected_at_once(tmp_path: Path, monk
         monkeypatch.setattr(type(server.components.catalog.dropped), "list", slow)
         held_tasks = [asyncio.create_task(server.get("/api/v1/dropped")) for _ in range(2)]
         await until(lambda: begun == 2)
-        async with server.http.get(f"{server.url}/api/v1/dropped") as refused:
-            assert refused.status == 503
-            assert int(refused.headers["Retry-After"]) >= 1
-            assert check_model(await refused.json(), 503) == "ServiceUnavailableException"
+        async with server.http.get(f"{server.url}/api/v1/dropped") as answer:
+            assert answer.status == 503
+            assert int(answer.headers["Retry-After"]) >= 1
+            assert check_model(await answer.json(), 503) == "ServiceUnavailableException"
         status, _ = await server.get("/healthz")
         assert status == 200  # Health probes are answered although the limit is reached.
         go.set()

@@ -45,11 +45,11 @@ async def test_server_with_64_files_answers_connected_clients_and_logs_a_line(tm
     finally:
         process.terminate()
         await asyncio.to_thread(process.wait, 30)
-    reported = log.read_text()
-    assert "ulimit -n" in reported
-    assert "has too many connections" in reported
-    assert reported.count("too many connections") < 10
-    assert "Traceback" not in reported
+    log_text = log.read_text()
+    assert "ulimit -n" in log_text
+    assert "has too many connections" in log_text
+    assert log_text.count("too many connections") < 10
+    assert "Traceback" not in log_text
 
 
 async def _open(stack: AsyncExitStack, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -122,9 +122,9 @@ def test_workers_share_one_port_and_one_page_of_metrics(start_seamark: Start) ->
         if event["event"] == "request" and event["operation"] == "listNamespaces"
     }
     assert by_worker == {0, 1}
-    counted = 'seamark_requests_total{operation="listNamespaces",status="200"} 40.0'
+    metric_line = 'seamark_requests_total{operation="listNamespaces",status="200"} 40.0'
     # The counts of other workers are at most a second old.
-    eventually(lambda: http_ok(f"{server.base_url}/metrics", contains=counted))
+    eventually(lambda: http_ok(f"{server.base_url}/metrics", contains=metric_line))
 
 
 def test_workers_do_not_outlive_a_killed_supervisor(start_seamark: Start) -> None:

@@ -71,9 +71,9 @@ async def test_number_of_indexes_is_limited_and_a_drop_frees_a_place(tmp_path: P
         for number, fpp in enumerate((0.1, 0.01)):
             body = {"kind": "bloom", "columns": ["id"], "fpp": fpp}
             assert (await api("PUT", f"{path}/i{number}", body)).status == 200
-        refused = await api("PUT", f"{path}/more", {"kind": "bitmap", "columns": ["data"]})
-        assert refused.error[0] == 400
-        assert "2 indexes" in refused.error[2]
+        refusal = await api("PUT", f"{path}/more", {"kind": "bitmap", "columns": ["data"]})
+        assert refusal.error[0] == 400
+        assert "2 indexes" in refusal.error[2]
         assert (await api("PUT", f"{path}/i1", {"state": "paused"})).status == 200
         assert (await api("DELETE", f"{path}/i1")).status == 204
         assert (await api("PUT", f"{path}/more", {"kind": "bitmap", "columns": ["data"]})).status == 200
@@ -127,17 +127,17 @@ async def test_withdrawn_plans_free_their_places_and_rejections_are_counted(tmp_
             body = {"snapshot-ids": ids, "lease-s": lease_s}
             return (await api("POST", f"{path}/plan-snapshots", body, headers=headers)).status
 
-        for turn in range(4):
-            ids = [await plan(10 * number + 15 + turn) for number in range(3)]
+        for round_number in range(4):
+            ids = [await plan(10 * number + 15 + round_number) for number in range(3)]
             assert None not in ids
-            assert await plan(5 + turn) is None
+            assert await plan(5 + round_number) is None
             assert await lease(ids, 600) == 200, "they are renewed where they are"
             assert await lease([1, 2], 600) == 429
             assert await lease(ids, 0) == 200
-        refused = server.components.catalog.plan_tables.refused
-        assert refused == {"leases of one principal": 8}
+        refused_count = server.components.catalog.plan_tables.refused
+        assert refused_count == {"leases of one principal": 8}
         for expected in (8.0, 8.0):
-            server.components.metrics.plans.sample(server.components.planner.stats(), refused)
+            server.components.metrics.plans.sample(server.components.planner.stats(), refused_count)
             text = server.components.metrics.render().decode()
             line = f'seamark_plan_tables_refused_total{{exhausted="leases of one principal"}} {expected}'
             assert line in text.splitlines()

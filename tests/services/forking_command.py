@@ -42,10 +42,10 @@ sys.exit(code)
 @contextlib.contextmanager
 def forking_command(folder: Path) -> Iterator[None]:
     """Write the program to `folder` until the block ends; commands that still run then are killed."""
-    with contextlib.ExitStack() as opened:
+    with contextlib.ExitStack() as stack:
         # The path of a socket has at most 108 bytes, and a test's folder is longer.
-        home = Path(f"/proc/self/fd/{_folder(opened, folder)}")
-        listener = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        home = Path(f"/proc/self/fd/{_folder(stack, folder)}")
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         listener.bind(str(home / "s"))
         listener.listen()
         program = folder / "seamark"

@@ -25,9 +25,9 @@ from tests.store.samples import NS, TABLE, make_entry, outcome
 from tests.store.store_pair import StorePair
 
 
-def claim(uuid: str, *keys: str, shared: bool = False, **more: bool) -> ClaimLocations:
+def claim(uuid: str, *keys: str, shared: bool = False, **fields: bool) -> ClaimLocations:
     locations = tuple(ClaimedLocation(key=key, shared=shared, display_form=key) for key in keys)
-    return ClaimLocations(uuid=uuid, locations=locations, **more)
+    return ClaimLocations(uuid=uuid, locations=locations, **fields)
 
 
 async def keys(store: GeneratorStore, uuid: str) -> list[str]:
@@ -134,9 +134,9 @@ class ClaimsContract(StorePair):
         await store.transact([ForgetDropped("dropped-1")])
         await store.transact([claim(second.uuid, "s3://b/u"), CreateEntry(second)])
         await store.transact([DropEntry(TABLE, NS, "u")])
-        result = await store.list_retained(None, None, 9)
-        assert {row.entry.uuid for row in result} == {first.uuid, second.uuid}
-        for row in result:
+        retained_entries = await store.list_retained(None, None, 9)
+        assert {row.entry.uuid for row in retained_entries} == {first.uuid, second.uuid}
+        for row in retained_entries:
             assert await store.find_dropped(row.id) == row
 
     async def test_names_without_claims_are_found_and_can_claim_without_a_check(self, store: GeneratorStore) -> None:

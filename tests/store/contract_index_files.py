@@ -257,8 +257,8 @@ class IndexFilesContract(StorePair):
 
 
 def _replacement_of(add: list[str], remove: list[str] | None = None) -> ReplaceIndexFiles:
-    removed = tuple(f"file:///w/{name}" for name in remove or ())
-    return ReplaceIndexFiles(UUID, "d", tuple(make_file(name) for name in add), removed, 9)
+    removed_locations = tuple(f"file:///w/{name}" for name in remove or ())
+    return ReplaceIndexFiles(UUID, "d", tuple(make_file(name) for name in add), removed_locations, 9)
 
 
 def _dropped_entry(clock: SimulatedClock) -> DroppedEntry:

@@ -184,9 +184,10 @@ class NamesContract(StorePair):
             [CreateEntry(entry), CreateNamespace(("b",), {}), RenameEntry(TABLE, NS, "t", ("b",), "u")]
         )
         assert await store.entry(TABLE, NS, "t") is None
-        moved = make_entry("u", namespace=("b",), uuid=entry.uuid, metadata_location=entry.metadata_location)
+        moved_entry = make_entry("u", namespace=("b",), uuid=entry.uuid, metadata_location=entry.metadata_location)
         assert await store.entry(TABLE, ("b",), "u") == Entry(
-            **{f: getattr(moved, f) for f in moved.__struct_fields__} | {"version": 4, "previous_location": "file:///p"}
+            **{f: getattr(moved_entry, f) for f in moved_entry.__struct_fields__}
+            | {"version": 4, "previous_location": "file:///p"}
         )
         await store.transact([RenameEntry(TABLE, ("b",), "u", ("b",), "u")])
         assert await store.entry(TABLE, ("b",), "u") is not None

@@ -198,9 +198,9 @@ class StreamsContract(StorePair):
             await store.transact([move((0, 0, 4)), lost])
         assert await offsets(store) == {0: 0}
         await store.transact([swap, move((0, 0, 4))])
-        moved = await store.entry(TABLE, NS, "t")
-        assert moved is not None
-        assert (moved.metadata_location, moved.flushed) == ("file:///next", "0:4")
+        moved_entry = await store.entry(TABLE, NS, "t")
+        assert moved_entry is not None
+        assert (moved_entry.metadata_location, moved_entry.flushed) == ("file:///next", "0:4")
 
     async def test_one_taker_gets_the_last_flush_before_a_removal(
         self, store: GeneratorStore, other_store: GeneratorStore
@@ -210,9 +210,9 @@ class StreamsContract(StorePair):
         await store.transact([CreateEntry(make_entry("t")), RecordRemovalFlush(UUID, 1), RecordRemovalFlush(UUID, 2)])
         assert await other_store.transact([TakeRemovalFlush(UUID, 2)]) == [True]
         assert await other_store.transact([TakeRemovalFlush(UUID, 2)]) == [False]
-        for read in (1, None):  # Another commit has come between the flush and the repeated commit.
+        for read_count in (1, None):  # Another commit has come between the flush and the repeated commit.
             await store.transact([RecordRemovalFlush(UUID, 2)])
-            assert await other_store.transact([TakeRemovalFlush(UUID, read)]) == [False]
+            assert await other_store.transact([TakeRemovalFlush(UUID, read_count)]) == [False]
         assert await store.transact([TakeRemovalFlush(UUID, 2)]) == [False]
         await store.transact([RecordRemovalFlush(UUID, 3), DropEntry(TABLE, NS, "t")])
         await store.transact([CreateEntry(make_entry("t"))])

@@ -146,12 +146,14 @@ class RecordsContract(StorePair):
         assert ids(await store.tokens()) == ["1", "3", "4"]
 
     async def test_grants_are_saved_once_and_removed(self, store: GeneratorStore) -> None:
-        whole, part = Grant("ann", "admin"), Grant("ann", "reader", ("a", "b"))
-        await store.transact([SaveGrant(whole), SaveGrant(part), SaveGrant(part), SaveGrant(Grant("bob", "reader"))])
-        assert await store.grants("ann") == [whole, part]
+        server_grant, part = Grant("ann", "admin"), Grant("ann", "reader", ("a", "b"))
+        await store.transact(
+            [SaveGrant(server_grant), SaveGrant(part), SaveGrant(part), SaveGrant(Grant("bob", "reader"))]
+        )
+        assert await store.grants("ann") == [server_grant, part]
         assert len(await store.grants(None)) == 3
         await store.transact([RemoveGrant(part)])
-        assert await store.grants("ann") == [whole]
+        assert await store.grants("ann") == [server_grant]
         with pytest.raises(NotFound, match=r"reader for ann on a\.b"):
             await store.transact([RemoveGrant(part)])
 
@@ -160,8 +162,8 @@ class RecordsContract(StorePair):
         await store.transact([SaveGrant(grant) for grant in grants])
         assert await store.grants_of_any(("a-group:2", "missing", "a-group:1")) == grants[:2]
         assert await store.grants_of_any(()) == []
-        many = tuple(f"other:{number}" for number in range(GROUPS_MAX - 1))
-        assert await store.grants_of_any((*many, "b-group:1")) == grants[2:]
+        other_groups = tuple(f"other:{number}" for number in range(GROUPS_MAX - 1))
+        assert await store.grants_of_any((*other_groups, "b-group:1")) == grants[2:]
 
     async def test_cursor_moves_only_from_the_position_that_was_read(
         self, store: GeneratorStore, other_store: GeneratorStore

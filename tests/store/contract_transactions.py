@@ -124,8 +124,10 @@ class TransactionsContract(StorePair):
         for step in range(3):
             new_location = f"file:///{step}"
             swaps = [make_swap(name, at, f"{new_location}/one") for name, at in locations.items()]
-            two = [make_swap(name, at, f"{new_location}/two") for name, at in locations.items()]
-            outcomes = await asyncio.gather(outcome(store.transact(swaps)), outcome(other_store.transact(two[::-1])))
+            two_swaps = [make_swap(name, at, f"{new_location}/two") for name, at in locations.items()]
+            outcomes = await asyncio.gather(
+                outcome(store.transact(swaps)), outcome(other_store.transact(two_swaps[::-1]))
+            )
             assert sorted(outcomes) == ["commit_conflict", "won"]
             winner = f"{new_location}/{('one', 'two')[outcomes.index('won')]}"
             for name in locations:

@@ -335,12 +335,12 @@ async def test_requests_are_told_to_retry_when_all_connections_are_busy(
     swap = make_swap("t", make_entry("t").metadata_location, "file:///1")
     async with (
         _raw(postgres_url) as holder,
-        open_postgres(postgres_url, clock=CLOCK, pool_min=1, pool_max=1, timeout_s=3) as small,
+        open_postgres(postgres_url, clock=CLOCK, pool_min=1, pool_max=1, timeout_s=3) as small_store,
     ):
         await holder.execute("BEGIN; UPDATE entries SET version = version")
-        blocked = asyncio.create_task(outcome(small.transact([swap])))
+        blocked = asyncio.create_task(outcome(small_store.transact([swap])))
         await asyncio.sleep(0.1)
-        waiting = asyncio.gather(*(outcome(small.ping()) for _ in range(3)))
+        waiting = asyncio.gather(*(outcome(small_store.ping()) for _ in range(3)))
         await asyncio.sleep(0.1)
         assert not waiting.done()
         await holder.execute("ROLLBACK")
@@ -348,7 +348,7 @@ async def test_requests_are_told_to_retry_when_all_connections_are_busy(
         assert await waiting == ["won"] * 3
         await holder.execute("BEGIN; UPDATE entries SET version = version")
         swap = make_swap("t", "file:///1", "file:///2")
-        swaps = [asyncio.create_task(small.transact([swap])) for _ in range(8)]
+        swaps = [asyncio.create_task(small_store.transact([swap])) for _ in range(8)]
         results = await asyncio.gather(*swaps, return_exceptions=True)
         assert {type(result) for result in results} == {RetryLater}
         assert any("All 1 connections" in str(result) for result in results)
@@ -362,17 +362,19 @@ async def test_cancelled_transaction_leaves_no_trace_and_a_clean_connection(
     location = make_entry("t").metadata_location
     async with (
         _raw(postgres_url) as holder,
-        open_postgres(postgres_url, clock=CLOCK, pool_min=1, pool_max=1) as small,
+        open_postgres(postgres_url, clock=CLOCK, pool_min=1, pool_max=1) as small_store,
     ):
         await holder.execute("BEGIN; UPDATE entries SET version = version")
-        task = asyncio.create_task(small.transact([CreateNamespace(("b",), {}), make_swap("t", location, "file:///1")]))
+        task = asyncio.create_task(
+            small_store.transact([CreateNamespace(("b",), {}), make_swap("t", location, "file:///1")])
+        )
         await asyncio.sleep(0.2)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         await holder.execute("ROLLBACK")
-        assert await small.namespace(("b",)) is None
-        await small.transact([make_swap("t", location, "file:///2")])
+        assert await small_store.namespace(("b",)) is None
+        await small_store.transact([make_swap("t", location, "file:///2")])
 
 
 @pytest.mark.slow
@@ -434,8 +436,10 @@ async def test_missing_or_foreign_database_is_rejected_with_the_statement_that_h
         await connection.execute(f"CREATE ROLE {account} LOGIN PASSWORD 'guest'")
         try:
             guest = f"postgresql://{account}:guest@{urls.hostname}:{urls.port}/{name}"
-            async with _raw(f"{postgres_url.rpartition('/')[0]}/{name}") as own:
-                await own.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")  # As in PostgreSQL 15 and later
+            async with _raw(f"{postgres_url.rpartition('/')[0]}/{name}") as own_database:
+                await own_database.execute(
+                    "REVOKE CREATE ON SCHEMA public FROM PUBLIC"
+                )  # As in PostgreSQL 15 and later
             with pytest.raises(ConfigError, match=r"permission denied.*ALTER DATABASE"):
                 async with open_postgres(guest, clock=CLOCK):
                     pass

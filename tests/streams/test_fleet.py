@@ -93,9 +93,9 @@ async def test_every_server_reports_the_rows_that_wait(fleet: list[Stream]) -> N
     await until(lambda: any(table.flushed[0] for table in tables))  # The first row is flushed at once.
     for reader in fleet:
         await first.post({"id": 2})
-        _, listed = await reader.server.get("/api/v1/streams")
+        _, streams = await reader.server.get("/api/v1/streams")
         status, stream_state = await reader.server.get("/api/v1/tables/db/t/stream")
-        assert (status, stream_state["waiting-rows"], listed["streams"][0]["waiting-rows"]) == (200, 1, 1)
+        assert (status, stream_state["waiting-rows"], streams["streams"][0]["waiting-rows"]) == (200, 1, 1)
         assert await first.flush() == 1
 
 

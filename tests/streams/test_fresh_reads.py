@@ -68,22 +68,22 @@ def client_planned_ids(url: str) -> list[int]:
 
 async def test_all_readers_return_rows_before_their_flush(stream: Stream) -> None:
     url = stream.server.url
-    joined = "SELECT a.id FROM db.t a JOIN db.t b ON a.name = b.name WHERE b.id = 3"
+    join = "SELECT a.id FROM db.t a JOIN db.t b ON a.name = b.name WHERE b.id = 3"
 
     def read() -> None:
         assert scan_ids(url) == [1, 2, 3]
         assert scan_ids(url, where="name = 'b'") == [2]
         assert sql_rows(url, "SELECT count(*), max(id) FROM db.t") == [(3, 3)]
-        assert sql_rows(url, joined) == [(1,), (3,)]
+        assert sql_rows(url, join) == [(1,), (3,)]
         assert duckdb_rows(url, "SELECT id FROM sea.db.t WHERE name = 'b'") == [(2,)]
         assert duckdb_rows(url, "SELECT id FROM sea.db.t") == [(1,), (2,), (3,)]
-        assert duckdb_rows(url, joined.replace("db.t", "sea.db.t")) == [(1,), (3,)]
+        assert duckdb_rows(url, join.replace("db.t", "sea.db.t")) == [(1,), (3,)]
         client = SeamarkClient(url).reading_fresh_rows()
         assert client.explain(TABLE, "id > 1").records == 2
         name = client.plan_table(TABLE, "id >= 0").name
         assert name is not None
-        opened = open_table(client, ("db", name), At())
-        assert sum(task.records for task in plan(client, opened)) == 3
+        opened_table = open_table(client, ("db", name), At())
+        assert sum(task.records for task in plan(client, opened_table)) == 3
 
     await asyncio.to_thread(read)
     await stream.flush()
@@ -109,21 +109,21 @@ async def test_read_of_a_snapshot_branch_or_time_has_no_unflushed_rows(stream: S
 async def test_scans_of_an_open_table_read_the_same_rows_while_others_arrive(stream: Stream) -> None:
     client = SeamarkClient(stream.server.url).reading_fresh_rows()
 
-    def count_planned_rows(opened: Any) -> int:
-        return sum(task.records for task in plan(client, opened))
+    def count_planned_rows(opened_table: Any) -> int:
+        return sum(task.records for task in plan(client, opened_table))
 
-    opened = await asyncio.to_thread(open_table, client, TABLE, At())
-    assert await asyncio.to_thread(count_planned_rows, opened) == 3
+    opened_table = await asyncio.to_thread(open_table, client, TABLE, At())
+    assert await asyncio.to_thread(count_planned_rows, opened_table) == 3
     await stream.post({"id": 4, "name": "b"})
     await stream.flush()
     await stream.post({"id": 5, "name": "b"})
-    assert await asyncio.to_thread(count_planned_rows, opened) == 3
-    assert await asyncio.to_thread(client.explain, TABLE, at=At(snapshot_id=opened.snapshot_id)) is not None
+    assert await asyncio.to_thread(count_planned_rows, opened_table) == 3
+    assert await asyncio.to_thread(client.explain, TABLE, at=At(snapshot_id=opened_table.snapshot_id)) is not None
     assert await asyncio.to_thread(scan_ids, stream.server.url) == [1, 2, 3, 4, 5]
-    (named,) = [each for each in stream.server.components.streams.snapshots._by_id.values() if each.made_s][:1]
-    named.used_s -= 10_000
+    (snapshot,) = [each for each in stream.server.components.streams.snapshots._by_id.values() if each.made_s][:1]
+    snapshot.used_s -= 10_000
     with pytest.raises(InvalidRequest, match="it has expired; load the table again"):
-        await asyncio.to_thread(count_planned_rows, opened)
+        await asyncio.to_thread(count_planned_rows, opened_table)
 
 
 async def test_upsert_and_delete_see_rows_acknowledged_before(stream: Stream) -> None:
@@ -224,8 +224,8 @@ async def test_a_read_with_a_token_has_the_rows_of_the_token_or_is_refused(strea
     await stream.flush()
     assert (await stream.server.get(path, headers={"X-Seamark-After": token}))[0] == 200
     first = await stream.post({"id": 5}, query="?producer=p&sequence=0")
-    again = await stream.post({"id": 5}, query="?producer=p&sequence=0")
-    assert first["token"] == again["token"] == f"{uuid}/0:5"
+    second_answer = await stream.post({"id": 5}, query="?producer=p&sequence=0")
+    assert first["token"] == second_answer["token"] == f"{uuid}/0:5"
 
 
 READERS: dict[str, Callable[[str], list[int]]] = {
@@ -242,7 +242,7 @@ READERS: dict[str, Callable[[str], list[int]]] = {
 }
 
 
-@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(12, judged=1)))
+@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(12, judged_number=1)))
 async def test_random_changes_leave_every_reader_with_the_rows_of_the_model(tmp_path: Path, seed: int) -> None:
     rng, number = random.Random(seed), 0
     flushed, waiting, states = set[int](), set[int](), dict[int, set[int]]()
@@ -298,16 +298,16 @@ async def test_random_changes_leave_every_reader_with_the_rows_of_the_model(tmp_
                 flushed, waiting = flushed | waiting, set()
             else:
                 await asyncio.to_thread(change, action)
-            opened = await asyncio.to_thread(open_table, client, TABLE, At())
-            if opened.snapshot_id is not None:
-                states.setdefault(opened.snapshot_id, set(flushed))
-                assert states[opened.snapshot_id] == flushed, action
+            opened_table = await asyncio.to_thread(open_table, client, TABLE, At())
+            if opened_table.snapshot_id is not None:
+                states.setdefault(opened_table.snapshot_id, set(flushed))
+                assert states[opened_table.snapshot_id] == flushed, action
             for name in rng.sample(sorted(READERS), 2):
-                read = asyncio.create_task(asyncio.to_thread(READERS[name], url))
+                reader_task = asyncio.create_task(asyncio.to_thread(READERS[name], url))
                 if rng.random() < 0.3 and stream.server.components.streams.tables:
                     await stream.flush()  # These rows arrive while the reader runs.
                     flushed, waiting = flushed | waiting, set()
-                assert await read == sorted(flushed | waiting), (action, name)
-            opened = await asyncio.to_thread(open_table, client, TABLE, At())
-            if opened.snapshot_id is not None:
-                states.setdefault(opened.snapshot_id, set(flushed))
+                assert await reader_task == sorted(flushed | waiting), (action, name)
+            opened_table = await asyncio.to_thread(open_table, client, TABLE, At())
+            if opened_table.snapshot_id is not None:
+                states.setdefault(opened_table.snapshot_id, set(flushed))

@@ -92,14 +92,14 @@ async def test_rows_of_a_file_with_deletes_are_replaced_by_several_fresh_snapsho
     await stream.post(*({"id": number, "name": "a"} for number in range(100)))
     await stream.flush()
     expected = dict.fromkeys(range(100), "a")
-    for turn in range(3):
-        await stream.post({"id": turn, "_op": "delete"})
+    for round_number in range(3):
+        await stream.post({"id": round_number, "_op": "delete"})
         await stream.flush()
-        del expected[turn]
+        del expected[round_number]
         for key in range(50, 58):
             # The file has deletes already, so the rows of the earlier parts are not located again.
-            await stream.post({"id": key, "name": f"{turn}.{key}"})
-            expected[key] = f"{turn}.{key}"
+            await stream.post({"id": key, "name": f"{round_number}.{key}"})
+            expected[key] = f"{round_number}.{key}"
             assert await read(stream) == expected
 
 
@@ -280,11 +280,11 @@ async def test_rows_of_a_key_of_several_columns_stay_in_order_over_shards(tmp_pa
     async with streaming(tmp_path) as stream:
         await create(stream, SCHEMA, properties={KEY: "town,id", SHARDS: "4"})
         towns = ["x", "y", "z"]
-        for turn in range(3):
+        for round_number in range(3):
             await stream.post(
-                *({"id": number, "town": town, "name": f"{turn}"} for number in range(5) for town in towns)
+                *({"id": number, "town": town, "name": f"{round_number}"} for number in range(5) for town in towns)
             )
-            if turn == 1:
+            if round_number == 1:
                 await stream.flush()
         await stream.post({"id": 0, "town": "x", "_op": "delete"})
         rows = await asyncio.to_thread(lambda: stream.catalog.load_table("db.t").scan().to_arrow().to_pylist())
@@ -348,7 +348,7 @@ async def test_table_that_gets_a_key_replaces_unflushed_rows(tmp_path: Path) -> 
             await stream.flush()
 
 
-@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(4, judged=2)))
+@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(4, judged_number=2)))
 async def test_random_changes_equal_a_dictionary(tmp_path: Path, seed: int) -> None:
     """The changes come from writers and batch writers.
 

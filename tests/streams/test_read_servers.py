@@ -39,7 +39,7 @@ async def test_read_server_without_a_log_shows_flushed_rows_and_refuses_changes(
         components = reader.server.components
         assert not components.streams.has_log
         assert not components.services_status.enabled
-        refused = "This server only reads (its setting role is read): send {} to one of http://writer:8181"
+        refusal = "This server only reads (its setting role is read): send {} to one of http://writer:8181"
         for method, path, operation in (
             ("POST", "/api/v1/tables/db/t/rows", "appendRows"),
             ("POST", "/api/v1/rows", "appendRowsToTables"),
@@ -52,7 +52,7 @@ async def test_read_server_without_a_log_shows_flushed_rows_and_refuses_changes(
             async with reader.server.http.request(method, url + path, json={}) as answer:
                 error = (await answer.json())["error"]
             assert (answer.status, error["type"]) == (406, "UnsupportedOperationException")
-            assert error["message"] == refused.format(operation)
+            assert error["message"] == refusal.format(operation)
         uuid = (await components.catalog.tables.entry(("db",), "t")).uuid
         with pytest.raises(ReadOnlyServer, match="send a statement that changes rows of a stream table to one of"):
             await components.streams.flush(uuid)

@@ -104,8 +104,8 @@ async def test_a_reader_begins_at_each_place(stream: Stream) -> None:
     assert ids(await read(stream, from_="latest")) == []
 
 
-def _locate(stream: Stream, at: str) -> str:
-    return StreamReads(SeamarkClient(stream.server.url), "db.t", changes=False, skip_changes=False).locate(at)
+def _locate(stream: Stream, position: str) -> str:
+    return StreamReads(SeamarkClient(stream.server.url), "db.t", changes=False, skip_changes=False).locate(position)
 
 
 async def test_a_waiting_reader_gets_rows_and_batch_appends_soon(
@@ -261,9 +261,9 @@ async def test_readers_of_random_histories_return_the_rows_of_the_model(seed: in
                     case "flush":
                         await stream.server.http.post(f"{stream.server.url}/api/v1/tables/db/t/flush")
                     case "start":
-                        at = rng.choice(("earliest", "latest"))
-                        position = await asyncio.to_thread(_locate, stream, at)
-                        readers.append((position, Counter(), 0 if at == "earliest" else len(model)))
+                        offset = rng.choice(("earliest", "latest"))
+                        position = await asyncio.to_thread(_locate, stream, offset)
+                        readers.append((position, Counter(), 0 if offset == "earliest" else len(model)))
                     case "read":
                         readers = [await _read_some(stream, rng, *reader) for reader in readers]
             assert sorted(ids(await read(stream))) == sorted(model)
@@ -278,5 +278,5 @@ async def _read_some(
 ) -> tuple[str, Counter[int], int]:
     """Read a random number of batches, and return the reader's new position, its rows and `start`."""
     batches = await read(stream, from_=position)
-    chosen = batches[: rng.randint(0, len(batches))]
-    return (chosen[-1].position if chosen else position), read_ids + Counter(ids(chosen)), start
+    read_batches = batches[: rng.randint(0, len(batches))]
+    return (read_batches[-1].position if read_batches else position), read_ids + Counter(ids(read_batches)), start

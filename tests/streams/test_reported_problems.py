@@ -293,10 +293,10 @@ async def test_deletion_vectors_that_a_flush_replaces_stay_for_earlier_snapshots
         expected: list[dict[int, str]] = []
         snapshots: list[int] = []
         model: dict[int, str] = {}
-        for changed in (range(6), (0, 1), (1, 2), (3,)):
-            model |= {key: f"n{len(expected)}" for key in changed}
-            await stream.post(*({"id": key, "name": model[key]} for key in changed))
-            assert await stream.flush() in (0, len(changed))
+        for changed_rows in (range(6), (0, 1), (1, 2), (3,)):
+            model |= {key: f"n{len(expected)}" for key in changed_rows}
+            await stream.post(*({"id": key, "name": model[key]} for key in changed_rows))
+            assert await stream.flush() in (0, len(changed_rows))
             table = await asyncio.to_thread(stream.catalog.load_table, "db.t")
             snapshots.append(table.metadata.current_snapshot_id or 0)
             expected.append(dict(model))
@@ -304,8 +304,8 @@ async def test_deletion_vectors_that_a_flush_replaces_stay_for_earlier_snapshots
         client = SeamarkClient(stream.server.url)
         for snapshot, rows in zip(snapshots, expected, strict=True):
             scan = await asyncio.to_thread(seamark.scan, client, "db.t", at=At(snapshot_id=snapshot))
-            stored = (await asyncio.to_thread(scan.to_arrow)).to_pylist()
-            assert sorted((row["id"], row["name"]) for row in stored) == sorted(rows.items())
+            actual_rows = (await asyncio.to_thread(scan.to_arrow)).to_pylist()
+            assert sorted((row["id"], row["name"]) for row in actual_rows) == sorted(rows.items())
 
 
 async def test_flush_that_a_compaction_overtakes_is_repeated_on_its_files(

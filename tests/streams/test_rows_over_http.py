@@ -103,9 +103,9 @@ async def stream(tmp_path: Path) -> AsyncIterator[Stream]:
         yield stream
 
 
-async def create(stream: Stream, schema: Schema = SCHEMA, **more: Any) -> None:
-    properties = {ENABLED: "true", **more.pop("properties", {})}
-    await asyncio.to_thread(stream.catalog.create_table, "db.t", schema, properties=properties, **more)
+async def create(stream: Stream, schema: Schema = SCHEMA, **options: Any) -> None:
+    properties = {ENABLED: "true", **options.pop("properties", {})}
+    await asyncio.to_thread(stream.catalog.create_table, "db.t", schema, properties=properties, **options)
 
 
 def arrow_body(**columns: Any) -> bytes:
@@ -203,9 +203,9 @@ async def test_rows_of_a_partitioned_table_are_pruned_by_partition(tmp_path: Pat
 
 async def test_a_repeated_request_of_a_producer_adds_no_row(stream: Stream) -> None:
     first = await stream.post({"id": 1}, query="?producer=p&sequence=0")
-    again = await stream.post({"id": 1}, query="?producer=p&sequence=0")
+    second_answer = await stream.post({"id": 1}, query="?producer=p&sequence=0")
     assert not first["duplicate"]
-    assert again["duplicate"]
+    assert second_answer["duplicate"]
     await stream.post({"id": 2}, query="?producer=p&sequence=1")
     await stream.post({"id": 3}, query="?producer=other&sequence=0")
     status, message = await stream.send_refused(b'[{"id": 9}]', query="?producer=p&sequence=7")
@@ -261,8 +261,8 @@ async def test_small_body_that_decodes_to_too_many_bytes_is_refused(stream: Stre
     assert len(body) < 1_000_000
     status, message = await stream.send_refused(body, ARROW)
     assert (status, "decoded rows have more than" in message) == (413, True)
-    few = pa.DictionaryArray.from_arrays(pa.array([0, 0]), pa.array(["a"]))
-    assert (await stream.send(arrow_body(id=pa.array([1, 2]), name=few), ARROW))[0] == 200
+    dictionary = pa.DictionaryArray.from_arrays(pa.array([0, 0]), pa.array(["a"]))
+    assert (await stream.send(arrow_body(id=pa.array([1, 2]), name=dictionary), ARROW))[0] == 200
 
 
 async def test_table_with_encrypted_files_refuses_rows(tmp_path: Path) -> None:
@@ -416,7 +416,7 @@ def _look(stream: Stream) -> bool:
     return True
 
 
-@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(6, judged=1)))
+@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(6, judged_number=1)))
 async def test_random_writers_flushes_batches_and_readers(tmp_path: Path, seed: int) -> None:
     """Streams, batch appends, flushes and restarts change a table concurrently. Every reader gets each row that was
     acknowledged before its read, exactly once.
@@ -424,12 +424,12 @@ async def test_random_writers_flushes_batches_and_readers(tmp_path: Path, seed: 
     import random
 
     rng, acknowledged = random.Random(seed), Counter[int]()
-    sequences, sent = Counter[str](), 0
+    sequences, sent_count = Counter[str](), 0
 
     async def write(stream: Stream, producer: str) -> None:
-        nonlocal sent
+        nonlocal sent_count
         for _ in range(rng.randint(1, 8)):
-            numbers = [sent := sent + 1 for _ in range(rng.randint(1, 20))]
+            numbers = [sent_count := sent_count + 1 for _ in range(rng.randint(1, 20))]
             rows = [{"id": number, "name": rng.choice("abc")} for number in numbers]
             for _ in range(rng.choice([1, 1, 2])):  # The client repeats the request, as it does after a lost answer.
                 await stream.post(*rows, query=f"?producer={producer}&sequence={sequences[producer]}")
@@ -438,8 +438,8 @@ async def test_random_writers_flushes_batches_and_readers(tmp_path: Path, seed: 
             await asyncio.sleep(rng.random() / 50)
 
     async def append(stream: Stream) -> None:
-        nonlocal sent
-        number = sent = sent + 1
+        nonlocal sent_count
+        number = sent_count = sent_count + 1
 
         def commit() -> bool:
             arrow = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
@@ -459,7 +459,7 @@ async def test_random_writers_flushes_batches_and_readers(tmp_path: Path, seed: 
             rows = Counter(await stream.ids())
             assert not [number for number, times in rows.items() if times > 1], "a row is repeated"
             assert not before.keys() - rows.keys(), "an acknowledged row is missing"
-            assert rows.keys() <= set(range(1, sent + 1))
+            assert rows.keys() <= set(range(1, sent_count + 1))
 
     async def flush(stream: Stream) -> None:
         await asyncio.sleep(rng.random() / 10)
@@ -519,13 +519,13 @@ async def test_writer_raises_for_a_refused_row_and_accepts_no_more_rows(stream: 
     def write() -> str:
         writer = seamark.stream_writer(SeamarkClient(stream.server.url), ("db", "t"))
         writer.write({"id": "x"})
-        with pytest.raises(StreamClosed) as refused:
+        with pytest.raises(StreamClosed) as error:
             writer.flush()
         with pytest.raises(StreamClosed):
             writer.write({"id": 1})
         with pytest.raises(StreamClosed):
             writer.close()
-        return str(refused.value)
+        return str(error.value)
 
     assert 'the value "x" is not a valid long' in await asyncio.to_thread(write)
     assert await stream.ids() == []

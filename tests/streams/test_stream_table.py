@@ -96,21 +96,21 @@ async def test_a_new_owner_reads_rows_of_the_log_that_it_did_not_append() -> Non
         await table.append({0: batch(*range(10))})
         await table.flush()
         await table.append({0: batch(10)})
-        later = world.open()
-        assert await world.read(later) == list(range(11))
-        assert await later.flush() == 1
+        reopened = world.open()
+        assert await world.read(reopened) == list(range(11))
+        assert await reopened.flush() == 1
 
 
-@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(60, judged=12)))
+@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(60, judged_number=12)))
 async def test_random_writers_owners_flushes_and_readers(seed: int) -> None:
     """Every reader gets each row that was acknowledged before its read, no row twice, and each shard in its order."""
     async with a_world(seed, shards=2) as world:
         rng, acknowledged, owners = world.rng, set[int](), [world.open(), world.open()]
-        world.busy_chance, sent = 0.02, 0
+        world.busy_chance, sent_count = 0.02, 0
 
         async def write(table: StreamTable) -> None:
-            nonlocal sent
-            numbers = [sent := sent + 1 for _ in range(rng.randint(1, 3))]
+            nonlocal sent_count
+            numbers = [sent_count := sent_count + 1 for _ in range(rng.randint(1, 3))]
             shards = {shard: batch(*numbers[shard::2]) for shard in (0, 1) if numbers[shard::2]}
             await table.append(shards)
             acknowledged.update(numbers)
@@ -121,7 +121,7 @@ async def test_random_writers_owners_flushes_and_readers(seed: int) -> None:
                 rows = await world.read(table)
                 assert len(rows) == len(set(rows)), "a row is repeated"
                 assert before <= set(rows), "an acknowledged row is missing"
-                assert set(rows) <= acknowledged | set(range(1, sent + 1))
+                assert set(rows) <= acknowledged | set(range(1, sent_count + 1))
 
         async def flush(table: StreamTable) -> None:
             if rng.random() < 0.3:
@@ -143,7 +143,7 @@ async def test_random_writers_owners_flushes_and_readers(seed: int) -> None:
             with suppress(*FLUSH_FAILS):
                 await owners[0].flush()
                 break
-        assert sorted(world.rows_of(world.files)) == list(range(1, sent + 1))
+        assert sorted(world.rows_of(world.files)) == list(range(1, sent_count + 1))
 
 
 async def test_a_reader_sees_an_append_whole_after_half_of_its_fresh_files_failed() -> None:

@@ -143,11 +143,11 @@ async def test_tenant_with_thousands_of_jobs_does_not_delay_one_with_a_single_jo
     for number in range(40):
         queue.put(a_job(f"slow {number}", tenant="slow"))
     spent = dict.fromkeys(seconds, 0.0)
-    for turn in range(220):
-        if turn == 50:
+    for round_number in range(220):
+        if round_number == 50:
             queue.put(a_job("small", tenant="small"))
         job = await queue.take()
-        if turn in (50, 51) and job.tenant == "small":
+        if round_number in (50, 51) and job.tenant == "small":
             spent["small"] += 1
         now.s += seconds[job.tenant]
         spent[job.tenant] += 0 if job.tenant == "small" else seconds[job.tenant]

@@ -144,10 +144,14 @@ def with_snapshots(properties: dict[str, str], *times_ms: int, **ref: int) -> Ta
         {**snapshot, "snapshot-id": number, "sequence-number": number, "timestamp-ms": time_ms}
         for number, time_ms in enumerate(times_ms, 1)
     ]
-    last = len(times_ms)
+    change_count = len(times_ms)
     options = {name.replace("_", "-"): value for name, value in ref.items()}
-    document |= {"current-snapshot-id": last, "last-sequence-number": last, "last-updated-ms": times_ms[-1]}
-    document["refs"] = {"main": {"type": "branch", "snapshot-id": last, **options}}
+    document |= {
+        "current-snapshot-id": change_count,
+        "last-sequence-number": change_count,
+        "last-updated-ms": times_ms[-1],
+    }
+    document["refs"] = {"main": {"type": "branch", "snapshot-id": change_count, **options}}
     return decode_table(msgspec.json.encode(document), "t")
 
 

@@ -161,12 +161,12 @@ class Storm:
                 writer.allowed[step - 1].append(frozenset(rows.items()))
                 delete(client, "db.t", keys=pa.table({"id": ids}), mode=rng.choice(MODES))
                 continue
-            changed = {key: f"{step}:{key}" for key in ids} | {writer.first_id: str(step)}
-            rows |= changed
+            changed_rows = {key: f"{step}:{key}" for key in ids} | {writer.first_id: str(step)}
+            rows |= changed_rows
             writer.allowed[step].append(frozenset(rows.items()))
             strategy = "equality" if rng.random() < 0.15 else None
             mode = None if strategy else rng.choice(MODES)
-            table = table_of(list(changed.items()))
+            table = table_of(list(changed_rows.items()))
             try:
                 upsert(client, "db.t", table, keys=["id"], mode=mode, strategy=strategy)
             except Unwritable:  # Once the table is partitioned by more than the key
@@ -346,7 +346,7 @@ def test_services_never_change_rows_or_stop_a_writer(
     def goals() -> dict[str, bool]:
         totals = jobs.totals()
         # Vectors of version 3 change with each upsert, and a compaction may lose all races.
-        merged = totals["compaction"]["commits"] + totals["clustering"]["commits"] > 0 or version > 2
+        has_merged = totals["compaction"]["commits"] + totals["clustering"]["commits"] > 0 or version > 2
         return {
             "each writer writes": min(writer.acknowledged for writer in storm.writers) > 2,
             "readers read": storm.checked > 5,
@@ -355,7 +355,7 @@ def test_services_never_change_rows_or_stop_a_writer(
             "snapshots expire": totals["expiration"]["snapshots"] > 0,
             "manifests are rewritten": totals["manifests"]["commits"] > 0,
             "statistics are written": totals["statistics"]["files"] > 0,
-            "files are rewritten": merged,
+            "files are rewritten": has_merged,
         }
 
     storm.goals = goals

@@ -24,12 +24,12 @@ def choose_covering_cases(cases: Sequence[Mapping[str, int]], size: int) -> set[
         size: The number of parameters in a combination.
     """
     missing = [set(combinations(sorted(case.items()), size)) for case in cases]
-    chosen: set[int] = set()
+    case_numbers: set[int] = set()
     while any(missing):
         best = max(range(len(cases)), key=lambda place: len(missing[place]))
-        chosen.add(best)
+        case_numbers.add(best)
         missing = [combination - missing[best] for combination in missing]
-    return chosen
+    return case_numbers
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -63,15 +63,15 @@ async def test_history_of_a_table_survives_its_rename(server: RunningServer) -> 
     store = server.components.store
     entry = Entry(kind=EntryKind.TABLE, namespace=("db",), name="old", uuid="u1", metadata_location="file:///x")
     await store.transact([CreateEntry(entry=entry)])
-    created = await server.record("old", "create", uuid="u1")
+    instant = await server.record("old", "create", uuid="u1")
     await store.transact(
         [RenameEntry(kind=EntryKind.TABLE, namespace=("db",), name="old", to_namespace=("db",), to_name="new")]
     )
     renamed = await server.record("new", "rename", uuid="u1")
     _, page = await server.get("/api/v1/tables/db/new/timeline")
-    assert ids(page) == [created.id, renamed.id]
+    assert ids(page) == [instant.id, renamed.id]
     _, page = await server.get("/api/v1/tables/db/old/timeline")
-    assert ids(page) == [created.id]
+    assert ids(page) == [instant.id]
     status, body = await server.get("/api/v1/tables/db/never/timeline")
     assert (status, body["error"]["type"]) == (404, "NoSuchTableException")
 
@@ -166,9 +166,9 @@ async def test_latest_streams_only_later_events(server: RunningServer) -> None:
     headers = {"Accept": "text/event-stream"}
     async with server.http.get(f"{server.url}/api/v1/timeline?since=latest", headers=headers) as stream:
         await until(lambda: server.components.timeline.watchers == 1)
-        later = await server.record("b")
+        later_instant = await server.record("b")
         ((_, data),) = await events_of(stream, 1)
-    assert data["id"] == later.id
+    assert data["id"] == later_instant.id
 
 
 async def test_streams_over_the_limit_get_503_and_retry_after(tmp_path: Path) -> None:
@@ -177,10 +177,10 @@ async def test_streams_over_the_limit_get_503_and_retry_after(tmp_path: Path) ->
         running(tmp_path, watchers_limit=1, requests_limit=1) as server,
         server.http.get(f"{server.url}/api/v1/timeline", headers=headers),
     ):
-        async with server.http.get(f"{server.url}/api/v1/timeline", headers=headers) as refused:
-            assert refused.status == 503
-            assert int(refused.headers["Retry-After"]) >= 1
-            assert (await refused.json())["error"]["type"] == "ServiceUnavailableException"
+        async with server.http.get(f"{server.url}/api/v1/timeline", headers=headers) as answer:
+            assert answer.status == 503
+            assert int(answer.headers["Retry-After"]) >= 1
+            assert (await answer.json())["error"]["type"] == "ServiceUnavailableException"
         status, _ = await server.get("/api/v1/dropped")  # Streams do not count as running requests.
         assert status == 200
 

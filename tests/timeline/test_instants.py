@@ -29,10 +29,10 @@ def test_only_the_four_transitions_exist(current: InstantState, expected: Instan
 
 
 @given(st.lists(st.sampled_from(list(InstantState)), max_size=6))
-def test_no_path_leaves_a_finished_state(wanted: list[InstantState]) -> None:
+def test_no_path_leaves_a_finished_state(states: list[InstantState]) -> None:
     clock = SimulatedClock(1)
     instant = an_instant(clock, state=R, completed_ms=None)
-    for state in wanted:
+    for state in states:
         clock.advance(1)
         try:
             after = move(instant, state, clock.now_ms())

@@ -98,8 +98,8 @@ async def test_watcher_is_not_woken_by_instants_outside_its_filter(both_replicas
         await asyncio.sleep(0.2)
         assert not watcher.woken.is_set()
         await first.record("wanted")
-        result = await asyncio.wait_for(first.timeline.read_next(watcher, 10), 60)
-        assert [instant.name for instant in result] == ["wanted"]
+        entry_batch = await asyncio.wait_for(first.timeline.read_next(watcher, 10), 60)
+        assert [instant.name for instant in entry_batch] == ["wanted"]
 
 
 async def test_watch_without_news_ends_empty_after_its_time(both_replicas: tuple[Replica, Replica]) -> None:

@@ -57,9 +57,13 @@ async def test_statements_that_differ_in_literals_share_a_shape(api_with_files: 
 
 
 async def test_order_of_conditions_and_negations_do_not_make_another_shape(api_with_files: Api) -> None:
-    small, large = compare("lt", 50), compare("gt-eq", 10)
+    small_filter, large_filter = compare("lt", 50), compare("gt-eq", 10)
     negated = {"type": "not", "child": compare("gt-eq", 50)}
-    for filter in (make_conjunction(small, large), make_conjunction(large, small), make_conjunction(negated, large)):
+    for filter in (
+        make_conjunction(small_filter, large_filter),
+        make_conjunction(large_filter, small_filter),
+        make_conjunction(negated, large_filter),
+    ):
         assert (await api_with_files("POST", f"{T}/plan", {"filter": filter})).status == 200
     (shape,) = await load_shapes(api_with_files)
     assert shape["sums"]["statements"] == 3
@@ -205,17 +209,17 @@ async def test_failure_of_one_table_does_not_lose_the_statements_of_others(
             await api.table(name)
             await append(api, name, tens(3), snapshot_id=1)
             assert (await api("POST", f"/v1/namespaces/db/tables/{name}/plan", {"filter": EQ_5})).status == 200
-        transact, refused = type(server.components.store).transact, []
+        transact, refused_operations = type(server.components.store).transact, []
 
         async def refuse_first(store: Any, operations: Any, *args: Any, **options: Any) -> Any:
-            if isinstance(operations[0], AddQueryRecords) and not refused:
-                refused.append(operations)
+            if isinstance(operations[0], AddQueryRecords) and not refused_operations:
+                refused_operations.append(operations)
                 raise StorageError("integer overflow")
             return await transact(store, operations, *args, **options)
 
         monkeypatch.setattr(type(server.components.store), "transact", refuse_first)
         await server.components.history.flush()
-        assert len(refused) == 1
+        assert len(refused_operations) == 1
         (table,) = (await api("GET", "/api/v1/history")).json["tables"]
         assert (table["table"], table["sums"]["statements"]) == ("b", 1)
 

@@ -46,11 +46,11 @@ async def begin(api: Api, name: str = "i") -> dict[str, Any]:
     return body
 
 
-async def register(api: Api, build: dict[str, Any], *files: dict[str, Any], **more: Any) -> Answer:
+async def register(api: Api, build: dict[str, Any], *files: dict[str, Any], **options: Any) -> Answer:
     return await api(
         "POST",
         f"{INDEXES}/{build['index']}/builds/{build['build-id']}/index-files",
-        {"index-files": list(files), **more},
+        {"index-files": list(files), **options},
     )
 
 

@@ -224,8 +224,10 @@ async def test_only_one_of_two_merges_of_the_same_files_is_registered(api_with_t
     old_files = [write(build, name, index_bytes(build, FILES[:3])) for name in "ab"]
     await register(api_with_table, build, *old_files)
     replaced = [one["location"] for one in old_files]
-    merged = [write(build, name, index_bytes(build, FILES[:3], level=1)) for name in "xy"]
-    answers = await asyncio.gather(*(register(api_with_table, build, one, replaces=replaced) for one in merged))
+    merged_index_files = [write(build, name, index_bytes(build, FILES[:3], level=1)) for name in "xy"]
+    answers = await asyncio.gather(
+        *(register(api_with_table, build, one, replaces=replaced) for one in merged_index_files)
+    )
     assert sorted(answer.status for answer in answers) == [200, 409]
     assert (await load_index(api_with_table))["levels"] == {"1": 1}
 

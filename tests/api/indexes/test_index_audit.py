@@ -75,8 +75,8 @@ async def find_kept_paths(api: Api, where: str) -> list[str]:
     return [file["file-path"] for file in answer.json["kept"]]
 
 
-async def quarantine(api: Api, location: str, reason: str = "it lies", name: str = "i", **more: Any) -> Any:
-    return await api("POST", f"{INDEXES}/{name}/quarantine", {"location": location, "reason": reason, **more})
+async def quarantine(api: Api, location: str, reason: str = "it lies", name: str = "i", **options: Any) -> Any:
+    return await api("POST", f"{INDEXES}/{name}/quarantine", {"location": location, "reason": reason, **options})
 
 
 def place_of_blob(location: str) -> int:
@@ -113,8 +113,8 @@ async def test_quarantined_index_file_is_unused_and_built_again(api_with_table: 
 
 async def test_quarantine_is_idempotent_and_a_superseded_file_stays_superseded(api_with_table: Api) -> None:
     build, (first, second) = await create_build(api_with_table, FILES[:3], FILES[3:])
-    merged = write(build, "merged", valid_index_file(build, FILES[3:], level=1))
-    await register(api_with_table, build, merged, replaces=[second])
+    merged_index_file = write(build, "merged", valid_index_file(build, FILES[3:], level=1))
+    await register(api_with_table, build, merged_index_file, replaces=[second])
     await quarantine(api_with_table, first)
     assert (await quarantine(api_with_table, first, "another reason")).json["reason"] == "it lies"
     assert (await quarantine(api_with_table, second)).json["state"] == "superseded"
@@ -168,11 +168,11 @@ async def test_registry_lost_with_its_database_is_rebuilt_and_plans_are_the_same
         assert answer.status == 200
         assert (await load_index(api))["files"] == 0
         assert [len(await find_kept_paths(api, f"id = {100 + n}")) for n in range(9)] == [6] * 9
-        reported = (await api("POST", REBUILD)).json
-        assert reported["registered"] == [
+        rebuild_report = (await api("POST", REBUILD)).json
+        assert rebuild_report["registered"] == [
             {"index": "i", "index-files": 2, "files": 5, "rows": 15, "size-in-bytes": sum(map(size, locations))}
         ]
-        assert (reported["known"], reported["redundant"], reported["left-out"]) == (0, 0, [])
+        assert (rebuild_report["known"], rebuild_report["redundant"], rebuild_report["left-out"]) == (0, 0, [])
         assert [await find_kept_paths(api, f"id = {100 + n}") for n in range(9)] == before
         index = await load_index(api)
         assert {index_file["location"]: index_file["state"] for index_file in index["index-files"]} == dict.fromkeys(
@@ -198,8 +198,8 @@ async def test_merged_and_newer_files_are_preferred_among_equal_coverage(api_wit
     ):
         path = Path(write(build, name, valid_index_file(build, files, level=level))["location"].removeprefix("file://"))
         os.utime(path, (1_700_000_000 - age, 1_700_000_000 - age))
-    reported = (await api_with_table("POST", REBUILD)).json
-    assert (reported["registered"][0]["index-files"], reported["redundant"]) == (3, 2)
+    rebuild_report = (await api_with_table("POST", REBUILD)).json
+    assert (rebuild_report["registered"][0]["index-files"], rebuild_report["redundant"]) == (3, 2)
     names = {Path(index_file["location"]).name for index_file in (await load_index(api_with_table))["index-files"]}
     assert names == {"new", "merged", "alone"}
     assert (await load_index(api_with_table))["files"] == 6
@@ -209,8 +209,8 @@ async def test_quarantined_file_stays_quarantined_and_its_copy_is_registered(api
     build, (first,) = await create_build(api_with_table, FILES[:3])
     await quarantine(api_with_table, first)
     twin = write(build, "twin", valid_index_file(build, FILES[:3]))["location"]
-    reported = (await api_with_table("POST", REBUILD)).json
-    assert (reported["known"], reported["registered"][0]["index-files"]) == (1, 1)
+    rebuild_report = (await api_with_table("POST", REBUILD)).json
+    assert (rebuild_report["known"], rebuild_report["registered"][0]["index-files"]) == (1, 1)
     states = {
         index_file["location"]: index_file["state"] for index_file in (await load_index(api_with_table))["index-files"]
     }
@@ -220,15 +220,15 @@ async def test_quarantined_file_stays_quarantined_and_its_copy_is_registered(api
 async def test_already_covered_file_is_registered_only_if_the_others_are_unreadable(api_with_table: Api) -> None:
     build, (first,) = await create_build(api_with_table, FILES[:3])
     write(build, "twin", valid_index_file(build, FILES[:3]))
-    reported = (await api_with_table("POST", REBUILD)).json
-    assert (reported["registered"], reported["redundant"]) == ([], 1)
+    rebuild_report = (await api_with_table("POST", REBUILD)).json
+    assert (rebuild_report["registered"], rebuild_report["redundant"]) == ([], 1)
     path = Path(first.removeprefix("file://"))
     path.write_bytes(path.read_bytes()[:-1])
     async with running(
         api_with_table.server.components.settings.home
     ) as other:  # A new server has not read the file yet.
-        reported = (await Api(other)("POST", REBUILD)).json
-    assert reported["registered"][0]["files"] == 3
+        rebuild_report = (await Api(other)("POST", REBUILD)).json
+    assert rebuild_report["registered"][0]["files"] == 3
 
 
 async def test_only_index_files_of_the_table_are_registered(
@@ -251,9 +251,9 @@ async def test_only_index_files_of_the_table_are_registered(
     for name, data in wrong.items():
         write(build, name, data)
     write(build, ".half-written", valid_index_file(build, FILES)[:100])
-    reported = (await api_with_table("POST", REBUILD)).json
-    assert (reported["registered"], reported["left-out-files"]) == ([], len(wrong))
-    reasons = {Path(one["location"]).name: one["reason"] for one in reported["left-out"]}
+    rebuild_report = (await api_with_table("POST", REBUILD)).json
+    assert (rebuild_report["registered"], rebuild_report["left-out-files"]) == ([], len(wrong))
+    reasons = {Path(one["location"]).name: one["reason"] for one in rebuild_report["left-out"]}
     assert set(reasons) == set(wrong)
     assert "00000000" in reasons["another table"]
     assert "version 99" in reasons["future"]
@@ -272,8 +272,8 @@ async def test_dropped_index_gets_its_files_back_when_it_is_defined_again(api_wi
 async def test_table_without_indexes_has_no_files_to_register(api: Api) -> None:
     assert (await api("POST", REBUILD)).error[0] == 404
     await api.table()
-    reported = (await api("POST", REBUILD)).json
-    assert (reported["known"], reported["registered"], reported["left-out-files"]) == (0, [], 0)
+    rebuild_report = (await api("POST", REBUILD)).json
+    assert (rebuild_report["known"], rebuild_report["registered"], rebuild_report["left-out-files"]) == (0, [], 0)
 
 
 async def test_folder_with_too_many_files_is_rejected(api_with_table: Api, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,8 +90,8 @@ async def test_properties_missing_from_the_body_stay_unchanged(api_with_table: A
         "paused",
         "paused",
     )
-    changed = await define(api_with_table, "i", columns=["id"])
-    assert (changed["definition"], changed["state"]) == ("bloom(id, fpp=0.25)", "paused")
+    answer = await define(api_with_table, "i", columns=["id"])
+    assert (answer["definition"], answer["state"]) == ("bloom(id, fpp=0.25)", "paused")
     other = await define(api_with_table, "i", kind="bitmap", state="enabled")
     assert (other["definition"], other["state"]) == ("bitmap(id)", "enabled")
 
@@ -150,18 +150,18 @@ async def test_coverage_counts_files_and_rows_of_the_current_snapshot(api_with_t
     removed_file = file_of("file:///t/gone.parquet", 0, 0, rows=999)
     replaced = file_of(FILES[0].path, 1, 1, rows=11)
     registration = write(build, "one", index_bytes(build, [*FILES[1:3], removed_file, replaced]))
-    two = write(build, "two", index_bytes(build, FILES[2:6], level=2))
-    assert (await register(api_with_table, build, registration, two)).status == 200
+    second_index = write(build, "two", index_bytes(build, FILES[2:6], level=2))
+    assert (await register(api_with_table, build, registration, second_index)).status == 200
     index = await load_index(api_with_table)
     assert (index["files"], index["rows"], index["lag-files"], index["health"]) == (5, 200, 1, "behind")
     assert index["levels"] == {"0": 1, "2": 1}
-    assert index["size-in-bytes"] == registration["size-in-bytes"] + two["size-in-bytes"]
+    assert index["size-in-bytes"] == registration["size-in-bytes"] + second_index["size-in-bytes"]
     assert {file["location"]: (file["files"], file["state"]) for file in index["index-files"]} == {
         registration["location"]: (4, "live"),
-        two["location"]: (4, "live"),
+        second_index["location"]: (4, "live"),
     }
     three = write(build, "three", index_bytes(build, FILES))
-    await register(api_with_table, build, three, replaces=[registration["location"], two["location"]])
+    await register(api_with_table, build, three, replaces=[registration["location"], second_index["location"]])
     index = await load_index(api_with_table)
     assert (index["files"], index["lag-files"], index["health"]) == (6, 0, "ok")
     assert [file["state"] for file in index["index-files"]] == ["superseded", "superseded", "live"]

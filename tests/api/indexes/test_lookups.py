@@ -36,8 +36,8 @@ def stream(table: pa.Table, **options: Any) -> bytes:
     return bytes(sink.getvalue())
 
 
-async def ask(api: Api, keys: Sequence[Any], **more: Any) -> dict[str, Any]:
-    answer = await api("POST", LOOKUP, {"keys": list(keys), **more})
+async def ask(api: Api, keys: Sequence[Any], **fields: Any) -> dict[str, Any]:
+    answer = await api("POST", LOOKUP, {"keys": list(keys), **fields})
     assert answer.status == 200, answer.raw
     body: dict[str, Any] = answer.json
     return body
@@ -95,8 +95,8 @@ def some_deletes(table: StoredTable, live: Sequence[Any], rng: random.Random) ->
         delete.referenced for snapshot in table.snapshots[-1:] for delete in snapshot.deletes if delete.is_vector
     }
     for part in (1, 2):
-        mine = [file for file in live if not table.partitioned or file.partition == (part,)]
-        chosen_files = [file for file in mine if rng.random() < 0.5]
+        partition_files = [file for file in live if not table.partitioned or file.partition == (part,)]
+        chosen_files = [file for file in partition_files if rng.random() < 0.5]
         if not chosen_files:
             continue
         if table.version > 2:
@@ -109,7 +109,9 @@ def some_deletes(table: StoredTable, live: Sequence[Any], rng: random.Random) ->
             )
             chosen_file = rng.choice(chosen_files)
             equality_deletes.append(
-                table.position_deletes([(chosen_file.path, at) for at in spots[chosen_file.path]], part, named=True)
+                table.position_deletes(
+                    [(chosen_file.path, at) for at in spots[chosen_file.path]], part, has_path_bounds=True
+                )
             )
         ids = rng.choice([[1], [1, 2], [2, 3], [1, 2, 3]])
         rows = [some_row(rng, part) for _ in range(3)]
@@ -160,9 +162,13 @@ async def test_arrow_batch_answer_equals_the_answers_of_its_keys(api: Api) -> No
         assert sorted(zip(*columns, strict=True)) == expected
         assert columns[0] == sorted(columns[0])
         assert len(expected) > 100
-        about = {name.decode(): value.decode() for name, value in arrow.schema.metadata.items()}
-        assert (about["index"], about["keys"], about["complete"]) == ("keys", "1000", "true")
-        assert about["missing"] == str(len(keys) - len({one[0] for one in expected}))
+        schema_metadata = {name.decode(): value.decode() for name, value in arrow.schema.metadata.items()}
+        assert (schema_metadata["index"], schema_metadata["keys"], schema_metadata["complete"]) == (
+            "keys",
+            "1000",
+            "true",
+        )
+        assert schema_metadata["missing"] == str(len(keys) - len({one[0] for one in expected}))
     assert set(arrow.column("partition").to_pylist()) == {"{}"}
 
 
@@ -243,7 +249,7 @@ async def test_row_with_unreadable_deletes_is_undecided(api: Api, kind: str, dam
     if kind == "vector":
         vectors = table.vectors({files[0].path: {5}})
     elif kind == "positions":
-        vectors = [table.position_deletes([(files[0].path, 5)], named=True)]
+        vectors = [table.position_deletes([(files[0].path, 5)], has_path_bounds=True)]
     else:
         vectors = [table.equality_deletes([1], [(5,)])]
     path = Path(vectors[0].path.removeprefix("file://"))
@@ -367,14 +373,14 @@ async def test_shared_key_values_count_against_limits_once_for_each_key(
         table, files = await create_two_files(api)
         await table.index("keys", "record", ["name"], files)
         headers = {"Content-Type": ARROW_STREAM}
-        for batches, refused in ((1, False), (3, True)):
+        for batches, is_refused in ((1, False), (3, True)):
             batch = repeat_value(form, "x" * 4096, 100)
             keys = pa.table({"name": pa.chunked_array([batch] * batches)})
             body = stream(keys)
             assert len(body) < 100_000
             kept_sizes.clear()
             answer = await api("POST", f"{LOOKUP}?index=keys", body, headers=headers)
-            if refused:
+            if is_refused:
                 assert answer.error[0] == 413, answer.raw
                 assert "With a value for each row the keys take 1,2" in answer.error[2]
             else:

@@ -46,27 +46,29 @@ async def append(
     kinds: Mapping[int, str] = KINDS,
 ) -> None:
     """Commit a snapshot to `branch` with `files`, spread over `manifests`, in addition to the files of `parent`."""
-    loaded = (await api("GET", f"/v1/namespaces/db/tables/{table}")).json["metadata"]
-    sequence = loaded["last-sequence-number"] + 1
-    folder = Path(loaded["location"].removeprefix("file://")) / "metadata"
-    lists = [one["manifest-list"] for one in loaded["snapshots"] if one["snapshot-id"] == parent]
+    metadata = (await api("GET", f"/v1/namespaces/db/tables/{table}")).json["metadata"]
+    sequence = metadata["last-sequence-number"] + 1
+    folder = Path(metadata["location"].removeprefix("file://")) / "metadata"
+    lists = [one["manifest-list"] for one in metadata["snapshots"] if one["snapshot-id"] == parent]
     listed: list[tuple[Manifest, int | None]] = (
         [(one, None) for one in _MANIFESTS_BY_LIST.get(lists[0], [])] if lists else []
     )
     size = -(-len(files) // manifests)
     for number in range(manifests):
         part = files[number * size : (number + 1) * size]
-        listed.append((_manifest(folder, f"{snapshot_id}-{number}", part, snapshot_id, sequence, loaded, kinds), None))
+        listed.append(
+            (_manifest(folder, f"{snapshot_id}-{number}", part, snapshot_id, sequence, metadata, kinds), None)
+        )
     path = folder / f"snap-{snapshot_id}.avro"
     path.write_bytes(list_bytes(listed, version=2, style=STYLE, header={"format-version": "2"}))
     _MANIFESTS_BY_LIST[f"file://{path}"] = [manifest for manifest, _ in listed]
     snapshot = {
         "snapshot-id": snapshot_id,
         "sequence-number": sequence,
-        "timestamp-ms": max(loaded["last-updated-ms"], 1_700_000_000_000) + 1,
+        "timestamp-ms": max(metadata["last-updated-ms"], 1_700_000_000_000) + 1,
         "manifest-list": f"file://{path}",
         "summary": {"operation": "append"},
-        "schema-id": loaded["current-schema-id"],
+        "schema-id": metadata["current-schema-id"],
         **({} if parent is None else {"parent-snapshot-id": parent}),
     }
     ref = {"action": "set-snapshot-ref", "ref-name": branch, "type": "branch", "snapshot-id": snapshot_id}
@@ -107,7 +109,7 @@ def _manifest(
     files: Sequence[DataFile],
     snapshot_id: int,
     sequence: int,
-    loaded: dict[str, Any],
+    metadata: dict[str, Any],
     kinds: Mapping[int, str],
 ) -> Manifest:
     entries = [Entry(ADDED, snapshot_id, None, None, file) for file in files]
@@ -119,7 +121,7 @@ def _manifest(
         spec_id=0,
         fields=(),
         kinds=dict(kinds),
-        schema=loaded["schemas"][0],
+        schema=metadata["schemas"][0],
     )
     path = folder / f"{name}.avro"
     path.write_bytes(data)

@@ -87,8 +87,8 @@ async def test_explain_accepts_an_iceberg_expression_as_filter(api_with_table: A
 
 
 async def test_any_snapshot_can_be_explained(api_with_table: Api) -> None:
-    more = [file_of("file:///t/20.parquet", 200, 209)]
-    await append(api_with_table, "t", more, snapshot_id=2, parent=1)
+    extra_files = [file_of("file:///t/20.parquet", 200, 209)]
+    await append(api_with_table, "t", extra_files, snapshot_id=2, parent=1)
     assert (await explain_table(api_with_table))["files"] == 21
     assert (await explain_table(api_with_table, **{"snapshot-id": 1}))["snapshot-id"] == 1
     assert (await explain_table(api_with_table, ref="main"))["files"] == 21
@@ -182,7 +182,9 @@ async def test_explain_reports_the_files_that_the_plan_keeps(lake_api: Api, tmp_
             for task in tasks:
                 text = json.dumps(task["residual-filter"])
                 residuals[text] = residuals.get(text, 0) + 1
-            reported = {json.dumps(residual["residual"]): residual["files"] for residual in actual_table["residuals"]}
-            assert {text: files for text, files in reported.items() if text != "false"} == residuals, case
+            residual_files = {
+                json.dumps(residual["residual"]): residual["files"] for residual in actual_table["residuals"]
+            }
+            assert {text: files for text, files in residual_files.items() if text != "false"} == residuals, case
             count += len(tasks)
     assert count > 200

@@ -107,9 +107,9 @@ async def test_estimate_of_a_clustering_is_close_to_the_hilbert_layout(api: Api)
             api, f"id BETWEEN {low} AND {low + 9000} AND data >= '{word(first)}' AND data < '{word(first + 2500)}'"
         )
         true = count_kept_files(keys, (ids, low, low + 9000), (letters, first, first + 2499))
-        both = next(files for columns, files in reported_layouts.items() if len(columns) == 2)
-        assert both < min(reported_layouts["id",], reported_layouts["data",])
-        assert true / 2.5 <= both <= 2.5 * true, (low, first)
+        shared_files = next(files for columns, files in reported_layouts.items() if len(columns) == 2)
+        assert shared_files < min(reported_layouts["id",], reported_layouts["data",])
+        assert true / 2.5 <= shared_files <= 2.5 * true, (low, first)
 
 
 async def test_values_that_a_layout_does_not_group_have_no_estimate(api: Api) -> None:

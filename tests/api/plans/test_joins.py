@@ -89,9 +89,9 @@ def _supplier(number: int) -> dict[str, Any]:
     return {"s_key": number, "s_region": REGIONS[number % 4], "s_nation": number % 25, "s_rate": 0.5}
 
 
-def supplier(predicate: str | None = None, **more: Any) -> dict[str, Any]:
+def supplier(predicate: str | None = None, **fields: Any) -> dict[str, Any]:
     options = {} if predicate is None else {"predicate": predicate}
-    return {"table": ["db", "supplier"], "on": {"f_supplier": "s_key"}, **options, **more}
+    return {"table": ["db", "supplier"], "on": {"f_supplier": "s_key"}, **options, **fields}
 
 
 async def test_files_that_may_have_a_row_of_the_joined_table_are_kept(star: Star) -> None:
@@ -125,8 +125,8 @@ async def test_only_plans_with_the_same_keys_share_a_name(star: Star) -> None:
     assert (await star.plan(supplier("s_key >= 250 AND s_key < 750")))["name"] == first
     assert (await star.plan(supplier("s_key BETWEEN 250 AND 748")))["name"] != first
     assert (await star.plan(supplier("s_key BETWEEN 250 AND 749"), predicate="f_key > 0"))["name"] != first
-    few = (await star.plan(supplier("s_key = 250")))["name"]
-    assert few not in (first, (await star.plan())["name"])
+    selective_plan = (await star.plan(supplier("s_key = 250")))["name"]
+    assert selective_plan not in (first, (await star.plan())["name"])
     await star.supplier.commit([star.supplier.file([_supplier(5000)])])
     second_plan = await star.plan(supplier("s_key BETWEEN 250 AND 749"))
     assert (second_plan["name"], second_plan["joins"][0]["snapshot-id"]) == (first, 2)
@@ -137,10 +137,10 @@ async def test_joined_table_is_read_at_the_requested_snapshot_and_a_commit_reads
     for file in star.supplier.data:  # The columns of the table are in memory now.
         Path(file.path.removeprefix("file://")).unlink()
     await star.supplier.commit([star.supplier.file([_supplier(number) for number in range(1950, 2050)])])
-    reported = (await star.plan(supplier("s_key >= 1900")))["joins"][0]
-    assert (reported["keys"], reported["snapshot-id"]) == (150, 2)
-    reported = (await star.plan(supplier("s_key >= 1950", **{"snapshot-id": 1})))["joins"][0]
-    assert (reported["keys"], reported["snapshot-id"]) == (50, 1)
+    join_report = (await star.plan(supplier("s_key >= 1900")))["joins"][0]
+    assert (join_report["keys"], join_report["snapshot-id"]) == (150, 2)
+    join_report = (await star.plan(supplier("s_key >= 1950", **{"snapshot-id": 1})))["joins"][0]
+    assert (join_report["keys"], join_report["snapshot-id"]) == (50, 1)
 
 
 async def test_join_that_keys_cannot_decide_is_skipped_with_a_reason(star: Star) -> None:
@@ -151,8 +151,12 @@ async def test_join_that_keys_cannot_decide_is_skipped_with_a_reason(star: Star)
     assert "cannot be compared by keys" in plan["joins"][0]["reason"]
     assert plan["files"] == 1
     # If a join has several columns, the server uses those that it can use.
-    both = {"table": ["db", "supplier"], "on": {"f_rate": "s_rate", "f_supplier": "s_key"}, "predicate": "s_key = 5"}
-    assert await star.find_kept_files(both) == [0]
+    two_column_join = {
+        "table": ["db", "supplier"],
+        "on": {"f_rate": "s_rate", "f_supplier": "s_key"},
+        "predicate": "s_key = 5",
+    }
+    assert await star.find_kept_files(two_column_join) == [0]
 
 
 @pytest.mark.parametrize(
@@ -226,12 +230,12 @@ async def test_request_without_the_right_to_read_a_joined_table_is_rejected(tmp_
     async with running(tmp_path, auth="token") as server:
         root, rita = (UserApi(server, secrets[name]) for name in grants)
         await create_star(root)
-        created = await root("POST", "/v1/namespaces/secret/tables", {"name": "d", "schema": SCHEMA})
-        assert created.status == 200, created.raw
-        theirs = {"table": ["secret", "d"], "on": {"f_supplier": "id"}}
+        created_table = await root("POST", "/v1/namespaces/secret/tables", {"name": "d", "schema": SCHEMA})
+        assert created_table.status == 200, created_table.raw
+        hidden_join = {"table": ["secret", "d"], "on": {"f_supplier": "id"}}
         deeper = supplier(joins=[{"table": ["secret", "d"], "on": {"s_key": "id"}}])
         missing = {"table": ["secret", "nosuch"], "on": {"f_supplier": "id"}}
-        for joins, status in (([supplier()], 200), ([theirs], 403), ([deeper], 403), ([missing], 403)):
+        for joins, status in (([supplier()], 200), ([hidden_join], 403), ([deeper], 403), ([missing], 403)):
             for route in ("plan-tables", "explain"):
                 answer = await rita("POST", f"{OWN_ROUTES}/fact/{route}", {"joins": joins})
                 assert answer.status == status, answer.raw
@@ -277,8 +281,8 @@ async def test_damaged_index_never_loses_a_file_of_a_join(tmp_path: Path, part: 
             await star.fact.index(f"i_{column}", "bitmap", [column], star.fact.data)
         for path in tmp_path.glob("warehouse/**/*.puffin"):
             data = bytearray(path.read_bytes())
-            for at in range(part, len(data), max(8, len(data) // 60)):
-                data[at] ^= 0x55
+            for offset in range(part, len(data), max(8, len(data) // 60)):
+                data[offset] ^= 0x55
             path.write_bytes(data)
         joins = [supplier(f"{MISSING_SUPPLIERS} OR s_key = 705")]
         assert 7 in await star.find_kept_files(*joins, where="f_key < 9000 AND f_key <> 3")
@@ -315,12 +319,12 @@ async def test_joined_table_that_decodes_to_more_than_the_limit_is_skipped(tmp_p
         api = Api(server)
         fact = await StarTable.create(api, "fact", FACT)
         await fact.commit([fact.file([_sale(100 * number)]) for number in range(3)])
-        wide = await StarTable.create(api, "wide", [Col(1, "w_key", "long"), Col(2, "w_text", "string")])
-        await wide.commit([wide.file([{"w_key": key, "w_text": f"{key} " * 1000} for key in range(1000)])])
+        wide_table = await StarTable.create(api, "wide", [Col(1, "w_key", "long"), Col(2, "w_text", "string")])
+        await wide_table.commit([wide_table.file([{"w_key": key, "w_text": f"{key} " * 1000} for key in range(1000)])])
         join = {"table": ["db", "wide"], "on": {"f_supplier": "w_key"}, "predicate": "w_text = '5 5'"}
         answer = await api("POST", f"{OWN_ROUTES}/fact/plan-tables", {"joins": [join]})
         assert answer.status == 200, answer.raw
-        (reported,) = answer.json["joins"]
-        assert not reported["used"]
-        assert "decoded it takes more than 1,048,576 bytes" in reported["reason"]
+        (join_report,) = answer.json["joins"]
+        assert not join_report["used"]
+        assert "decoded it takes more than 1,048,576 bytes" in join_report["reason"]
         assert answer.json["files"] == 3

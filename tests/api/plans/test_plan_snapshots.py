@@ -59,23 +59,23 @@ async def test_plan_is_a_snapshot_only_for_requests_with_its_header(plan_api: Pl
 
 
 async def test_etag_depends_on_the_plans_in_the_answer(plan_api: PlanApi) -> None:
-    async def tag(name: str | None = None, query: str = "", **more: str) -> tuple[int, str]:
-        headers = {**PLANS, **more, **({} if name is None else {"If-None-Match": name})}
+    async def tag(name: str | None = None, query: str = "", **options: str) -> tuple[int, str]:
+        headers = {**PLANS, **options, **({} if name is None else {"If-None-Match": name})}
         answer = await plan_api("GET", f"{STANDARD_TABLES}/t{query}", headers=headers)
         assert "X-Seamark-Plans" in answer.headers["Vary"]
         return answer.status, answer.headers["ETag"]
 
     for query in ("", "?snapshots=refs"):
-        without = (await tag(query=query))[1]
+        untagged = (await tag(query=query))[1]
         plan_id = (await make_plan(plan_api, f"id = 5 OR id = {10 * len(query) + 25}"))["plan-snapshot-id"]
-        status, within = await tag(without, query)
-        assert (status, within != without) == (200, True)
-        assert await tag(within, query) == (304, within)
+        status, tagged = await tag(untagged, query)
+        assert (status, tagged != untagged) == (200, True)
+        assert await tag(tagged, query) == (304, tagged)
         answer = await plan_api("GET", f"{STANDARD_TABLES}/t", headers={**PLANS, "Accept-Encoding": "gzip"})
         raw = answer.raw if answer.raw[:1] == b"{" else gzip.decompress(answer.raw)
         assert str(plan_id).encode() in raw
         await request_lease(plan_api, [plan_id], 0)
-        assert await tag(within, query) == (200, without)
+        assert await tag(tagged, query) == (200, untagged)
 
 
 async def test_catalog_with_the_header_resolves_no_plan_names(plan_api: PlanApi) -> None:
@@ -190,13 +190,13 @@ async def test_commit_cannot_make_a_plans_snapshot_part_of_the_table(plan_api: P
     plan_id = (await make_plan(plan_api))["plan-snapshot-id"]
     snapshot = (await load_snapshots(plan_api))[plan_id]
     renamed = {**snapshot, "sequence-number": 2, "snapshot-id": 5, "parent-snapshot-id": 1}
-    refused = [
+    refusals = [
         [{"action": "add-snapshot", "snapshot": {**snapshot, "sequence-number": 2}}],
         [{"action": "Add-Snapshot", "snapshot": renamed}],
         [{"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": plan_id}],
         [{"action": "set-snapshot-ref", "ref-name": "kept", "type": "tag", "snapshot-id": plan_id}],
     ]
-    for updates in refused:
+    for updates in refusals:
         answer = await plan_api("POST", f"{STANDARD_TABLES}/t", {"requirements": [], "updates": updates}, headers=PLANS)
         assert answer.error[:2] == (400, "BadRequestException")
     expected = {"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": plan_id}
@@ -233,8 +233,8 @@ async def test_invalid_plans_header_or_lease_is_rejected(plan_api: PlanApi) -> N
 async def test_plan_cannot_be_registered_as_a_table(plan_api: PlanApi) -> None:
     """The server deletes the plan's files after the end of its lease."""
     plan = await make_plan(plan_api, headers={})
-    loaded = await plan_api("GET", f"{STANDARD_TABLES}/{plan['name']}")
-    location = loaded.json["metadata-location"]
+    loaded_table = await plan_api("GET", f"{STANDARD_TABLES}/{plan['name']}")
+    location = loaded_table.json["metadata-location"]
     register = STANDARD_TABLES.replace("/tables", "/register")
     for body in ({"name": "u"}, {"name": "t", "overwrite": True}):
         answer = await plan_api("POST", register, {**body, "metadata-location": location})

@@ -30,8 +30,10 @@ class UserApi(Api):
         super().__init__(server)
         self._login = {"Authorization": f"Bearer {secret}"}
 
-    async def __call__(self, method: str, path: str, body: Any = None, **more: Any) -> Answer:
-        return await super().__call__(method, path, body, headers={**self._login, **more.pop("headers", {})}, **more)
+    async def __call__(self, method: str, path: str, body: Any = None, **options: Any) -> Answer:
+        return await super().__call__(
+            method, path, body, headers={**self._login, **options.pop("headers", {})}, **options
+        )
 
 
 class PlanApi(Api):
@@ -59,8 +61,8 @@ class PlanApi(Api):
         return numbers(await self.load(name))
 
 
-def numbers(loaded: dict[str, Any]) -> list[int]:
-    (snapshot,) = loaded["metadata"]["snapshots"]
+def numbers(loaded_table: dict[str, Any]) -> list[int]:
+    (snapshot,) = loaded_table["metadata"]["snapshots"]
     paths = read_data_files(read_manifest_list(snapshot["manifest-list"]), 2)
     return sorted(int(path.rpartition("/")[2].removesuffix(".parquet")) for path in paths)
 
@@ -96,13 +98,13 @@ async def test_plan_answer_has_the_name_of_a_table_with_its_files(plan_api: Plan
     assert name == name.lower()
     assert name.startswith("t~plan~")
     assert now_ms + LEASE_S * 900 < expires_ms <= now_ms + LEASE_S * 1000
-    loaded = await plan_api.load(name)
-    assert numbers(loaded) == [9, 10, 11]
+    loaded_table = await plan_api.load(name)
+    assert numbers(loaded_table) == [9, 10, 11]
     table = await plan_api.load("t")
     same = ("table-uuid", "format-version", "schemas", "partition-specs", "current-schema-id", "last-sequence-number")
-    assert all(loaded["metadata"][key] == table["metadata"][key] for key in same)
-    assert loaded["metadata"]["current-snapshot-id"] == 1
-    assert loaded["config"]["scan-planning-mode"] == "client"
+    assert all(loaded_table["metadata"][key] == table["metadata"][key] for key in same)
+    assert loaded_table["metadata"]["current-snapshot-id"] == 1
+    assert loaded_table["config"]["scan-planning-mode"] == "client"
     assert table["config"]["scan-planning-mode"] == "server"
     assert (await plan_api("HEAD", f"{STANDARD_TABLES}/{name}")).status == 204
 
@@ -192,9 +194,9 @@ async def test_no_plan_table_is_made_when_it_would_rewrite_more_entries_than_the
         api = Api(server)
         await api.table()
         await append(api, "t", tens(30), snapshot_id=1, manifests=3)
-        for predicate, named in (("id < 40", True), ("id < 50", False), ("id < 100", True), ("id < 150", False)):
+        for predicate, is_listed in (("id < 40", True), ("id < 50", False), ("id < 100", True), ("id < 150", False)):
             body = (await api("POST", f"{OWN_TABLES}/t/plan-tables", {"predicate": predicate})).json
-            assert (body["name"] is not None) == named, predicate
+            assert (body["name"] is not None) == is_listed, predicate
 
 
 @pytest.mark.parametrize("limits", [{"plan_table_files_limit": 4}, {"plan_tables_limit": 0}])
@@ -302,10 +304,10 @@ async def test_requested_plan_is_renewed_after_half_of_its_lease(plan_api: PlanA
     plan_api.clock.ahead_ms += LEASE_S * 1100
     assert (await plan_api("HEAD", f"{STANDARD_TABLES}/{plan['name']}")).status == 404
     # The plan's files still exist, so another lease reuses them.
-    back = await plan_api.plan(predicate="id = 5")
-    assert back["name"] == plan["name"]
+    plan_again = await plan_api.plan(predicate="id = 5")
+    assert plan_again["name"] == plan["name"]
     assert plans(tmp_path) == files
-    assert await plan_api.files_of_plan(back["name"]) == [0]
+    assert await plan_api.files_of_plan(plan_again["name"]) == [0]
 
 
 async def test_name_can_be_renewed_whatever_happens_to_its_table(plan_api: PlanApi, tmp_path: Path) -> None:
@@ -404,8 +406,10 @@ async def test_plan_table_of_a_mixed_case_table_has_a_lower_case_name(plan_api: 
     await append(plan_api, "Gr%C3%B6%C3%9Fe%20T", tens(3), snapshot_id=1)
     plan = await plan_api.plan("Gr%C3%B6%C3%9Fe%20T", predicate="id = 15")
     assert plan["name"].startswith("größe t~plan~")
-    loaded = await plan_api("GET", f"{STANDARD_TABLES}/gr%C3%B6%C3%9Fe%20t~plan~{plan['name'].rpartition('~')[2]}")
-    assert numbers(loaded.json) == [1]
+    loaded_table = await plan_api(
+        "GET", f"{STANDARD_TABLES}/gr%C3%B6%C3%9Fe%20t~plan~{plan['name'].rpartition('~')[2]}"
+    )
+    assert numbers(loaded_table.json) == [1]
     await plan_api.table("x" * 250)
     await append(plan_api, "x" * 250, tens(3), snapshot_id=1)
     assert (await plan_api.plan("x" * 250, predicate="id = 15"))["name"] is None, "there is no room for the name"
@@ -441,8 +445,8 @@ async def test_requests_that_change_or_create_a_table_with_a_plan_name_are_rejec
     name = (await plan_api.plan(predicate="id = 5"))["name"]
     create = {"name": NAME, "schema": SCHEMA}
     view = {**create, "view-version": VIEW_VERSION, "properties": {}}
-    loaded = await plan_api.load("t")
-    register = {"name": NAME, "metadata-location": loaded["metadata-location"]}
+    loaded_table = await plan_api.load("t")
+    register = {"name": NAME, "metadata-location": loaded_table["metadata-location"]}
     change = {"identifier": {"namespace": ["db"], "name": name}, **set_properties(a="b")}
     staged = {"requirements": [{"type": "assert-create"}], "updates": []}
 
@@ -515,8 +519,8 @@ async def test_plan_table_requires_the_same_rights_as_its_table(tmp_path: Path) 
             ("POST", f"{STANDARD_TABLES}/{name}/plan", {}),
             ("POST", f"{OWN_TABLES}/{name}/lease", {}),
         ):
-            refused = (await deep(method, path, body)).error
-            assert refused[:2] == (403, "ForbiddenException")
+            refusal = (await deep(method, path, body)).error
+            assert refusal[:2] == (403, "ForbiddenException")
         by_plan = (await deep("GET", f"{STANDARD_TABLES}/{name}")).error
         assert by_plan == (await deep("GET", f"{STANDARD_TABLES}/t")).error
         assert (await deep("HEAD", f"{STANDARD_TABLES}/{name}")).status == 403

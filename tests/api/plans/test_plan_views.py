@@ -22,29 +22,29 @@ OWNER_PROPERTIES = {"trino.run-as-owner": "anna", "comment": "hers"}
 TABLE_POSITION = TEXT.index(" t ") + 1
 
 
-def version(text: str = TEXT, **more: Any) -> dict[str, Any]:
+def version(text: str = TEXT, **fields: Any) -> dict[str, Any]:
     spark = {"type": "sql", "sql": "SELECT `id` FROM t", "dialect": "spark"}
     trino = {"type": "sql", "sql": text, "dialect": "trino"}
-    return {**VIEW_VERSION, "representations": [spark, trino], "default-catalog": "lake", **more}
+    return {**VIEW_VERSION, "representations": [spark, trino], "default-catalog": "lake", **fields}
 
 
-async def view_request(api: Api, name: str = "v", at: int = TABLE_POSITION, **more: Any) -> dict[str, Any]:
+async def view_request(api: Api, name: str = "v", position: int = TABLE_POSITION, **fields: Any) -> dict[str, Any]:
     """Plan `t`, and return the body of a request for a plan view of the current view and this plan."""
-    loaded = (await api("GET", f"{VIEWS}/{name}")).json
+    loaded_view = (await api("GET", f"{VIEWS}/{name}")).json
     plan = (await api("POST", "/api/v1/tables/db/t/plan-tables", {"predicate": "id = 5"})).json["name"]
-    table = {"start": at, "end": at + 1, "plan": ["db", plan], "alias": True}
-    location = loaded["metadata-location"]
-    return {"metadata-location": location, "predicate": '"id" = 5', "tables": [table], **more}
+    table = {"start": position, "end": position + 1, "plan": ["db", plan], "alias": True}
+    location = loaded_view["metadata-location"]
+    return {"metadata-location": location, "predicate": '"id" = 5', "tables": [table], **fields}
 
 
-async def make_plan_view(api: Api, **more: Any) -> str:
-    answer = await api("POST", f"{OWN_VIEWS}/v/plan-views", await view_request(api, **more))
+async def make_plan_view(api: Api, **options: Any) -> str:
+    answer = await api("POST", f"{OWN_VIEWS}/v/plan-views", await view_request(api, **options))
     assert answer.status == 200, answer.raw
     return str(answer.json["name"])
 
 
-def text_of(loaded: dict[str, Any]) -> str:
-    ((only,),) = [one["representations"] for one in loaded["metadata"]["versions"]]
+def text_of(loaded_view: dict[str, Any]) -> str:
+    ((only,),) = [one["representations"] for one in loaded_view["metadata"]["versions"]]
     assert only["dialect"] == "trino"
     return str(only["sql"])
 
@@ -58,13 +58,13 @@ async def test_plan_view_is_the_view_with_another_text(plan_api: PlanApi) -> Non
     assert name.startswith("v~plan~")
     assert name == name.lower()
     assert plan_api.clock.now_ms() < answer.json["expires-at-ms"] <= plan_api.clock.now_ms() + LEASE_S * 1000
-    loaded, view = (await plan_api("GET", f"{VIEWS}/{name}")).json, (await plan_api("GET", f"{VIEWS}/v")).json
+    loaded_view, view = (await plan_api("GET", f"{VIEWS}/{name}")).json, (await plan_api("GET", f"{VIEWS}/v")).json
     plan = body["tables"][0]["plan"][1]
     inner = TEXT.replace(" t ", f' "{plan}" AS "t" ')
-    assert text_of(loaded) == f'SELECT * FROM (\n{inner}\n) AS "v" WHERE "id" = 5'
+    assert text_of(loaded_view) == f'SELECT * FROM (\n{inner}\n) AS "v" WHERE "id" = 5'
     same = ("view-uuid", "properties", "schemas", "current-version-id", "location", "format-version")
-    assert all(loaded["metadata"][key] == view["metadata"][key] for key in same)
-    (version_of,) = loaded["metadata"]["versions"]
+    assert all(loaded_view["metadata"][key] == view["metadata"][key] for key in same)
+    (version_of,) = loaded_view["metadata"]["versions"]
     (stored_version,) = view["metadata"]["versions"]
     del version_of["representations"], stored_version["representations"]
     assert version_of == stored_version
@@ -92,8 +92,8 @@ async def test_table_reference_may_have_any_form(
     answer = await plan_api("POST", f"{OWN_VIEWS}/v/plan-views", body)
     assert answer.status == 200, answer.raw
     plan = body["tables"][0]["plan"][1]
-    loaded = (await plan_api("GET", f"{VIEWS}/{answer.json['name']}")).json
-    assert f"FROM {replacement.format(plan=plan)} x" in text_of(loaded)
+    loaded_view = (await plan_api("GET", f"{VIEWS}/{answer.json['name']}")).json
+    assert f"FROM {replacement.format(plan=plan)} x" in text_of(loaded_view)
 
 
 @pytest.mark.parametrize(
@@ -174,8 +174,8 @@ async def make_view_request(api: Api, name: str) -> dict[str, Any]:
     """Return the body of a request for a plan view of `w` that reads the plan view `name` of `v`."""
     await api.view("w", **{"view-version": version(OUTER_VIEW_TEXT)})
     location = (await api("GET", f"{VIEWS}/w")).json["metadata-location"]
-    at = OUTER_VIEW_TEXT.index("db.")
-    table = {"start": at, "end": at + len('db."V"'), "plan": ["db", name], "alias": True}
+    position = OUTER_VIEW_TEXT.index("db.")
+    table = {"start": position, "end": position + len('db."V"'), "plan": ["db", name], "alias": True}
     return {"metadata-location": location, "predicate": "id > 4", "tables": [table]}
 
 
@@ -185,10 +185,10 @@ async def test_plan_view_of_an_outer_view_may_use_the_plan_view_of_its_inner_vie
     body = await make_view_request(plan_api, inner)
     answer = await plan_api("POST", f"{OWN_VIEWS}/w/plan-views", body)
     assert answer.status == 200, answer.raw
-    loaded = (await plan_api("GET", f"{VIEWS}/{answer.json['name']}")).json
+    loaded_view = (await plan_api("GET", f"{VIEWS}/{answer.json['name']}")).json
     text = OUTER_VIEW_TEXT.replace('db."V"', f'db."{inner}" AS "V"')
-    assert text_of(loaded) == f'SELECT * FROM (\n{text}\n) AS "w" WHERE id > 4'
-    assert loaded["metadata"]["properties"] == {}, "the inner view's owner is its own"
+    assert text_of(loaded_view) == f'SELECT * FROM (\n{text}\n) AS "w" WHERE id > 4'
+    assert loaded_view["metadata"]["properties"] == {}, "the inner view's owner is its own"
 
 
 async def test_inner_name_must_be_a_plan_of_the_same_view(plan_api: PlanApi) -> None:
@@ -309,18 +309,18 @@ async def test_making_a_plan_view_requires_rights_to_change_the_view_and_read_it
         assert (await principal["nobody"]("HEAD", f"{VIEWS}/{name}")).status == 403
 
         assert (await root("POST", "/v1/namespaces", {"namespace": ["views"]})).status == 200
-        created = {"name": "v", "schema": (await root("GET", f"{VIEWS}/v")).json["metadata"]["schemas"][0]}
-        created |= {"view-version": version(), "properties": {}}
-        loaded = (await root("POST", "/v1/namespaces/views/views", created)).json
-        body["metadata-location"] = loaded["metadata-location"]
+        create_request = {"name": "v", "schema": (await root("GET", f"{VIEWS}/v")).json["metadata"]["schemas"][0]}
+        create_request |= {"view-version": version(), "properties": {}}
+        loaded_view = (await root("POST", "/v1/namespaces/views/views", create_request)).json
+        body["metadata-location"] = loaded_view["metadata-location"]
         assert (await principal["views"]("POST", "/api/v1/views/views/v/plan-views", body)).status == 403
         assert (await principal["both"]("POST", "/api/v1/views/views/v/plan-views", body)).status == 200
 
-        inner = created | {"name": "w", "view-version": version("SELECT id, data FROM db.v")}
-        loaded = (await root("POST", "/v1/namespaces/views/views", inner)).json
+        inner = create_request | {"name": "w", "view-version": version("SELECT id, data FROM db.v")}
+        loaded_view = (await root("POST", "/v1/namespaces/views/views", inner)).json
         (table,) = body["tables"]
         table |= {"start": 21, "end": 25, "plan": ["db", name]}
-        body["metadata-location"] = loaded["metadata-location"]
+        body["metadata-location"] = loaded_view["metadata-location"]
         for who_asks, status in (("views", 403), ("reader", 403), ("both", 200)):
             answer = await principal[who_asks]("POST", "/api/v1/views/views/w/plan-views", body)
             assert answer.status == status, f"{who_asks}: the views behind it are to be read, too"

@@ -53,8 +53,8 @@ async def test_plan_has_the_files_that_may_match_and_their_residuals(api_with_fi
         28,
         29,
     ]
-    nothing = await api_with_files("POST", f"{T}/plan", {"filter": {"type": "lt", "term": "id", "value": 0}})
-    assert nothing.json == {"status": "completed", "file-scan-tasks": []}
+    empty_plan = await api_with_files("POST", f"{T}/plan", {"filter": {"type": "lt", "term": "id", "value": 0}})
+    assert empty_plan.json == {"status": "completed", "file-scan-tasks": []}
 
 
 async def test_cached_answer_is_accounted_with_the_headers_in_its_key(
@@ -236,14 +236,14 @@ NAME_REUSE_CASES: list[tuple[str, dict[str, Any], dict[str, Any], Any]] = [
 
 
 @pytest.mark.parametrize(
-    ("then", "now", "where"), [case[1:] for case in NAME_REUSE_CASES], ids=[case[0] for case in NAME_REUSE_CASES]
+    ("old_schema", "now", "where"), [case[1:] for case in NAME_REUSE_CASES], ids=[case[0] for case in NAME_REUSE_CASES]
 )
 async def test_name_reused_with_another_type_is_planned_under_either_schema(
-    api: Api, then: dict[str, Any], now: dict[str, Any], where: dict[str, Any]
+    api: Api, old_schema: dict[str, Any], now: dict[str, Any], where: dict[str, Any]
 ) -> None:
     """Each filter is valid for one of the two types only."""
     key = {"id": 1, "name": "id", "required": False, "type": "long"}
-    first = {"id": 2, "name": "f", "required": False, **then}
+    first = {"id": 2, "name": "f", "required": False, **old_schema}
     await api.table(schema={"type": "struct", "schema-id": 0, "fields": [key, first]})
     await append(api, "t", tens(4), snapshot_id=1)
     assert (await api("GET", T)).json["config"]["scan-planning-mode"] == "server"
@@ -257,8 +257,10 @@ async def test_name_reused_with_another_type_is_planned_under_either_schema(
     scan = {"snapshot-id": 1, "use-snapshot-schema": True, "case-sensitive": False}
     answer = await api("POST", f"{T}/plan", {**scan, "filter": where})
     assert numbers(answer) == [*range(4)]
-    both = {"type": "and", "left": {"type": "eq", "term": "id", "value": 25}, "right": where}
-    assert numbers(await api("POST", f"{T}/plan", {**scan, "filter": both})) == [2], "the other column still prunes"
+    both_conditions = {"type": "and", "left": {"type": "eq", "term": "id", "value": 25}, "right": where}
+    assert numbers(await api("POST", f"{T}/plan", {**scan, "filter": both_conditions})) == [2], (
+        "the other column still prunes"
+    )
     residuals = [task["residual-filter"] for task in answer.json["file-scan-tasks"]]
     assert residuals == [where if where.get("term") == "f.g" else True] * 4, "no row may be lost by it"
     await append(api, "t", tens(1), snapshot_id=2, parent=1)
@@ -319,8 +321,8 @@ async def test_large_answer_is_compressed_for_clients_that_accept_it(tmp_path: P
         assert packed.headers["Content-Encoding"] == "gzip"
         assert gzip.decompress(packed.raw) == plain.raw
         assert len(packed.raw) < len(plain.raw) / 5
-        small = await _raw(api, f"{T}/plan", {"filter": EQ_5}, {"Accept-Encoding": "gzip"})
-        assert "Content-Encoding" not in small.headers
+        small_answer = await _raw(api, f"{T}/plan", {"filter": EQ_5}, {"Accept-Encoding": "gzip"})
+        assert "Content-Encoding" not in small_answer.headers
 
 
 async def _raw(api: Api, path: str, body: Any, headers: dict[str, str]) -> Response:
@@ -452,14 +454,14 @@ async def test_cached_answer_is_refused_after_the_grant_was_revoked(tmp_path: Pa
 async def test_large_answer_is_written_in_pieces_with_its_length(
     api_with_files: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = await api_with_files("POST", f"{T}/plan", {})
+    whole_plan = await api_with_files("POST", f"{T}/plan", {})
     packed = await api_with_files("POST", f"{T}/plan", {}, headers={"Accept-Encoding": "gzip"})
     monkeypatch.setattr(pieces, "BODY_BYTES_MAX", 100)
     anew = {"case-sensitive": False}
-    written = await api_with_files("POST", f"{T}/plan", anew)
-    assert written.raw == whole.raw
-    assert written.headers["Content-Length"] == str(len(whole.raw))
-    assert written.headers["X-Request-Id"]
+    planned_anew = await api_with_files("POST", f"{T}/plan", anew)
+    assert planned_anew.raw == whole_plan.raw
+    assert planned_anew.headers["Content-Length"] == str(len(whole_plan.raw))
+    assert planned_anew.headers["X-Request-Id"]
     assert (await api_with_files("POST", f"{T}/plan", anew, headers={"Accept-Encoding": "gzip"})).raw == packed.raw
 
 
@@ -497,8 +499,8 @@ async def test_clients_learn_for_each_table_who_plans(
         properties = {"format-version": str(version)}
         if expected is not None:
             properties["seamark.scan-planning-mode"] = expected
-        created = await api.table(properties=properties)
-        assert created["config"]["scan-planning-mode"] == mode
+        created_table = await api.table(properties=properties)
+        assert created_table["config"]["scan-planning-mode"] == mode
         assert (await api("GET", T)).json["config"]["scan-planning-mode"] == mode
 
 
@@ -509,10 +511,10 @@ async def test_change_of_planning_mode_is_not_hidden_by_client_caches(tmp_path: 
         before = (await api("GET", T)).headers["ETag"]
         assert (await api("GET", T, headers={"If-None-Match": before})).status == 304
         await api("POST", T, set_properties(**{"seamark.scan-planning-mode": "client"}))
-        changed = await api("GET", T, headers={"If-None-Match": before})
-        assert changed.json["config"]["scan-planning-mode"] == "client"
+        answer = await api("GET", T, headers={"If-None-Match": before})
+        assert answer.json["config"]["scan-planning-mode"] == "client"
     async with running(tmp_path, scan_planning_mode="server") as server:
-        assert (await Api(server)("GET", T, headers={"If-None-Match": changed.headers["ETag"]})).status == 200
+        assert (await Api(server)("GET", T, headers={"If-None-Match": answer.headers["ETag"]})).status == 200
 
 
 @pytest.mark.parametrize(("setting", "expected"), [("auto", True), ("server", True), ("client", False)])

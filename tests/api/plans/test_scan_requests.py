@@ -54,8 +54,8 @@ async def indexed_api(tmp_path: Path) -> AsyncIterator[Api]:
         yield api
 
 
-async def plan_numbers(api: Api, filter: Any, headers: dict[str, str], **more: Any) -> list[int]:
-    answer = await api("POST", f"{T}/plan", {"filter": filter, **more}, headers=headers)
+async def plan_numbers(api: Api, filter: Any, headers: dict[str, str], **fields: Any) -> list[int]:
+    answer = await api("POST", f"{T}/plan", {"filter": filter, **fields}, headers=headers)
     return await pages(api, answer, headers=headers)
 
 
@@ -67,7 +67,7 @@ async def test_spark_gets_a_partly_matching_file_so_that_it_cannot_delete_by_met
     for filter in (ODD_ID_FILTER, {"type": "in", "term": "id", "values": [15, 37]}):
         assert len(await plan_numbers(indexed_api, filter, JAVA, **ALL_COLUMNS)) == 1
         # Other clients request the same columns, and Java requests other columns.
-        for headers, more in (
+        for headers, parameters in (
             (PYICEBERG, ALL_COLUMNS),
             ({}, ALL_COLUMNS),
             (JAVA, ONE_COLUMN),
@@ -75,7 +75,7 @@ async def test_spark_gets_a_partly_matching_file_so_that_it_cannot_delete_by_met
             (JAVA, MERGES),
             (JAVA, {}),
         ):
-            assert await plan_numbers(indexed_api, filter, headers, **more) == []
+            assert await plan_numbers(indexed_api, filter, headers, **parameters) == []
     # Pages behave the same: all remaining files match with certainty, and one more file is among them.
     unsure = {"type": "in", "term": "id", "values": list(range(15, 120, 20))}
     assert await plan_numbers(indexed_api, unsure, JAVA, **ALL_COLUMNS) == [1]
@@ -93,11 +93,11 @@ async def test_no_file_is_added_when_statistics_keep_none_or_a_file_remains(inde
 
 async def test_lists_that_iceberg_does_not_compare_with_bounds_count_as_not_pruned(indexed_api: Api) -> None:
     """With more than 200 values, Iceberg's library keeps every file, and refuses to delete it."""
-    many = {"type": "in", "term": "id", "values": list(range(5000, 5201))}
-    assert await plan_numbers(indexed_api, many, JAVA, **ALL_COLUMNS) == [0]
-    assert await plan_numbers(indexed_api, many, JAVA, **ONE_COLUMN) == []
-    few = {"type": "in", "term": "id", "values": list(range(5000, 5200))}
-    assert await plan_numbers(indexed_api, few, JAVA, **ALL_COLUMNS) == []
+    long_filter = {"type": "in", "term": "id", "values": list(range(5000, 5201))}
+    assert await plan_numbers(indexed_api, long_filter, JAVA, **ALL_COLUMNS) == [0]
+    assert await plan_numbers(indexed_api, long_filter, JAVA, **ONE_COLUMN) == []
+    id_filter = {"type": "in", "term": "id", "values": list(range(5000, 5200))}
+    assert await plan_numbers(indexed_api, id_filter, JAVA, **ALL_COLUMNS) == []
 
 
 async def test_residual_skips_no_row_group_if_the_client_may_rewrite_the_file(indexed_api: Api) -> None:
@@ -106,18 +106,18 @@ async def test_residual_skips_no_row_group_if_the_client_may_rewrite_the_file(in
     Its reader skipped row groups by the residual, and rows were lost.
     """
     plain = {"type": "eq", "term": "id", "value": 14}
-    whole = {**plain, "term": {"type": "transform", "transform": "identity", "term": "id"}}
+    identity_filter = {**plain, "term": {"type": "transform", "transform": "identity", "term": "id"}}
 
-    async def residual(headers: dict[str, str], **more: Any) -> Any:
-        answer = await indexed_api("POST", f"{T}/plan", {"filter": plain, **more}, headers=headers)
+    async def residual(headers: dict[str, str], **options: Any) -> Any:
+        answer = await indexed_api("POST", f"{T}/plan", {"filter": plain, **options}, headers=headers)
         (task,) = answer.json["file-scan-tasks"]
         return task["residual-filter"]
 
-    for headers, more, expected in (
-        (JAVA, ALL_COLUMNS, whole),
-        (JAVA, COPIES, whole),
-        (JAVA, {"select": ["_file"]}, whole),
-        (JAVA, MERGES, whole),
+    for headers, parameters, expected in (
+        (JAVA, ALL_COLUMNS, identity_filter),
+        (JAVA, COPIES, identity_filter),
+        (JAVA, {"select": ["_file"]}, identity_filter),
+        (JAVA, MERGES, identity_filter),
         (JAVA, ONE_COLUMN, plain),
         (JAVA, {}, plain),
         (SHORT_RESIDUALS, ALL_COLUMNS, True),
@@ -126,11 +126,11 @@ async def test_residual_skips_no_row_group_if_the_client_may_rewrite_the_file(in
         (PYICEBERG, ALL_COLUMNS, plain),
         ({}, COPIES, plain),
     ):
-        assert await residual(headers, **more) == expected, (headers, more)
+        assert await residual(headers, **parameters) == expected, (headers, parameters)
     modes = {f"write.{one}.mode": "merge-on-read" for one in ("delete", "update", "merge")}
     assert (await indexed_api("POST", T, set_properties(**modes))).status == 200
     assert await residual(JAVA, **MERGES) == plain, "merge-on-read never writes the other rows of a file"
-    assert await residual(JAVA, **COPIES) == whole
+    assert await residual(JAVA, **COPIES) == identity_filter
 
 
 async def test_orc_files_that_may_be_rewritten_have_no_residual(api_with_files: Api) -> None:
@@ -172,9 +172,9 @@ async def test_nested_columns_and_columns_of_another_schema_count_as_all_columns
     }
     assert (await api_with_files("POST", f"{T[:-1]}deep", dropped)).status == 200
     body = {"filter": {**ODD_ID_FILTER, "value": 4}, "select": ["id", "data"]}
-    for more in ({}, {"snapshot-id": 7, "use-snapshot-schema": True}):
-        answer = await api_with_files("POST", f"{T[:-1]}deep/plan", {**body, **more}, headers=JAVA)
-        assert answer.json["file-scan-tasks"][0]["residual-filter"]["term"] != "id", more
+    for parameters in ({}, {"snapshot-id": 7, "use-snapshot-schema": True}):
+        answer = await api_with_files("POST", f"{T[:-1]}deep/plan", {**body, **parameters}, headers=JAVA)
+        assert answer.json["file-scan-tasks"][0]["residual-filter"]["term"] != "id", parameters
 
 
 NAN_COUNTS = (0, 1, 10, None)
@@ -230,8 +230,8 @@ async def test_residual_tests_for_nan_only_in_files_that_may_have_it(doubles_api
     tested = {"type": "or", "left": plain, "right": {"type": "is-nan", "term": "x"}}
     answer = await doubles_api("POST", f"{T[:-1]}doubles/plan", {"filter": plain}, headers=JAVA)
     assert [task["residual-filter"] for task in answer.json["file-scan-tasks"]] == [plain, tested, tested, tested]
-    both = {"type": "or", "left": plain, "right": {"type": "eq", "term": "data", "value": "b"}}
-    answer = await doubles_api("POST", f"{T[:-1]}doubles/plan", {"filter": both, **ONE_COLUMN}, headers=JAVA)
+    both_conditions = {"type": "or", "left": plain, "right": {"type": "eq", "term": "data", "value": "b"}}
+    answer = await doubles_api("POST", f"{T[:-1]}doubles/plan", {"filter": both_conditions, **ONE_COLUMN}, headers=JAVA)
     nan_counts = [str(task["residual-filter"]).count("is-nan") for task in answer.json["file-scan-tasks"]]
     assert nan_counts == [0, 1, 1, 1]
 
@@ -262,15 +262,15 @@ async def test_only_seamarks_clients_get_functions_of_columns_as_terms(api: Api)
     await append(api, "t", tens(3), snapshot_id=1)
     term = {"type": "transform", "transform": "lower", "term": "data"}
     body = {"filter": {"type": "eq", "term": term, "value": "a"}}
-    own = {"residuals": False, "functions": True}
-    refused = await api("POST", f"{T}/plan", body)
-    assert (refused.status, refused.json["error"]["message"]) == (400, "Cannot bind data: unknown transform lower")
-    refused = await api("POST", f"{T}/plan", {**body, "seamark": {**own, "residuals": True}})
-    assert (refused.status, "residuals: false" in refused.json["error"]["message"]) == (400, True)
-    assert len((await api("POST", f"{T}/plan", {**body, "seamark": own})).json["file-scan-tasks"]) == 3
+    own_options = {"residuals": False, "functions": True}
+    refusal = await api("POST", f"{T}/plan", body)
+    assert (refusal.status, refusal.json["error"]["message"]) == (400, "Cannot bind data: unknown transform lower")
+    refusal = await api("POST", f"{T}/plan", {**body, "seamark": {**own_options, "residuals": True}})
+    assert (refusal.status, "residuals: false" in refusal.json["error"]["message"]) == (400, True)
+    assert len((await api("POST", f"{T}/plan", {**body, "seamark": own_options})).json["file-scan-tasks"]) == 3
     answer = await api("POST", "/api/v1/tables/db/t/plan-tables", body)
     assert (answer.status, answer.json["files"]) == (200, 3)
     number = {"type": "eq", "term": {**term, "term": "id"}, "value": "a"}
-    refused = await api("POST", f"{T}/plan", {"filter": number, "seamark": own})
-    assert (refused.status, "lower cannot transform long values" in refused.json["error"]["message"]) == (400, True)
+    refusal = await api("POST", f"{T}/plan", {"filter": number, "seamark": own_options})
+    assert (refusal.status, "lower cannot transform long values" in refusal.json["error"]["message"]) == (400, True)
     assert (await api("POST", "/api/v1/tables/db/t/plan-tables", {"predicate": "upper(data) = 'A'"})).json["files"] == 3

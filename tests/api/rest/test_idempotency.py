@@ -179,8 +179,8 @@ async def test_key_of_another_request_is_unprocessable(api: Api, case: Case) -> 
     assert other.error[:2] == (422, "UnprocessableEntityException")
     assert (await api("HEAD", "/v1/namespaces/another")).status == 404
     if case.body is not None:
-        changed = await api(case.method, case.path, {**_fill_placeholders(api, case.body), "more": 1}, key=key)
-        assert changed.error[:2] == (422, "UnprocessableEntityException")
+        answer = await api(case.method, case.path, {**_fill_placeholders(api, case.body), "more": 1}, key=key)
+        assert answer.error[:2] == (422, "UnprocessableEntityException")
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.operation)

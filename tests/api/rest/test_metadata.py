@@ -44,10 +44,10 @@ async def register(api: Api, lake: Lake, name: str) -> str:
 async def list_all(api: Api, path: str, items: str, query: str = "", limit: int | None = None) -> list[dict[str, Any]]:
     """Return the items of all pages."""
     results: list[dict[str, Any]] = []
-    more = f"&limit={limit}" if limit else ""
+    limit_query = f"&limit={limit}" if limit else ""
     token = ""
     while True:
-        answer = await api("GET", f"{path}?{query}{more}{token}")
+        answer = await api("GET", f"{path}?{query}{limit_query}{token}")
         assert answer.status == 200, answer.raw
         assert limit is None or len(answer.json[items]) <= limit
         results += answer.json[items]
@@ -137,7 +137,7 @@ async def test_arrow_and_json_listings_are_equal(lake_api: Api, tmp_path: Path) 
 
 
 async def test_partitions_equal_those_of_pyiceberg(lake_api: Api, tmp_path: Path) -> None:
-    compared = 0
+    compared_lakes = 0
     for seed in range(100, 100 + examples(60, 30)):
         lake = random_lake(seed, tmp_path / str(seed))
         if len(lake.specs) > 1 or lake.version > 2:
@@ -150,7 +150,7 @@ async def test_partitions_equal_those_of_pyiceberg(lake_api: Api, tmp_path: Path
         assert sum(item["file-count"] for item in actual) == len(lake.current.data_files)
         assert len(actual) == len({file.partition_key for file in files}), f"seed {seed}"
         try:
-            theirs = StaticTable.from_metadata(lake.metadata_location).inspect.partitions()
+            inspected_partitions = StaticTable.from_metadata(lake.metadata_location).inspect.partitions()
         except Exception:  # noqa: BLE001  it does not read all types of partition values
             continue
         names = {
@@ -163,11 +163,11 @@ async def test_partitions_equal_those_of_pyiceberg(lake_api: Api, tmp_path: Path
             "equality-delete-files": "equality_delete_file_count",
             "last-updated-snapshot-id": "last_updated_snapshot_id",
         }
-        ours = sorted([[item[name] for name in names] for item in actual], key=repr)
-        rows = theirs.select(list(names.values())).to_pylist()
-        assert ours == sorted([list(row.values()) for row in rows], key=repr), f"seed {seed}"
-        compared += 1
-    assert compared > 5
+        actual_rows = sorted([[item[name] for name in names] for item in actual], key=repr)
+        rows = inspected_partitions.select(list(names.values())).to_pylist()
+        assert actual_rows == sorted([list(row.values()) for row in rows], key=repr), f"seed {seed}"
+        compared_lakes += 1
+    assert compared_lakes > 5
 
 
 # Snapshots and pages
@@ -259,9 +259,9 @@ async def test_arrow_pages_have_their_token(api_with_table: Api) -> None:
         await api_with_table("GET", f"{T}/stats/id?limit=4&fields=file,lower-bound&page-token={token}", headers=ARROW)
     )
     assert first.column_names == ["file", "lower_bound"]
-    whole = await list_all(api_with_table, f"{T}/stats/id", "stats")
+    all_stats = await list_all(api_with_table, f"{T}/stats/id", "stats")
     assert pa.concat_tables([first, remaining_table]).column("lower_bound").to_pylist() == [
-        row["lower-bound"] for row in whole
+        row["lower-bound"] for row in all_stats
     ]
     assert (first.num_rows, remaining_table.num_rows) == (4, 3)
     assert b"next-page-token" not in remaining_table.schema.metadata

@@ -85,15 +85,15 @@ class RandomRequests:
     def request(self, dimensions: list[str], measures: list[str]) -> dict[str, Any]:
         rng = self._rng
         offered = sorted({one for dimension in dimensions for one in DIMENSIONS[dimension]})
-        chosen = rng.sample(offered, rng.randint(0, min(3, len(offered))))
+        chosen_measures = rng.sample(offered, rng.randint(0, min(3, len(offered))))
         values = rng.sample(measures, rng.randint(1, min(4, len(measures))))
-        body: dict[str, Any] = {"dimensions": chosen, "measures": values, "cubes": rng.choice((ON, ON, EXACT))}
+        body: dict[str, Any] = {"dimensions": chosen_measures, "measures": values, "cubes": rng.choice((ON, ON, EXACT))}
         if rng.random() < 0.6:
             conditions = [rng.choice(CONDITIONS[rng.choice(dimensions)]) for _ in range(rng.randint(1, 2))]
             body["where"] = rng.choice((" AND ", " OR ")).join(conditions)
         if rng.random() < 0.5:
             # The order is total, so that the rows of both answers have one order.
-            keys = [*rng.sample(values, 1), *chosen]
+            keys = [*rng.sample(values, 1), *chosen_measures]
             body["order"] = [{"by": key, "descending": rng.random() < 0.5} for key in keys]
             if rng.random() < 0.5:
                 body["limit"] = rng.choice((0, 1, 5, 1000))
@@ -141,8 +141,8 @@ class CubeAggregates:
         streamed = pa.ipc.open_stream(self.ask(body, Accept=ARROW)[1]).read_all()
         assert streamed.schema == rows.schema, context
         assert list_rows(streamed, body) == list_rows(rows, body), context
-        written = [row for batch in rows.to_batches() for row in to_json_rows(batch)]
-        assert sorted_texts(answer["rows"]) == sorted_texts(written), context
+        expected_rows = [row for batch in rows.to_batches() for row in to_json_rows(batch)]
+        assert sorted_texts(answer["rows"]) == sorted_texts(expected_rows), context
         assert list_rows(self._session.sql(statement).to_arrow(), body) == list_rows(rows, body), context
         return "cube"
 
@@ -183,7 +183,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerThread]:
 def run_case(server: ServerThread, seed: int, requests: int) -> Counter[str]:
     """Change a table at random, and compare answers from its cubes with the rows."""
     rng = random.Random(seed)
-    drawn = RandomRequests(rng)
+    random_requests = RandomRequests(rng)
     counts: Counter[str] = Counter()
     with (
         closing(IndexClient(server.url)) as client,
@@ -194,7 +194,7 @@ def run_case(server: ServerThread, seed: int, requests: int) -> Counter[str]:
         world.create_table()
         world.append()
         for _ in range(2):
-            world.add_cube(*drawn.cube())
+            world.add_cube(*random_requests.cube())
         world.build()
         asked = CubeAggregates(server, session, plain, world.name)
         for _ in range(4):
@@ -213,7 +213,7 @@ def run_case(server: ServerThread, seed: int, requests: int) -> Counter[str]:
             if rng.random() < 0.8:
                 world.build()
             for _ in range(requests):
-                body = drawn.request(*rng.choice(world.cubes))
+                body = random_requests.request(*rng.choice(world.cubes))
                 if world.tags and rng.random() < 0.2:
                     body["ref"] = rng.choice(world.tags)
                 counts[asked.compare(body, f"seed {seed}: {body}")] += 1
@@ -243,9 +243,9 @@ def test_answer_follows_commits_and_counts_as_a_use_of_the_cube(server: ServerTh
         asked = CubeAggregates(server, session, plain, world.name)
         body: dict[str, Any] = {"dimensions": ["k"], "measures": ["sum(id)", "count(*)"]}
         first = asked.ask(body)[1]
-        again = asked.ask(body)[1]
-        assert json.loads(first)["rows"] == json.loads(again)["rows"]
-        assert json.loads(first)["statement-id"] != json.loads(again)["statement-id"]
+        second_answer = asked.ask(body)[1]
+        assert json.loads(first)["rows"] == json.loads(second_answer)["rows"]
+        assert json.loads(first)["statement-id"] != json.loads(second_answer)["statement-id"]
         used = client.index(world.name, "cube0").json["used"]
         assert (used["plans"], used["files-in"], used["files-removed"]) == (2, 2, 2)
         world.tag()
@@ -306,8 +306,8 @@ def test_many_values_are_aggregated_outside_of_the_event_loop(
         monkeypatch.setattr(cube_answers, "aggregate_groups", aggregate_and_note)
         monkeypatch.setattr(aggregation, "_finish", finish_and_note)
         monkeypatch.setattr(cube_answers, "_IN_LOOP_VALUES", 2 * len(rows))
-        wide = {**body, "measures": ["avg(price)", "avg( price)"], "order": [{"by": "k"}, {"by": "k"}]}
-        raw = asked.ask(wide)[1]
+        too_wide_body = {**body, "measures": ["avg(price)", "avg( price)"], "order": [{"by": "k"}, {"by": "k"}]}
+        raw = asked.ask(too_wide_body)[1]
         assert sorted_texts([row[:2] for row in json.loads(raw)["rows"]]) == sorted_texts(rows)
         assert all(first == second for _, first, second in json.loads(raw)["rows"])
         assert measures == ["avg(price)"], "equal measures are computed once"

@@ -47,11 +47,11 @@ class Site:
         return Api(self.server)
 
     async def sql(
-        self, principal: str, statement: str, *, headers: dict[str, str] | None = None, **more: Any
+        self, principal: str, statement: str, *, headers: dict[str, str] | None = None, **options: Any
     ) -> Answer:
         request_headers = {"Authorization": f"Bearer {self.tokens[principal]}"} if principal else {}
         return await self.api(
-            "POST", "/api/v1/sql", {"statement": statement, **more}, headers={**request_headers, **(headers or {})}
+            "POST", "/api/v1/sql", {"statement": statement, **options}, headers={**request_headers, **(headers or {})}
         )
 
 
@@ -103,11 +103,16 @@ async def _fill(folder: Path) -> None:
 
 async def _state_totals(api: Api, total: str) -> None:
     """Commit a snapshot to the table `db.boast` whose summary has these totals."""
-    last = (await api("GET", "/v1/namespaces/db/tables/boast")).json["metadata"]["snapshots"][-1]
-    summary = {**last["summary"], "total-data-files": total, "total-files-size": total}
-    changed = {"snapshot-id": 1, "parent-snapshot-id": last["snapshot-id"], "sequence-number": 2, "summary": summary}
+    last_snapshot = (await api("GET", "/v1/namespaces/db/tables/boast")).json["metadata"]["snapshots"][-1]
+    summary = {**last_snapshot["summary"], "total-data-files": total, "total-files-size": total}
+    changed_snapshot = {
+        "snapshot-id": 1,
+        "parent-snapshot-id": last_snapshot["snapshot-id"],
+        "sequence-number": 2,
+        "summary": summary,
+    }
     updates = [
-        {"action": "add-snapshot", "snapshot": {**last, **changed}},
+        {"action": "add-snapshot", "snapshot": {**last_snapshot, **changed_snapshot}},
         {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": 1},
     ]
     assert (await api("POST", "/v1/namespaces/db/tables/boast", {"requirements": [], "updates": updates})).status == 200
@@ -231,13 +236,13 @@ async def test_totals_stated_by_a_writer_do_not_stop_readers(site: Site) -> None
 async def test_size_of_answers_is_limited(home: Path) -> None:
     async with open_site(home, sql_rows_limit=10, sql_time_s=20, sql_bytes_limit=2000) as site:
         assert (await site.sql("rita", "SELECT id FROM db.t LIMIT 10")).status == 200
-        many = await site.sql("rita", "SELECT id FROM db.t")
-        assert many.status == 400
-        assert "sql_rows_limit" in many.json["error"]["message"]
+        many_rows = await site.sql("rita", "SELECT id FROM db.t")
+        assert many_rows.status == 400
+        assert "sql_rows_limit" in many_rows.json["error"]["message"]
         partial_answer = await site.sql("rita", "SELECT id FROM db.t", **{"max-rows": 4})
         assert (len(partial_answer.json["rows"]), partial_answer.json["complete"]) == (4, False)
-        wide = "SELECT " + ", ".join(f"'{'x' * 90}' AS c{n}" for n in range(40))
-        assert "sql_bytes_limit" in (await site.sql("rita", wide)).json["error"]["message"]
+        wide_statement = "SELECT " + ", ".join(f"'{'x' * 90}' AS c{n}" for n in range(40))
+        assert "sql_bytes_limit" in (await site.sql("rita", wide_statement)).json["error"]["message"]
 
 
 async def test_statement_ends_at_its_time_limit_and_leaves_no_process(home: Path) -> None:
@@ -383,8 +388,8 @@ async def test_statement_token_allows_only_reading(site: Site) -> None:
     assert (await site.api("GET", "/v1/namespaces/db/tables/t", headers=headers)).status == 200
     assert (await site.api("DELETE", "/v1/namespaces/db/tables/t", headers=headers)).status == 403
     assert (await site.api("GET", "/v1/namespaces/other", headers=headers)).status in (403, 404)
-    again = await site.api("POST", "/api/v1/sql", {"statement": "SELECT 1"}, headers=headers)
-    assert again.status == 403
+    second_answer = await site.api("POST", "/api/v1/sql", {"statement": "SELECT 1"}, headers=headers)
+    assert second_answer.status == 403
     for forged in (token[:-2] + "AA", "smq_", "smq_AAAA", "sms_" + token[4:]):
         answer = await site.api("GET", "/v1/namespaces", headers={"Authorization": f"Bearer {forged}"})
         assert answer.status == 401

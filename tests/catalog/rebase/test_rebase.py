@@ -25,13 +25,13 @@ async def test_overtaken_append_follows_the_appends_that_overtook_it(tmp_path: P
         appender, expected_rows = Appender(await load(rig)), {"late-1": 10, "late-2": 5}
         request = appender.commit(expected_rows)
         await append(rig, {"b": 2})
-        last = await append(rig, {"c": 3})
+        last_file = await append(rig, {"c": 3})
         committed_table = await commit(rig, request)
         metadata = await load(rig)
         snapshot = head(metadata)
         assert committed_table.metadata.current_snapshot_id == snapshot["snapshot-id"] == appender.snapshot_id
-        assert snapshot["parent-snapshot-id"] == last.snapshot_id
-        assert snapshot["sequence-number"] == metadata["last-sequence-number"] == last.sequence + 1
+        assert snapshot["parent-snapshot-id"] == last_file.snapshot_id
+        assert snapshot["sequence-number"] == metadata["last-sequence-number"] == last_file.sequence + 1
         files = read_snapshot(snapshot)
         assert {path: file.sequence_number for path, file in files.items()} == {
             "a": 1, "b": 2, "c": 3, "late-1": 4, "late-2": 4

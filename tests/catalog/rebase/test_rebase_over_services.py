@@ -38,8 +38,8 @@ class Table:
             assert answer.status == 200, await answer.text()
 
     async def load(self) -> Row:
-        _, loaded = await self.server.get("/v1/namespaces/db/tables/t?snapshots=all")
-        row: Row = loaded["metadata"]
+        _, loaded_table = await self.server.get("/v1/namespaces/db/tables/t?snapshots=all")
+        row: Row = loaded_table["metadata"]
         return row
 
     async def commit(self, commit: Commit) -> None:
@@ -172,29 +172,29 @@ class History:
             for item in pending_commits:
                 await self.finish(item)
 
-    def check(self, metadata: Row, about: str) -> None:
+    def check(self, metadata: Row, label: str) -> None:
         """Check that the live files are those of the engines, with their original sequence numbers and row ids."""
         snapshot = head(metadata)
         live: dict[int, dict[str, File]] = {0: {}, 1: {}}
         for row in read_list(snapshot):
             for file in read_manifest(row):
-                assert file.path not in live[row["content"]], f"{about}: {file.path} is there twice"
+                assert file.path not in live[row["content"]], f"{label}: {file.path} is there twice"
                 live[row["content"]][file.path] = file
-        assert {path: file.records for path, file in live[0].items()} == self.files, about
-        assert live[1].keys() == self.deletes, about
+        assert {path: file.records for path, file in live[0].items()} == self.files, label
+        assert live[1].keys() == self.deletes, label
         totals = [int(snapshot["summary"][f"total-{counter}"]) for counter in ("data-files", "records")]
-        assert totals == [len(self.files), sum(self.files.values())], about
+        assert totals == [len(self.files), sum(self.files.values())], label
         for path, file in (live[0] | live[1]).items():
             numbers = file.snapshot_id, file.sequence_number, file.file_sequence_number
-            assert self.numbers.setdefault(path, numbers) == numbers, f"{about}: {path} was renumbered"
+            assert self.numbers.setdefault(path, numbers) == numbers, f"{label}: {path} was renumbered"
         if metadata["format-version"] > 2:
             firsts = {path: file.first_row_id for path, file in live[0].items()}
             for path, first in firsts.items():
-                assert self.row_ids.setdefault(path, first) == first, f"{about}: the rows of {path} were renumbered"
+                assert self.row_ids.setdefault(path, first) == first, f"{label}: the rows of {path} were renumbered"
             spans = sorted((first, first + self.files[path]) for path, first in firsts.items() if first is not None)
-            assert len(spans) == len(firsts), about
-            assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans)), about
-            assert not spans or spans[-1][1] <= metadata["next-row-id"], about
+            assert len(spans) == len(firsts), label
+            assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans)), label
+            assert not spans or spans[-1][1] <= metadata["next-row-id"], label
 
 
 @pytest.mark.parametrize("version", quick([3, 2], 1))
@@ -306,12 +306,12 @@ async def test_append_does_not_follow_a_replacement_that_adds_rows(tmp_path: Pat
         with pytest.raises(CommitConflict):
             await table.commit(pending)
         file = {"content": "data", "file-path": f"{before['location']}/data/c.parquet", "file-format": "parquet"}
-        counted = {  # The client that commits has read all rows.
+        read_counts = {  # The client that commits has read all rows.
             "read-snapshot-id": before["current-snapshot-id"],
             "scope": {"filter": True},
             "add": [{**file, "spec-id": 0, "partition": [], "file-size-in-bytes": 100, "record-count": 1}],
         }
-        async with table.server.http.post(f"{table.server.url}/api/v1/tables/db/t/commit", json=counted) as answer:
+        async with table.server.http.post(f"{table.server.url}/api/v1/tables/db/t/commit", json=read_counts) as answer:
             assert answer.status == 409, await answer.text()
         results = {}
         for route in ("health", "timeline"):

@@ -295,10 +295,10 @@ async def test_disjunction_over_two_small_tables_becomes_alternatives() -> None:
         "AND (color = 'red' OR year = 2020 OR price = 3)"
     )
     (expected,) = [request for request in requests_for("sales", plan_request) if request.joins]
-    reported = [
+    join_requests = [
         (join.table[-1], join.on, join.filter, join.any_of is None, join.exempt_condition) for join in expected.joins
     ]
-    assert reported == [
+    assert join_requests == [
         ("items", (("item", "i_key"),), filter_of(RED_FILTER), False, filter_of('"price" = 3')),
         ("days", (("day", "d_day"),), filter_of('"year" = 2020'), False, filter_of('"price" = 3')),
     ]

@@ -43,20 +43,20 @@ def joins(statement: str) -> dict[str, list[str]]:
     If a table has several scans, its list contains the joins of all of them.
     """
     scans = find_scans(statement, columns_of=columns_of)
-    reported: dict[str, list[str]] = {}
+    reasons_by_table: dict[str, list[str]] = {}
     for scan in scans:
-        each = (" and ".join(join_pair_texts(join, scans[join.scan].table)) for join in scan.joins)
-        reported.setdefault(scan.table, []).extend(each)
-    return {table: sorted(each) for table, each in reported.items() if each}
+        join_texts = (" and ".join(join_pair_texts(join, scans[join.scan].table)) for join in scan.joins)
+        reasons_by_table.setdefault(scan.table, []).extend(join_texts)
+    return {table: sorted(join_texts) for table, join_texts in reasons_by_table.items() if join_texts}
 
 
 def join_pair_texts(join: Join, table: str) -> Iterator[str]:
-    for (own, other), op in zip(join.on, join.ops or ["="] * len(join.on), strict=True):
+    for (own_column, other), op in zip(join.on, join.ops or ["="] * len(join.on), strict=True):
         column = f"{table}.{other}"
         if join.is_extreme:
             where = "" if join.where is None else f", {sql_of(join.where)}"
             column = f"{join.transform}({column}{where}){'' if join.exact else ' of fewer rows'}"
-        yield f"{own}{op}{column}"
+        yield f"{own_column}{op}{column}"
 
 
 def joins_of_sales(statement: str) -> list[str]:
@@ -287,11 +287,11 @@ def test_scan_has_a_join_exactly_if_its_rows_need_a_matching_row(statement: str,
 
 
 def test_snowflake_table_has_joins_with_both_of_its_neighbours() -> None:
-    reported = joins(
+    joins_report = joins(
         "SELECT brand, sum(price) FROM sales, items, brands "
         "WHERE s_item = i_key AND i_brand = b_key AND brand = 'x' GROUP BY 1"
     )
-    assert reported == {
+    assert joins_report == {
         "sales": ["s_item=items.i_key"],
         "items": ["i_brand=brands.b_key", "i_key=sales.s_item"],
         "brands": ["b_key=items.i_brand"],

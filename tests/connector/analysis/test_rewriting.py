@@ -400,13 +400,13 @@ async def test_time_without_a_zone_prunes_only_if_the_zone_is_known(
 
 async def test_slow_seamark_costs_at_most_the_budget_until_the_breaker_opens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(circuit_breaker, "BACKOFF_S", 600.0)
-    server, reported = Seamark(wait_s=600.0), []
+    server, requests = Seamark(wait_s=600.0), []
     async with open_rewriter(server, RewriteLimits(budget_s=0.2)) as rewriter:
         async with asyncio.timeout(60):
             while not rewriter.open_breakers:
-                reported.append((await rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)).summary)
+                requests.append((await rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)).summary)
         # On a busy machine the analysis of the first statement may exceed the budget.
-        slow = [one for one in reported if not one.startswith("unchanged; it was not parsed in time")]
+        slow = [one for one in requests if not one.startswith("unchanged; it was not parsed in time")]
         assert [one.partition(";")[2][:21] for one in slow] == [" Seamark was too slow"] * FAILURES_MAX
         assert rewriter.open_breakers == ["seamark"]
         rewrite = await rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)

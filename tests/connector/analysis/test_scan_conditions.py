@@ -440,7 +440,7 @@ def test_field_of_a_struct_does_not_filter_a_dimension() -> None:
     assert sales.columns == {"delivery"}
     place = PlannedScan(sales, "sea", ("db", "sales"))
     assert Dimension(place, 1, 1, shops.joins[0], ()).request().filter is None
-    either = "SELECT 1 FROM shops, sales WHERE s_id = id AND (delivery.zone = 3 OR shops.zone = 4)"
-    assert [scan.joins[0].any_of for scan in find_scans(either, columns_of=lambda names: STRUCTS.get(names[2]))] == [
-        None
-    ] * 2
+    alternatives = "SELECT 1 FROM shops, sales WHERE s_id = id AND (delivery.zone = 3 OR shops.zone = 4)"
+    assert [
+        scan.joins[0].any_of for scan in find_scans(alternatives, columns_of=lambda names: STRUCTS.get(names[2]))
+    ] == [None] * 2

@@ -143,9 +143,9 @@ def test_chain_of_names_that_are_used_twice_is_analysed_quickly() -> None:
 
 
 def test_long_chain_of_conditions_is_analysed() -> None:
-    either = " OR ".join(f"(o_key = {number} AND o_cust = {number})" for number in range(1000))
-    each = " AND ".join(f"o_key <> {number}" for number in range(1500))
-    for condition, count in ((either, 1000), (each, 1500)):
+    alternatives = " OR ".join(f"(o_key = {number} AND o_cust = {number})" for number in range(1000))
+    conditions = " AND ".join(f"o_key <> {number}" for number in range(1500))
+    for condition, count in ((alternatives, 1000), (conditions, 1500)):
         (predicate,) = predicates(f"SELECT * FROM orders WHERE {condition}").values()
         assert predicate is not None
         assert predicate.count('"o_key"') == count

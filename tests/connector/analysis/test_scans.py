@@ -371,7 +371,7 @@ def test_unqualified_column_is_ignored_if_the_columns_of_tables_are_unknown() ->
 
 
 @pytest.mark.parametrize(
-    ("joined", "of_orders", "of_others"),
+    ("condition", "of_orders", "of_others"),
     [
         ("orders JOIN others USING (o_key)", True, True),
         ("orders LEFT JOIN others USING (o_key)", True, True),
@@ -394,9 +394,9 @@ def test_unqualified_column_is_ignored_if_the_columns_of_tables_are_unknown() ->
     ],
 )
 def test_condition_on_a_merged_column_applies_to_both_tables_if_they_share_its_value(
-    joined: str, of_orders: bool, of_others: bool
+    condition: str, of_orders: bool, of_others: bool
 ) -> None:
-    found_predicates = predicates(f"SELECT * FROM {joined} WHERE o_key = 1")
+    found_predicates = predicates(f"SELECT * FROM {condition} WHERE o_key = 1")
     assert found_predicates["orders"] == ('"o_key" = 1' if of_orders else None)
     assert found_predicates.get("others") == ('"o_key" = 1' if of_others else None)
 

@@ -29,8 +29,8 @@ def access_check(names: str, columns: Iterable[str] = COLUMNS) -> str:
     It names the original views and reads no rows of them, so that Trino checks the access to them.
     """
     text = ", ".join(f'"{column}"' for column in columns)
-    each = [f'"~{number}" AS (SELECT {text} FROM {part} WHERE FALSE)' for number, part in enumerate(names.split())]
-    return f"WITH {', '.join(each)} "
+    parts = [f'"~{number}" AS (SELECT {text} FROM {part} WHERE FALSE)' for number, part in enumerate(names.split())]
+    return f"WITH {', '.join(parts)} "
 
 
 def view(text: str, catalog: str | None = "lake", **columns: str) -> View:
@@ -111,12 +111,12 @@ async def test_conditions_of_a_view_itself_leave_files_out() -> None:
 
 
 async def test_table_and_a_view_of_it_are_read_at_one_snapshot() -> None:
-    counted = view("SELECT count(*) AS n FROM t", n="long")
+    count_view = view("SELECT count(*) AS n FROM t", n="long")
     statement = "SELECT * FROM lake.db.v, lake.db.t WHERE id = 4"
-    rewrite, _ = await run_rewrite(statement, views={"v": counted})
+    rewrite, _ = await run_rewrite(statement, views={"v": count_view})
     expected_query = 'SELECT * FROM lake.db."v~plan~0" AS "v", lake.db.t FOR VERSION AS OF 101 WHERE id = 4'
     assert rewrite.statement == access_check("lake.db.v", ["n"]) + expected_query
-    rewrite, _ = await run_rewrite(statement, views={"v": counted}, answer=lambda _: None)
+    rewrite, _ = await run_rewrite(statement, views={"v": count_view}, answer=lambda _: None)
     assert rewrite.statement is None
 
 
@@ -202,16 +202,16 @@ async def test_known_nested_views_are_requested_without_asking_for_tables() -> N
 
 
 async def test_views_keep_their_plans_if_a_nested_view_has_none() -> None:
-    for refused, other_views in (("v", ["mid", "top"]), ("mid", ["v", "top"]), ("top", ["v", "mid"])):
-        server = Seamark(views=dict(NESTED_VIEWS), answer=name_all_but(refused))
+    for refused_view, other_views in (("v", ["mid", "top"]), ("mid", ["v", "top"]), ("top", ["v", "mid"])):
+        server = Seamark(views=dict(NESTED_VIEWS), answer=name_all_but(refused_view))
         async with open_rewriter(server) as rewriter:
             rewrite = await rewriter.rewrite("SELECT * FROM lake.db.top WHERE k = 4", SESSION)
-        assert (rewrite.statement is None) == (refused == "top")
-        request = [name[-1] for name, *_ in server.views_asked if name[-1] != refused]
-        assert request == [one for one in other_views if (refused, one) != ("v", "mid")], (
+        assert (rewrite.statement is None) == (refused_view == "top")
+        request = [name[-1] for name, *_ in server.views_asked if name[-1] != refused_view]
+        assert request == [one for one in other_views if (refused_view, one) != ("v", "mid")], (
             "mid contains v, so without a plan of mid, v needs none"
         )
-        if refused != "top":
+        if refused_view != "top":
             ((_, _, _, references),) = [one for one in server.views_asked if one[0][-1] == "top"]
             assert [(reference.table, reference.plan) for reference in references] == [(("db", "u"), ())]
             assert {of for of, _ in rewrite.plans} == {("db", "top"), ("db", "u")}, (
@@ -219,9 +219,9 @@ async def test_views_keep_their_plans_if_a_nested_view_has_none() -> None:
             )
 
 
-def name_all_but(refused: str) -> Callable[[Name], str | None]:
+def name_all_but(refused_view: str) -> Callable[[Name], str | None]:
     def answer(name: Name) -> str | None:
-        return None if name[-1] == refused else f"{name[-1]}~plan~named"
+        return None if name[-1] == refused_view else f"{name[-1]}~plan~named"
 
     return answer
 
@@ -268,9 +268,11 @@ async def test_nested_views_are_analysed_to_a_maximum_depth_and_number() -> None
         rewrite, server = await run_rewrite("SELECT * FROM lake.db.v0 WHERE k = 4", views=views)
         assert (rewrite.statement is not None) == is_seen
         assert len(server.views_asked) == (depth if is_seen else 0)
-    two = {f"v{number}": view(f"SELECT a.k FROM v{number + 1} a, v{number + 1} b", k="long") for number in range(7)}
-    two["v7"] = view("SELECT id AS k FROM t", k="long")
-    rewrite, server = await run_rewrite("SELECT * FROM lake.db.v0 WHERE k = 4", views=two)
+    view_chain = {
+        f"v{number}": view(f"SELECT a.k FROM v{number + 1} a, v{number + 1} b", k="long") for number in range(7)
+    }
+    view_chain["v7"] = view("SELECT id AS k FROM t", k="long")
+    rewrite, server = await run_rewrite("SELECT * FROM lake.db.v0 WHERE k = 4", views=view_chain)
     assert rewrite.statement is None, "the statement would need 255 plan views"
     assert server.views_asked == []
 
@@ -397,8 +399,8 @@ async def test_view_in_two_places_has_a_plan_for_each() -> None:
 )
 async def test_rewritten_statement_names_the_view_so_that_trino_checks_its_rules(statement: str, expected: str) -> None:
     rewrite, _ = await run_rewrite(statement, views={"v": PLAIN_VIEW})
-    named = access_check("lake.db.v").removeprefix("WITH ").rstrip()
-    assert rewrite.statement == expected.format(f"{named}," if "WITH {} q" in expected else named)
+    query_text = access_check("lake.db.v").removeprefix("WITH ").rstrip()
+    assert rewrite.statement == expected.format(f"{query_text}," if "WITH {} q" in expected else query_text)
     assert rewrite.used.views == {("lake", "db", "v")}
     assert set(rewrite.used.columns) == {("lake", "db", "t")}
 

@@ -124,16 +124,19 @@ class PlanViews:
         remaining_scans = drop_view_scans(inner, self.views)
         if not names and not any(one.predicate or one.joins for one in remaining_scans):
             return False
-        _, more, _ = prune(self.rng, self.connection, view_query, remaining_scans)
+        _, pruned_scans, _ = prune(self.rng, self.connection, view_query, remaining_scans)
         cut = splice(
             view_query,
-            [*replacements, *(read_from_view(one, plan) for one, plan in zip(remaining_scans, more, strict=True))],
+            [
+                *replacements,
+                *(read_from_view(one, plan) for one, plan in zip(remaining_scans, pruned_scans, strict=True)),
+            ],
         )
         self.connection.execute(f"CREATE TABLE {quote(name)} AS {cut}")
         # The plan view has exactly the rows of the view that match the predicate.
         allowed = rows_of(self.connection, f"SELECT * FROM {scan.table} WHERE {predicate}")
         assert rows_of(self.connection, f"FROM {quote(name)}") == allowed, f"{view_query}\n-- became\n{cut}"
-        self.drop([*names, *more])
+        self.drop([*names, *pruned_scans])
         self.counts["views cut"] += 1
         self.counts["views cut within views"] += depth > 0
         self.counts["views requested within views"] += depth > 0 and scan.predicate is not None
@@ -166,19 +169,19 @@ def run_campaign(seed: int, lakes_count: int) -> Counter[str]:
             counts["views asked"] += sum(scan.table in views and scan.predicate is not None for scan in scans)
             cutting.left = VIEWS_MAX
             replacements, names = cutting.replace_views(scans)
-            whole = splice(text, replacements)
+            spliced_text = splice(text, replacements)
             remaining_scans = drop_view_scans(scans, views)
-            pruned_rows, more, _ = prune(rng, connection, text, remaining_scans)
-            both = splice(
+            pruned_rows, pruned_scans, _ = prune(rng, connection, text, remaining_scans)
+            joined_text = splice(
                 text,
                 [
                     *replacements,
-                    *(read_from_view(scan, name) for scan, name in zip(remaining_scans, more, strict=True)),
+                    *(read_from_view(scan, name) for scan, name in zip(remaining_scans, pruned_scans, strict=True)),
                 ],
             )
-            for became in (whole, pruned_rows, both):
+            for became in (spliced_text, pruned_rows, joined_text):
                 assert rows_of(connection, became) == expected, f"seed {seed}\n{texts}\n{text}\n-- became\n{became}"
-            cutting.drop([*names, *more])
+            cutting.drop([*names, *pruned_scans])
     return counts
 
 

@@ -138,8 +138,10 @@ class Column:
                 ]
             case "list" | "map":
                 values = [column.values] if self.kind == LIST else [column.keys, column.items]
-                each = [child.to_plain_values(value) for child, value in zip(self.children, values, strict=True)]
-                flat = each[0] if self.kind == LIST else list(zip(*each, strict=True))
+                child_values = [
+                    child.to_plain_values(value) for child, value in zip(self.children, values, strict=True)
+                ]
+                flat = child_values[0] if self.kind == LIST else list(zip(*child_values, strict=True))
                 starts = column.offsets.to_pylist()
                 return [flat[starts[n] : starts[n + 1]] if is_present else None for n, is_present in enumerate(valid)]
         return typed.to_plain(self.kind, column)

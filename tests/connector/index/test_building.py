@@ -110,11 +110,11 @@ def test_build_reads_a_partition_spec_that_is_added_during_the_build(client: Ind
 
         listings = 0
 
-        def build_files(self, *arguments: Any, **more: Any) -> Iterator[dict[str, Any]]:
+        def build_files(self, *arguments: Any, **options: Any) -> Iterator[dict[str, Any]]:
             self.listings += 1
             if self.listings == 2:
                 repartition()
-            return super().build_files(*arguments, **more)
+            return super().build_files(*arguments, **options)
 
     paged = RepartitioningClient(client.url)
     report = build(paged, "db.t", "b", InProcessWorkers(), limits=SMALL_GROUPS)
@@ -146,8 +146,8 @@ def test_build_ends_while_writers_keep_committing(client: IndexClient) -> None:
 def test_interrupted_build_is_rolled_back_and_the_next_build_continues_it(client: IndexClient) -> None:
     with pytest.raises(BuildInterrupted):
         build(client, "db.t", "b", RecordingWorkers(None, fail), limits=SMALL_GROUPS)
-    (reported,) = [one for one in client.timeline("db.t", action="indexing") if one.state == "rolled_back"]
-    assert reported.summary["reason"] == "BuildInterrupted"
+    (instant,) = [one for one in client.timeline("db.t", action="indexing") if one.state == "rolled_back"]
+    assert instant.summary["reason"] == "BuildInterrupted"
     assert client.index("db.t", "b").files == 2
     workers = RecordingWorkers()
     build(client, "db.t", "b", workers, limits=SMALL_GROUPS)
@@ -186,8 +186,8 @@ def test_sigterm_rolls_a_build_back_and_is_its_reason(client: IndexClient) -> No
             RecordingWorkers(None, lambda: os.kill(os.getpid(), signal.SIGTERM)),
             limits=SMALL_GROUPS,
         )
-    (reported,) = [one for one in client.timeline("db.t", action="indexing") if one.state == "rolled_back"]
-    assert reported.summary["reason"] == "KeyboardInterrupt: SIGTERM"
+    (instant,) = [one for one in client.timeline("db.t", action="indexing") if one.state == "rolled_back"]
+    assert instant.summary["reason"] == "KeyboardInterrupt: SIGTERM"
     assert client.index("db.t", "b").files == 2
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 

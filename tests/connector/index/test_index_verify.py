@@ -69,11 +69,19 @@ def states(client: IndexClient, name: str) -> dict[str, str]:
 
 def swap_blobs(first: Path, other: Path) -> None:
     """Exchange the blobs of two index files. Both files stay well-formed, but their content is wrong."""
-    opened = [open_index_file(path.read_bytes(), str(path)) for path in (first, other)]
-    for path, mine, blob in ((first, opened[0], opened[1].blob), (other, opened[1], opened[0].blob)):
-        header = mine.header
+    index_files = [open_index_file(path.read_bytes(), str(path)) for path in (first, other)]
+    for path, index_file, blob in (
+        (first, index_files[0], index_files[1].blob),
+        (other, index_files[1], index_files[0].blob),
+    ):
+        header = index_file.header
         parts = assemble(
-            header.definition, header.kind, mine.files, [blob], table_uuid=header.table_uuid, field_ids=header.field_ids
+            header.definition,
+            header.kind,
+            index_file.files,
+            [blob],
+            table_uuid=header.table_uuid,
+            field_ids=header.field_ids,
         )
         path.unlink()
         Storage().write(path.as_uri(), parts)
@@ -115,10 +123,10 @@ def test_audit_reports_a_wrong_number_of_rows(client: IndexClient, monkeypatch: 
 
 def test_damaged_index_file_is_quarantined_and_built_again(client: IndexClient, kind: str) -> None:
     path = index_paths(client, kind)[1]
-    whole = path.read_bytes()
-    header = open_index_file(whole, str(path)).header
+    whole_file = path.read_bytes()
+    header = open_index_file(whole_file, str(path)).header
     place = header.offset + 4
-    path.write_bytes(whole[:place] + bytes([whole[place] ^ 255]) + whole[place + 1 :])
+    path.write_bytes(whole_file[:place] + bytes([whole_file[place] ^ 255]) + whole_file[place + 1 :])
     before = states(client, kind)
     code, text = seamark(client.url, "verify", "db.t", kind, "--dry-run")
     assert (code, states(client, kind)) == (1, before), text
@@ -171,13 +179,18 @@ def test_index_file_of_a_newer_version_is_reported_but_not_quarantined(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = index_paths(client, "bloom")[0]
-    opened = open_index_file(path.read_bytes(), str(path))
-    header = opened.header
+    index_file = open_index_file(path.read_bytes(), str(path))
+    header = index_file.header
     with monkeypatch.context() as newer:
         newer.setattr(KINDS["bloom"], "version", 99)
         parts = list(
             assemble(
-                header.definition, "bloom", opened.files, [opened.blob], table_uuid=header.table_uuid, field_ids=(1,)
+                header.definition,
+                "bloom",
+                index_file.files,
+                [index_file.blob],
+                table_uuid=header.table_uuid,
+                field_ids=(1,),
             )
         )
     path.unlink()
@@ -193,15 +206,17 @@ def test_index_file_that_a_merge_replaces_during_the_audit_is_no_problem(
     old_location = client.index("db.t", "bloom").json["index-files"][0]["location"]
     report = client.quarantine_index_file
 
-    def merge_and_report(*arguments: Any, **more: Any) -> dict[str, Any]:
+    def merge_and_report(*arguments: Any, **fields: Any) -> dict[str, Any]:
         started_build = client.start_build("db.t", "bloom")
-        size = Storage().write(f"{started_build['folder']}/merged", [whole])
-        merged = [(f"{started_build['folder']}/merged", size)]
-        client.register_index_files("db.t", "bloom", started_build["build-id"], merged, replaces=[old_location])
-        return report(*arguments, **more)
+        size = Storage().write(f"{started_build['folder']}/merged", [whole_file])
+        merged_index_files = [(f"{started_build['folder']}/merged", size)]
+        client.register_index_files(
+            "db.t", "bloom", started_build["build-id"], merged_index_files, replaces=[old_location]
+        )
+        return report(*arguments, **fields)
 
     path = Path(old_location.removeprefix("file://"))
-    whole = path.read_bytes()
+    whole_file = path.read_bytes()
     path.unlink()
     monkeypatch.setattr(client, "quarantine_index_file", merge_and_report)
     audit = audit_index(client, "db.t", "bloom", sample=1)

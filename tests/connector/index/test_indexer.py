@@ -130,10 +130,12 @@ def test_concurrent_indexers_index_each_file_once(client: IndexClient, server: S
     start = threading.Barrier(4)
 
     def keep() -> None:
-        mine = IndexClient(server.url)
+        own_client = IndexClient(server.url)
         start.wait()
-        rounds.extend(Indexer(mine, open_in_process_workers, limits=GroupLimits(files=1)).round() for _ in range(5))
-        mine.close()
+        rounds.extend(
+            Indexer(own_client, open_in_process_workers, limits=GroupLimits(files=1)).round() for _ in range(5)
+        )
+        own_client.close()
 
     rounds: list[Round] = []
     threads = [threading.Thread(target=keep) for _ in range(4)]
@@ -194,8 +196,8 @@ def test_indexer_finds_a_damaged_index_file_and_builds_it_again(client: IndexCli
     fourth = keeper.round()
     assert (fourth.builds, fourth.files) == (1, 1)
     assert client.index("db.t", "i").health == "ok"
-    reported = [one.summary for one in client.timeline(action="auditing")]
-    assert [(one["index-files"], one["damaged"]) for one in reported] == [(3, 0), (3, 1)]
+    summaries = [one.summary for one in client.timeline(action="auditing")]
+    assert [(one["index-files"], one["damaged"]) for one in summaries] == [(3, 0), (3, 1)]
 
 
 def test_audits_respect_their_limits_and_reach_every_index_file(client: IndexClient) -> None:
@@ -215,8 +217,8 @@ def test_audits_respect_their_limits_and_reach_every_index_file(client: IndexCli
         clock.now_s += 1.0
         return clock.now_s
 
-    later = AuditLimits(seconds=2.5, every_s=0)
-    keeper = Indexer(client, open_in_process_workers, limits=one_each, now=slow, audit=later)
+    later_limits = AuditLimits(seconds=2.5, every_s=0)
+    keeper = Indexer(client, open_in_process_workers, limits=one_each, now=slow, audit=later_limits)
     assert 0 < keeper.round().verified < 6
 
 
@@ -241,8 +243,8 @@ def test_failing_index_is_retried_with_growing_pauses_and_delays_no_other(client
     keeper = Indexer(client, lambda: closing(workers), now=clock)
     assert keeper.round() == Round(tables=2, indexes=2, builds=1, files=3, failed=1)
     assert health(client, "db.a", "db.b") == {"db.a i": "behind", "db.b i": "ok"}
-    (reported,) = client.timeline("db.a", action="indexing")
-    assert (reported.state, reported.summary["reason"]) == ("rolled_back", "RuntimeError: executor lost")
+    (instant,) = client.timeline("db.a", action="indexing")
+    assert (instant.state, instant.summary["reason"]) == ("rolled_back", "RuntimeError: executor lost")
     seconds = []
     for second in range(0, 400, 10):
         clock.now_s = second
@@ -339,17 +341,17 @@ def test_indexer_process_keeps_indexes_built_and_ends_at_sigterm(client: IndexCl
         assert process.stderr is not None
         until(lambda: client.index("db.t", "i").health == "ok")
         append(client.url, "db.t", [[1000]])
-        reported = []
-        while [one["event"] for one in reported].count("index built") < 2:
-            reported.append(json.loads(process.stderr.readline()))
+        reports = []
+        while [one["event"] for one in reports].count("index built") < 2:
+            reports.append(json.loads(process.stderr.readline()))
         process.send_signal(signal.SIGTERM)
         _, remaining_output = process.communicate(timeout=60)
     assert process.returncode == 0, remaining_output
-    assert [(one["table"], one["index"], one["files"]) for one in reported if one["event"] == "index built"] == [
+    assert [(one["table"], one["index"], one["files"]) for one in reports if one["event"] == "index built"] == [
         ("db.t", "i", 3),
         ("db.t", "i", 1),
     ]
-    assert (reported[0]["event"], json.loads(remaining_output.splitlines()[-1])["reason"]) == (
+    assert (reports[0]["event"], json.loads(remaining_output.splitlines()[-1])["reason"]) == (
         "indexer started",
         "SIGTERM",
     )

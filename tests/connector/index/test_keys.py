@@ -73,8 +73,8 @@ def numbers(client: IndexClient) -> list[tuple[str, int]]:
     return sorted((repr(value["x"]), value["n"]) for value in values)
 
 
-def doubles(*given: tuple[float, float, int]) -> pa.Table:
-    x, y, n = zip(*given, strict=True)
+def doubles(*rows: tuple[float, float, int]) -> pa.Table:
+    x, y, n = zip(*rows, strict=True)
     return pa.table({"x": pa.array(x, "float64"), "y": pa.array(y, "float32"), "n": pa.array(n, "int32")})
 
 
@@ -137,11 +137,11 @@ def test_partition_values_can_contain_characters_that_paths_cannot(
     client: IndexClient, version: int, transform: str, how: str
 ) -> None:
     create(client, version=version, spec=[(transform, 2)])
-    named: dict[str, Any] = {"strategy": EQUALITY} if how == EQUALITY else {"mode": how}
+    strategy_options: dict[str, Any] = {"strategy": EQUALITY} if how == EQUALITY else {"mode": how}
     append(client, "db.t", rows(*((number, land, 0) for number, land in enumerate(NULS))))
-    changed = rows(*((number, land, 1) for number, land in enumerate(NULS) if number % 2))
-    upsert(client, "db.t", changed, keys=["id", "land"], **named)
-    delete(client, "db.t", keys=rows((2, NULS[2])).select(["id", "land"]), key=["id", "land"], **named)
+    changed_rows = rows(*((number, land, 1) for number, land in enumerate(NULS) if number % 2))
+    upsert(client, "db.t", changed_rows, keys=["id", "land"], **strategy_options)
+    delete(client, "db.t", keys=rows((2, NULS[2])).select(["id", "land"]), key=["id", "land"], **strategy_options)
     expected = [(number, land, number % 2, None) for number, land in enumerate(NULS) if number != 2]
     assert read_rows(client) == expected
     for number, land, _, _ in expected:

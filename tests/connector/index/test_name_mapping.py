@@ -71,9 +71,9 @@ def write_import_file(folder: Path, number: int, rows: pa.Table, names: dict[str
     Its columns have the given names, in random order. Some files have INT96 timestamps.
     """
     order = rng.sample(COLUMNS, len(COLUMNS))
-    written = rows.select(order).rename_columns([names[column] for column in order])
+    renamed_rows = rows.select(order).rename_columns([names[column] for column in order])
     path = folder / f"{number}.parquet"
-    pq.write_table(written, path, use_deprecated_int96_timestamps=rng.random() < 0.5)
+    pq.write_table(renamed_rows, path, use_deprecated_int96_timestamps=rng.random() < 0.5)
     return path.as_uri()
 
 
@@ -212,8 +212,8 @@ def import_files(table: Table, folder: Path, parts: list[pa.Table]) -> None:
 
 
 def make_rows(ids: list[int], name: str, note: str | None = None) -> pa.Table:
-    at = [datetime.datetime(2026, 1, 1)] * len(ids)
-    return pa.table({"id": ids, "name": [name] * len(ids), "note": [note] * len(ids), "at": at}, schema=SCHEMA)
+    timestamps = [datetime.datetime(2026, 1, 1)] * len(ids)
+    return pa.table({"id": ids, "name": [name] * len(ids), "note": [note] * len(ids), "at": timestamps}, schema=SCHEMA)
 
 
 @pytest.mark.parametrize("mode", MODES)

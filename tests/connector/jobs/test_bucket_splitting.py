@@ -34,10 +34,10 @@ WITH_PART = PartitionSpec(*BY_BUCKET.fields, PartitionField(2, 1001, IdentityTra
 
 def rows_by_file(client: IndexClient) -> dict[str, list[int]]:
     rows_by_file = scan(client, "db.t", ["_file", "id"]).to_arrow().to_pylist()
-    result: dict[str, list[int]] = {}
+    ids_by_bucket: dict[str, list[int]] = {}
     for row in rows_by_file:
-        result.setdefault(row["_file"], []).append(row["id"])
-    return result
+        ids_by_bucket.setdefault(row["_file"], []).append(row["id"])
+    return ids_by_bucket
 
 
 @pytest.mark.parametrize("spec", quick([WITH_PART, BY_BUCKET], 1), ids=["bucket and part", "bucket"])

@@ -107,9 +107,9 @@ def write(location: str, number: int) -> Path:
 @pytest.mark.parametrize("seed", quick(range(20), 1))
 def test_random_clock_jumps_delete_nothing_that_is_young(machine: ServerThread, clock: MachineClock, seed: int) -> None:
     rng = random.Random(seed)
-    real_ms, written, expected = 0, dict[Path, int](), set[int]()
+    real_ms, written_times, expected = 0, dict[Path, int](), set[int]()
     snapshots: dict[int, int] = {}
-    jumps = removed = 0
+    jumps = removed_count = 0
     with catalog_at(machine.url) as catalog, closing(IndexClient(machine.url)) as client:
         create(catalog, 2)
         append(client, "db.t", rows([0]))
@@ -120,7 +120,7 @@ def test_random_clock_jumps_delete_nothing_that_is_young(machine: ServerThread, 
         for number in range(examples(60, 20)):
             action = rng.random()
             if action < 0.25:
-                written[write(table.location(), number)] = real_ms
+                written_times[write(table.location(), number)] = real_ms
             elif action < 0.45:
                 for _ in range(rng.randrange(1, 24)):  # Housekeeping reads the clock while time passes.
                     clock.pass_time(HOUR_MS)
@@ -136,15 +136,15 @@ def test_random_clock_jumps_delete_nothing_that_is_young(machine: ServerThread, 
                 snapshots[catalog.load_table("db.t").metadata.current_snapshot_id or 0] = real_ms
             else:
                 _drop_and_restore(machine, client, catalog, clock, rng)
-            removed += remove_orphan_files(client, "db.t").files
+            removed_count += remove_orphan_files(client, "db.t").files
             expire(client, "db.t")
             look(machine)
-            for path, written_ms in list(written.items()):
+            for path, written_ms in list(written_times.items()):
                 assert path.exists() or real_ms - written_ms > 2 * DAY_MS, path
                 if real_ms - written_ms > DAY_MS and path.exists():
                     assert machine.run(_commit(machine, _make_change(path))).status == 200
                     expected.add(1000 + int(path.stem.rpartition("-")[2]))
-                    del written[path]
+                    del written_times[path]
             table = catalog.load_table("db.t")
             assert {row["id"] for row in table.scan().to_arrow().to_pylist()} == expected
             kept_snapshot_ids = {snapshot.snapshot_id for snapshot in table.metadata.snapshots}
@@ -155,10 +155,10 @@ def test_random_clock_jumps_delete_nothing_that_is_young(machine: ServerThread, 
             look(machine)
             clock.pass_time(HOUR_MS)
         append(client, "db.t", rows([5000]))
-        removed += remove_orphan_files(client, "db.t").files
+        removed_count += remove_orphan_files(client, "db.t").files
         assert not any(path.exists() for path in orphans)
     assert jumps
-    assert removed >= len(orphans)
+    assert removed_count >= len(orphans)
 
 
 def _drop_and_restore(
@@ -260,11 +260,11 @@ def test_removal_of_a_file_during_its_commit_is_detected(
         delete, preload = LocalObjects.delete, ChangeApplication.preload
         started, prepared = asyncio.Event(), asyncio.Event()
 
-        async def delete_later(self: LocalObjects, at: str) -> None:
-            if at.endswith(late_path.name):
+        async def delete_later(self: LocalObjects, location: str) -> None:
+            if location.endswith(late_path.name):
                 started.set()
                 await prepared.wait()
-            await delete(self, at)
+            await delete(self, location)
 
         async def prepare(self: ChangeApplication, metadata: TableMetadata) -> None:
             await preload(self, metadata)

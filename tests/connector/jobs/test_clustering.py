@@ -139,11 +139,11 @@ def test_random_histories_with_clusterings_keep_the_rows(
 
     numbers = iter(range(10_000))
 
-    within = iter(range(within_max))
+    hits = iter(range(within_max))
 
     def rewrite_and_change(*arguments: Any) -> Any:
         new_table = rewrite(*arguments)
-        if rng.random() < 0.5 and next(within, None) is not None:
+        if rng.random() < 0.5 and next(hits, None) is not None:
             change(next(numbers))
         return new_table
 
@@ -265,7 +265,7 @@ def test_clustering_rewrites_only_new_files_and_smaller_layers(
 ) -> None:
     with catalog_at(server.url) as catalog:
         create(catalog, 2, **{"write.target-file-size-bytes": "20000"})
-        written, maximum = 0, 0
+        written_count, maximum = 0, 0
         for number in range(rounds):
             for part in range(5):
                 append(client, "db.t", rows(range(200 * (5 * number + part), 200 * (5 * number + part + 1))))
@@ -273,12 +273,12 @@ def test_clustering_rewrites_only_new_files_and_smaller_layers(
             assert cluster_incrementally(client, "db.t").commits == 0
             assert report.commits == 1
             assert "" not in layers(client)
-            written += report.bytes_after
+            written_count += report.bytes_after
             maximum = max(maximum, len(layers(client)))
         assert maximum <= 6
         size_bytes = sum(client.files("db.t")["file_size_in_bytes"].to_pylist())
         assert (
-            written < times_max * size_bytes
+            written_count < times_max * size_bytes
         )  # If each run rewrote all files, each row would be rewritten rounds / 2 times.
 
 
@@ -331,8 +331,8 @@ def test_bounds_of_clustered_strings_are_longer_than_their_common_prefix(
         names = [f"{prefix}{number:06d}" for number in range(5000)]
         for start in range(5):
             part = names[start::5]
-            nothing = pa.nulls(len(part))
-            table.append(pa.table([nothing, nothing, part, nothing], ["id", "part", "name", "price"]).cast(ARROW))
+            nulls = pa.nulls(len(part))
+            table.append(pa.table([nulls, nulls, part, nulls], ["id", "part", "name", "price"]).cast(ARROW))
     assert cluster_incrementally(client, "db.t").files_after >= 3
     files = client.explain("db.t", f"name = '{prefix}002345'").files
     assert files == (client.files("db.t").num_rows if settings else 1)

@@ -216,9 +216,11 @@ def test_reference_that_is_created_during_an_expiration_keeps_its_snapshot(
         async def answer_late(self: expiration_service.Expiration, *arguments: Any) -> Any:
             if not calls:
                 calls.append(1)
-                created = {"type": "assert-table-uuid", "uuid": str(table.metadata.table_uuid)}
+                uuid_requirement = {"type": "assert-table-uuid", "uuid": str(table.metadata.table_uuid)}
                 update = {"action": "set-snapshot-ref", "ref-name": "kept", "type": "tag", "snapshot-id": first}
-                await server.components.engine_commits.commit_table(arguments[0], ("db",), "t", [created], [update])
+                await server.components.engine_commits.commit_table(
+                    arguments[0], ("db",), "t", [uuid_requirement], [update]
+                )
             return await commit(self, *arguments)
 
         monkeypatch.setattr(expiration_service.Expiration, "_commit", answer_late)

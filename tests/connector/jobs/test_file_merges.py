@@ -297,15 +297,15 @@ def test_nan_counts_of_copied_row_groups_are_correct_or_absent(client: IndexClie
         nans += sum(price != price for price in prices)
         append(client, "db.t", table.set_column(3, "price", pa.array(prices)))
     assert merge_files(client, "db.t").row_groups_copied == 8
-    opened = open_table(client, "db.t", At())
-    counted = 0
-    for task in plan(client, opened, stats=["price"]):
+    opened_table = open_table(client, "db.t", At())
+    compared_merges = 0
+    for task in plan(client, opened_table, stats=["price"]):
         counts = task.file["nan-value-counts"]
         counts_by_key = dict(zip(counts["keys"], counts["values"], strict=True))
-        read = pq.read_table(task.path.removeprefix("file://"), columns=["price"])["price"].to_pylist()
-        assert counts_by_key[4] == sum(price != price for price in read)
-        counted += counts_by_key[4]
-    assert counted == nans > 0
+        file_prices = pq.read_table(task.path.removeprefix("file://"), columns=["price"])["price"].to_pylist()
+        assert counts_by_key[4] == sum(price != price for price in file_prices)
+        compared_merges += counts_by_key[4]
+    assert compared_merges == nans > 0
 
 
 def test_merge_refuses_encrypted_files_without_keys_and_keeps_them(client: IndexClient, server: ServerThread) -> None:
@@ -322,9 +322,9 @@ def test_merge_refuses_encrypted_files_without_keys_and_keeps_them(client: Index
         properties = encryption.CryptoFactory(_Kms).file_encryption_properties(encryption.KmsConnectionConfig(), keys)
         with pq.ParquetWriter(path, table.schema, encryption_properties=properties) as writer:
             writer.write_table(table)
-        merged = merge_files(client, "db.t", where="part = 0")
+        merge_report = merge_files(client, "db.t", where="part = 0")
         merged_too = merge_files(client, "db.t", where="part = 1")
-        errors = [*merged.errors, *merged_too.errors]
+        errors = [*merge_report.errors, *merged_too.errors]
         assert len(errors) == 1
         assert "encrypted" in errors[0]
         with pytest.raises(Unreadable, match="encrypted"):

@@ -97,8 +97,8 @@ def test_rewrites_in_random_histories_keep_the_live_entries(
 ) -> None:
     rng, rewritten = random.Random(first_seed() * 10 + case), 0
     with catalog_at(server.url) as catalog:
-        more = {"commit_manifest_target-size-bytes": str(rng.choice((9000, 20_000, 8 << 20)))}
-        create(catalog, version, rng.choice((PartitionSpec(), BY_PART, BY_BUCKET)), **NO_MERGE, **more)
+        properties = {"commit_manifest_target-size-bytes": str(rng.choice((9000, 20_000, 8 << 20)))}
+        create(catalog, version, rng.choice((PartitionSpec(), BY_PART, BY_BUCKET)), **NO_MERGE, **properties)
         for step in range(20):
             ids, work = sorted(rng.sample(range(300), rng.randint(1, 40))), rng.random()
             if work < 0.4:

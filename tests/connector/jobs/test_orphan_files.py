@@ -129,7 +129,7 @@ def test_removals_in_random_histories_keep_every_file_that_a_snapshot_names(
     monkeypatch.setattr(orphan_removal, "FILES_MAX", rng.choice([3, 1000]))
     monkeypatch.setattr(orphan_removal, "_BATCH", rng.choice([2, 100]))
     monkeypatch.setattr(orphan_removal, "_LISTED", rng.choice([5, 1000]))
-    removed = 0
+    removed_count = 0
     with catalog_at(server.url) as catalog:
         create(catalog, version)
         append(client, "db.t", rows([0]))
@@ -164,12 +164,12 @@ def test_removals_in_random_histories_keep_every_file_that_a_snapshot_names(
                     path for path in list_stored_files(table) if path.name not in names and "_seamark" not in path.parts
                 }
                 before = list_stored_files(table)
-                removed += remove_orphan_files(client, "db.t").files
+                removed_count += remove_orphan_files(client, "db.t").files
                 assert before - list_stored_files(table) == expected
                 assert keep <= all_files(table)
                 for snapshot_id in snapshots(table):
                     assert read(client, snapshot_id) == contents[snapshot_id]
-    assert removed > 0
+    assert removed_count > 0
 
 
 def test_removal_keeps_an_old_file_that_a_concurrent_commit_adds(
@@ -242,11 +242,11 @@ def test_removal_keeps_files_in_folders_of_other_tables_and_in_shared_folders(
             catalog.create_table(f"db.{name}", table.schema(), properties=properties)
             append(client, f"db.{name}", rows([1, 2]))
         orphan = put_file(table, "../shared/left.parquet")
-        own = put_file(catalog.load_table("db.one"), "data/left.parquet")
+        own_file = put_file(catalog.load_table("db.one"), "data/left.parquet")
         for path in shared.rglob("*.parquet"):
             age(path)
         actual = remove_orphan_files(client, "db.one")
-        assert [path_of(location) for location in actual.locations] == [own]
+        assert [path_of(location) for location in actual.locations] == [own_file]
         assert orphan.exists()
         assert read(client, catalog.load_table("db.two").current_snapshot().snapshot_id, "db.two")
 
@@ -260,15 +260,15 @@ def test_removal_keeps_files_that_another_table_may_name(client: IndexClient, se
         orphan = put_file(table, "metadata/left.avro")
         age_all(table)
         allowed = {"seamark.allowed-locations": f"{table.location()}/data"}
-        two = catalog.create_table("db.two", table.schema(), properties=allowed)
-        two.add_files([f"file://{file}"])
+        second_table = catalog.create_table("db.two", table.schema(), properties=allowed)
+        second_table.add_files([f"file://{file}"])
         actual = remove_orphan_files(client, "db.t")
         assert [path_of(location) for location in actual.locations] == [orphan]
-        assert len(two.refresh().scan().to_arrow()) == 1
+        assert len(second_table.refresh().scan().to_arrow()) == 1
 
 
 @pytest.mark.parametrize(
-    ("named", "stored_as"),
+    ("spelling", "stored_as"),
     [
         ("file:///t/dir%2Ff.parquet", "file:///t/dir/f.parquet"),
         ("s3a://b/t/f%20g.parquet", "s3://b/t/f g.parquet"),
@@ -277,9 +277,9 @@ def test_removal_keeps_files_that_another_table_may_name(client: IndexClient, se
         ("file:///t/a%2525b.parquet", "file:///t/a%25b.parquet"),
     ],
 )
-def test_spellings_of_a_name_have_the_same_hash(named: str, stored_as: str) -> None:
-    assert orphan_removal._hash_name(named) == orphan_removal._hash_name(stored_as)
-    assert orphan_removal._hash_name(named) != orphan_removal._hash_name(stored_as + ".parquet")
+def test_spellings_of_a_name_have_the_same_hash(spelling: str, stored_as: str) -> None:
+    assert orphan_removal._hash_name(spelling) == orphan_removal._hash_name(stored_as)
+    assert orphan_removal._hash_name(spelling) != orphan_removal._hash_name(stored_as + ".parquet")
 
 
 def test_failed_deletions_are_reported_and_a_repeated_job_continues(
@@ -350,5 +350,5 @@ def test_orphan_files_command_lists_and_removes_files(client: IndexClient, serve
         assert f"file://{orphan}" in call("--dry-run").splitlines()
         assert "0 orphan files" in call("--older-than", "60d")
         assert "1 orphan file (400 B) of db.t was removed" in call("--older-than", "36h")
-        refused = CliRunner().invoke(cli, ["run", "orphan-files", "db.t", "--url", server.url, "--older-than", "1h"])
-        assert (refused.exit_code, "less than one day" in refused.output) == (2, True)
+        refusal = CliRunner().invoke(cli, ["run", "orphan-files", "db.t", "--url", server.url, "--older-than", "1h"])
+        assert (refusal.exit_code, "less than one day" in refusal.output) == (2, True)

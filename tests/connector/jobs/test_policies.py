@@ -114,17 +114,19 @@ def test_policy_command_reports_each_mistake(nested_client: IndexClient) -> None
         (("a.b", "--namespace"), "add --set or --unset"),
         (("a.b.t", "--set", "seamark.compaction.enabled=true", "--unset", "seamark.compaction.enabled"), "both"),
     ):
-        refused = call(nested_client, *arguments)
-        assert refused.exit_code == 2
-        assert message in refused.output
+        refusal = call(nested_client, *arguments)
+        assert refusal.exit_code == 2
+        assert message in refusal.output
     assert "a.b.none" in call(nested_client, "a.b.none").output
 
 
 def test_nearest_policies_are_kept_if_there_are_too_many() -> None:
     policies: Policies = {}
     for depth in range(5):
-        own = {f"seamark.compaction.x{number}": str(depth) for number in range(depth * 80, depth * 80 + 160)}
-        policies = add_policies(policies, ("a",) * (depth + 1), own)
+        namespace_properties = {
+            f"seamark.compaction.x{number}": str(depth) for number in range(depth * 80, depth * 80 + 160)
+        }
+        policies = add_policies(policies, ("a",) * (depth + 1), namespace_properties)
     assert len(policies) == INHERITED_MAX
     numbers = {int(name.removeprefix("seamark.compaction.x")): policy.value for name, policy in policies.items()}
     assert {number for number, depth in numbers.items() if depth == "4"} == set(range(320, 480))

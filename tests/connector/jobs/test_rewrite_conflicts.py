@@ -45,8 +45,8 @@ def test_second_rewrite_job_of_a_table_is_refused_and_due_again(client: IndexCli
     with rewrite_lease(client, "db.t", job="a merge"):
         for service in ("compaction", "bucket-splitting"):
             assert JOBS[service](client, ("db", "t")).keys() == {RECHECK_AFTER}
-        named = r"Another job rewrites files of the table t now \(a merge, since 20\d\d-.*\+00:00\); try again"
-        with pytest.raises(RewriteRunning, match=named), rewrite_lease(client, "db.t", job="another"):
+        message = r"Another job rewrites files of the table t now \(a merge, since 20\d\d-.*\+00:00\); try again"
+        with pytest.raises(RewriteRunning, match=message), rewrite_lease(client, "db.t", job="another"):
             pass
     with rewrite_lease(client, "db.t", job="a merge"):
         pass
@@ -87,23 +87,24 @@ def test_files_settle_by_age_after_rows_were_changed(client: IndexClient, server
         create(catalog, 2)
     for number in range(3):
         append(client, "db.t", rows(range(10 * number, 10 * number + 10)))
-    opened = open_table(client, "db.t", At(), history=True)
-    tasks = list(plan(client, opened, sequence_numbers=True))
-    newest_ms = max(snapshot.timestamp_ms for snapshot in opened.history)
-    assert select_settled(opened, tasks, 1 << 40, newest_ms) == tasks  # No row was changed yet.
+    opened_table = open_table(client, "db.t", At(), history=True)
+    tasks = list(plan(client, opened_table, sequence_numbers=True))
+    newest_ms = max(snapshot.timestamp_ms for snapshot in opened_table.history)
+    assert select_settled(opened_table, tasks, 1 << 40, newest_ms) == tasks  # No row was changed yet.
     upsert(client, "db.t", rows([1], "new"), keys=["id"], mode="copy-on-write")
-    opened = open_table(client, "db.t", At(), history=True)
-    times = {snapshot.sequence_number: 1000 * snapshot.sequence_number for snapshot in opened.history}
+    opened_table = open_table(client, "db.t", At(), history=True)
+    times = {snapshot.sequence_number: 1000 * snapshot.sequence_number for snapshot in opened_table.history}
     history = tuple(
-        msgspec.structs.replace(snapshot, timestamp_ms=times[snapshot.sequence_number]) for snapshot in opened.history
+        msgspec.structs.replace(snapshot, timestamp_ms=times[snapshot.sequence_number])
+        for snapshot in opened_table.history
     )
-    opened = dataclasses.replace(opened, history=history)
-    tasks = list(plan(client, opened, sequence_numbers=True))
+    opened_table = dataclasses.replace(opened_table, history=history)
+    tasks = list(plan(client, opened_table, sequence_numbers=True))
     for age_ms, numbers in ((500, [2, 3]), (1500, [2]), (2500, []), (0, [2, 3, 4])):
-        settled_tasks = select_settled(opened, tasks, age_ms, 4400)
+        settled_tasks = select_settled(opened_table, tasks, age_ms, 4400)
         assert sorted(int(task.file["data-sequence-number"]) for task in settled_tasks) == numbers, age_ms
     assert (
-        select_settled(opened, tasks, 500, 10_000) == tasks
+        select_settled(opened_table, tasks, 500, 10_000) == tasks
     )  # The change is older than the time that files need to settle.
 
 
@@ -125,14 +126,14 @@ def test_rewrite_commits_the_partitions_without_a_conflict(
             for first in range(0, 60, 15):
                 append(client, "db.t", rows(range(first, first + 15), f"{number}"))
             rates = {part: rng.choice([0.1, 0.9]) for part in rng.sample(range(3), 2)}
-            changed = [key for key in range(60) if rng.random() < rates.get(key % 3, 0)]
+            changed_keys = [key for key in range(60) if rng.random() < rates.get(key % 3, 0)]
 
-            def write(changed: list[int] = changed, model: dict[int, str] = model) -> None:
-                half = rng.randint(0, len(changed))
-                upsert(client, "db.t", rows(changed[:half], "new"), keys=["id"], mode=rng.choice(MODES))
-                model.update({key: f"new{key}" for key in changed[:half]})
-                delete(client, "db.t", keys=pa.table({"id": changed[half:]}), mode=rng.choice(MODES))
-                for key in changed[half:]:
+            def write(changed_numbers: list[int] = changed_keys, model: dict[int, str] = model) -> None:
+                half = rng.randint(0, len(changed_numbers))
+                upsert(client, "db.t", rows(changed_numbers[:half], "new"), keys=["id"], mode=rng.choice(MODES))
+                model.update({key: f"new{key}" for key in changed_numbers[:half]})
+                delete(client, "db.t", keys=pa.table({"id": changed_numbers[half:]}), mode=rng.choice(MODES))
+                for key in changed_numbers[half:]:
                     del model[key]
 
             pending_writes = [write]
@@ -170,9 +171,9 @@ def test_engine_commit_after_a_concurrent_compaction_succeeds(client: IndexClien
         model: dict[int, str] = {}
         for number in range(8):
             for first in range(0, 20, 10):
-                added = range(100 * number + first, 100 * number + first + 10)
-                append(client, "db.t", rows(added))
-                model.update({key: str(key) for key in added})
+                added_ids = range(100 * number + first, 100 * number + first + 10)
+                append(client, "db.t", rows(added_ids))
+                model.update({key: str(key) for key in added_ids})
             late_table = catalog.load_table("db.t")
             if rng.random() < 0.3:
                 upsert(client, "db.t", rows([100 * number], "new"), keys=["id"], mode="copy-on-write")

@@ -90,9 +90,9 @@ def test_rows_stay_the_same_in_random_histories_with_a_job_and_its_rollback(
                     outcomes["refused"] += 1
                 else:
                     outcomes["undone"] += 1
-                    live, removed = entries_by_state(catalog.load_table("db.t"))
+                    live, removed_files = entries_by_state(catalog.load_table("db.t"))
                     assert history.items() <= contents_of(catalog.load_table("db.t")).items()
-                    assert not live & removed, (
+                    assert not live & removed_files, (
                         "Iceberg's incremental clean-up would delete these files with their snapshots"
                     )
                     assert paths(client) == (before - (compacted - now)) | (now - compacted)
@@ -176,7 +176,7 @@ def test_undo_of_a_manifest_rewrite_keeps_later_commits_or_is_refused(
     rng = random.Random(f"{first_seed()} {version}")
     outcomes = Counter[str]()
     with catalog_at(server.url) as catalog:
-        for later in ("nothing", "append", "delete"):
+        for later_change in ("nothing", "append", "delete"):
             create(catalog, version, rng.choice([PartitionSpec(), BY_PART]), **NO_MERGE)
             for number in range(rng.randint(3, 6)):
                 append(client, "db.t", rows(range(9 * number, 9 * number + 9)))
@@ -185,9 +185,9 @@ def test_undo_of_a_manifest_rewrite_keeps_later_commits_or_is_refused(
             before = manifests_of(catalog.load_table("db.t"))
             rewritten = rewrite_manifests(client, "db.t", min_count=2)["snapshot-id"]
             assert rewritten is not None
-            if later == "append":
+            if later_change == "append":
                 append(client, "db.t", rows(range(100, 103)))
-            elif later == "delete":
+            elif later_change == "delete":
                 delete(client, "db.t", keys=pa.table({"id": list(range(0, 12))}), mode=MODES[0])
             now = catalog.load_table("db.t")
             kept_entries, rows_before = entries(now), read(client)
@@ -195,13 +195,13 @@ def test_undo_of_a_manifest_rewrite_keeps_later_commits_or_is_refused(
             try:
                 report = undo_job(client, "db.t")
             except Conflict:
-                outcomes[f"refused after {later}"] += 1
+                outcomes[f"refused after {later_change}"] += 1
             else:
                 assert report.undone_id == rewritten
-                outcomes[f"undone after {later}"] += 1
+                outcomes[f"undone after {later_change}"] += 1
                 manifests = manifests_of(catalog.load_table("db.t"))
                 assert before <= manifests
-                assert (manifests == before) == (later == "nothing")
+                assert (manifests == before) == (later_change == "nothing")
                 with pytest.raises(InvalidRequest, match="The branch has no snapshot"):
                     undo_job(client, "db.t")
                 with pytest.raises(Conflict, match="replaced"):

@@ -213,8 +213,8 @@ def test_killed_statement_leaves_the_table_intact_and_its_files_are_removed(
 
 
 def snapshots_of(client: IndexClient) -> list[int]:
-    loaded = json.loads(client.load_table("db.t", history=True).metadata)
-    return [snapshot["snapshot-id"] for snapshot in loaded["snapshots"]]
+    metadata = json.loads(client.load_table("db.t", history=True).metadata)
+    return [snapshot["snapshot-id"] for snapshot in metadata["snapshots"]]
 
 
 def paths_at(client: IndexClient, snapshot_id: int) -> list[str]:

@@ -82,8 +82,8 @@ def test_statistics_in_random_histories_are_within_the_error_of_the_sketches(
             actual_counts, live = counts(catalog), count_exactly(client)
             for column, count in enumerate(live, 1):
                 error = 0 if count <= 4096 else 0.05 * count
-                removed = 0 if report.columns_read else 0.25 * max(1, report.rows + len(ever))
-                assert count - error <= actual_counts[column] <= count + error + removed, (
+                removed_share = 0 if report.columns_read else 0.25 * max(1, report.rows + len(ever))
+                assert count - error <= actual_counts[column] <= count + error + removed_share, (
                     step,
                     column,
                     count,
@@ -173,8 +173,8 @@ def test_damaged_or_missing_statistics_are_computed_again(client: IndexClient, s
         append(client, "db.t", rows(range(100)))
         compute_statistics(client, "db.t")
         (path,) = files_of(catalog)
-        whole = path.read_bytes()
-        for content in (b"", whole[:40], whole[:100] + b"\xff" * 8 + whole[108:], None):
+        whole_file = path.read_bytes()
+        for content in (b"", whole_file[:40], whole_file[:100] + b"\xff" * 8 + whole_file[108:], None):
             path.unlink()
             if content is not None:
                 path.write_bytes(content)

@@ -136,13 +136,15 @@ def test_merged_file_has_the_rows_of_its_files(tmp_path: Path, number: int) -> N
         actual = file.read()
     assert actual.cast(expected.schema).equals(expected), seed
     counts = ", ".join(f'count("{name}")' for name in selected_names)
-    counted = duckdb.sql(f"SELECT {counts} FROM '{out}'").fetchall()[0]
-    assert counted == tuple(len(column) - column.null_count for column in expected.columns), seed
+    value_counts = duckdb.sql(f"SELECT {counts} FROM '{out}'").fetchall()[0]
+    assert value_counts == tuple(len(column) - column.null_count for column in expected.columns), seed
     assert duckdb.sql(f"SELECT * FROM '{out}'").to_arrow_table().num_rows == expected.num_rows
     session = datafusion.SessionContext()
     session.register_parquet("t", str(out))
-    read = pa.Table.from_batches(session.sql(f'SELECT "{selected_names[0]}" FROM t').collect())
-    assert sorted(map(repr, read.column(0).to_pylist())) == sorted(map(repr, expected.column(0).to_pylist())), seed
+    actual_table = pa.Table.from_batches(session.sql(f'SELECT "{selected_names[0]}" FROM t').collect())
+    assert sorted(map(repr, actual_table.column(0).to_pylist())) == sorted(map(repr, expected.column(0).to_pylist())), (
+        seed
+    )
     if "long" in selected_names and expected["long"].drop_null():
         first_value = expected["long"].drop_null()[0].as_py()
         matching = sum(value == first_value for value in expected["long"].to_pylist())
@@ -170,17 +172,19 @@ def test_page_indexes_and_bloom_filters_describe_the_copied_chunks(tmp_path: Pat
         )
     out = tmp_path / "out.parquet"
     merge(paths, out, schema)
-    with SourceFile(str(out), Storage()) as merged:
+    with SourceFile(str(out), Storage()) as merged_file:
         for number, path in enumerate(paths):
             with SourceFile(str(path), Storage()) as given_file:
                 for column in range(2):
-                    copied, source_group = merged.footer.groups[number], given_file.footer.groups[0]
+                    copied, source_group = merged_file.footer.groups[number], given_file.footer.groups[0]
                     assert (
-                        merged.column_index(copied, column) == given_file.column_index(source_group, column) is not None
+                        merged_file.column_index(copied, column)
+                        == given_file.column_index(source_group, column)
+                        is not None
                     )
-                    assert merged.bloom(copied, column) == given_file.bloom(source_group, column)
-                    _check_offset_index(merged, number, column)
-                assert merged.bloom(merged.footer.groups[number], 0) is not None
+                    assert merged_file.bloom(copied, column) == given_file.bloom(source_group, column)
+                    _check_offset_index(merged_file, number, column)
+                assert merged_file.bloom(merged_file.footer.groups[number], 0) is not None
     # DuckDB uses the filters: every row group's range contains the value, but only one filter does.
     probe = duckdb.sql(f"SELECT * FROM parquet_bloom_probe('{out}', 'long', 4)").fetchall()
     assert [excluded for *_, excluded in probe].count(False) == 1
@@ -243,7 +247,7 @@ def test_corrupt_files_are_refused_without_an_output_file(tmp_path: Path) -> Non
     write(rng, good, rows)
     data = good.read_bytes()
     length = int.from_bytes(data[-8:-4], "little")
-    refused = 0
+    refused_count = 0
     for number in range(150):
         broken = bytearray(data)
         choice = number % 3
@@ -258,13 +262,13 @@ def test_corrupt_files_are_refused_without_an_output_file(tmp_path: Path) -> Non
         try:
             merge([good, path], out, schema)
         except (Unreadable, ValueError):
-            refused += 1
+            refused_count += 1
             assert not out.exists()
         else:
             assert pq.read_metadata(out).num_rows >= 300
             out.unlink()
         assert path.read_bytes() == broken
-    assert refused > 100
+    assert refused_count > 100
 
 
 def test_overlapping_column_chunks_are_refused(tmp_path: Path) -> None:

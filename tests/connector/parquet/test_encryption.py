@@ -117,35 +117,35 @@ def test_merged_file_has_the_rows_of_its_encrypted_files(tmp_path: Path, number:
     expected = pa.concat_tables(parts).select(selected_names)
     table = pq.read_table(out) if choice is None else encrypted.read(out)
     assert table.cast(expected.schema).equals(expected), seed
-    with SourceFile(str(out), Storage(), keys=keys) as merged:
+    with SourceFile(str(out), Storage(), keys=keys) as merged_file:
         source_files = [SourceFile(str(path), Storage(), keys=keys) for path in paths]
         try:
-            _check_indexes(merged, [(source, group) for source in source_files for group in source.footer.groups])
+            _check_indexes(merged_file, [(source, group) for source in source_files for group in source.footer.groups])
         finally:
             for source in source_files:
                 source.close()
 
 
-def _check_indexes(merged: SourceFile, groups: list[tuple[SourceFile, Any]]) -> None:
+def _check_indexes(merged_file: SourceFile, groups: list[tuple[SourceFile, Any]]) -> None:
     """Check that column indexes and Bloom filters equal the old ones, and offset indexes name the new pages."""
-    for copied, (source, group) in zip(merged.footer.groups, groups, strict=True):
-        columns = [[leaf.names for leaf in source.leaves].index(leaf.names) for leaf in merged.leaves]
+    for copied, (source, group) in zip(merged_file.footer.groups, groups, strict=True):
+        columns = [[leaf.names for leaf in source.leaves].index(leaf.names) for leaf in merged_file.leaves]
         for column, old_column in enumerate(columns):
-            assert merged.column_index(copied, column) == source.column_index(group, old_column)
-            assert merged.bloom(copied, column) == source.bloom(group, old_column)
-            index = merged.offset_index(copied, column)
+            assert merged_file.column_index(copied, column) == source.column_index(group, old_column)
+            assert merged_file.bloom(copied, column) == source.bloom(group, old_column)
+            index = merged_file.offset_index(copied, column)
             assert (index is None) == (source.offset_index(group, old_column) is None)
             if index is None:
                 continue
             results = []
 
             class _CountingOutput:
-                at = 0
+                offset = 0
 
                 def write(self, data: bytes) -> None:
-                    self.at += len(data)
+                    self.offset += len(data)
 
-            results = merged.reencrypt(copied, column, None, _CountingOutput()).pages  # type: ignore[arg-type]
+            results = merged_file.reencrypt(copied, column, None, _CountingOutput()).pages  # type: ignore[arg-type]
             ends = [begin for begin, _, _ in results[1:]] + [int(copied.ends[column])]
             same = [(begin, begin, end - begin) for (begin, _, _), end in zip(results, ends, strict=True)]
             table = reencryption.MovedPages(same).table()
@@ -286,21 +286,21 @@ def _change_bytes(folder: Path, algorithm: str, *, signed: bool, module_bytes: i
     data, keys = good.read_bytes(), encrypted.keys()
     encryption = scheme(good, SIMPLE)
     places = _places(rng, data, module_bytes, footer_bytes)
-    refused = 0
+    refused_count = 0
     for place in places:
-        changed = bytearray(data)
-        changed[place] ^= 1 << rng.randrange(8)
-        broken.write_bytes(changed)
+        changed_data = bytearray(data)
+        changed_data[place] ^= 1 << rng.randrange(8)
+        broken.write_bytes(changed_data)
         try:
             merge([broken], out, SIMPLE, keys=keys, encryption=keys.create_encryption(encryption))
         except (Unreadable, ValueError):
-            refused += 1
+            refused_count += 1
             assert not out.exists(), place
         else:
             assert encrypted.read(out).equals(rows), place
             out.unlink()
-        assert broken.read_bytes() == changed
-    assert refused > 0.95 * len(places)
+        assert broken.read_bytes() == changed_data
+    assert refused_count > 0.95 * len(places)
 
 
 def test_swapped_modules_are_refused(tmp_path: Path) -> None:

@@ -46,14 +46,16 @@ class Model:
         self.ids: dict[int, tuple[int, int]] = {}
         self.used: set[int] = set()
 
-    def check(self, client: SeamarkClient, kept_ids: set[int], changed: set[int], new: set[int], note: str) -> None:
-        """Check that `kept` rows keep everything, `changed` rows their ids, and `new` rows have unused ids."""
+    def check(
+        self, client: SeamarkClient, kept_ids: set[int], changed_numbers: set[int], new: set[int], note: str
+    ) -> None:
+        """Check that `kept` rows keep everything, `changed_numbers` rows their ids, and `new` rows have unused ids."""
         lineage_rows = lineage(client)
-        assert lineage_rows.keys() == self.rows.keys() == kept_ids | changed | new, note
+        assert lineage_rows.keys() == self.rows.keys() == kept_ids | changed_numbers | new, note
         now = sequence(client)
         for id_ in kept_ids:
             assert lineage_rows[id_] == self.ids[id_], f"{note}: row {id_} was only copied"
-        for id_ in changed:
+        for id_ in changed_numbers:
             assert lineage_rows[id_] == (self.ids[id_][0], now), f"{note}: row {id_} was updated"
         for id_ in new:
             row_id, number = lineage_rows[id_]
@@ -63,8 +65,8 @@ class Model:
             self.used.add(row_id)
         self.ids = {one: (row_id or 0, number or 0) for one, (row_id, number) in lineage_rows.items()}
         assert len({row_id for row_id, _ in lineage_rows.values()}) == len(lineage_rows), note
-        read = scan(client, "db.t", COLUMNS).to_arrow().to_pylist()
-        assert {one["id"]: tuple(one.values()) for one in read} == self.rows, note
+        actual_rows = scan(client, "db.t", COLUMNS).to_arrow().to_pylist()
+        assert {one["id"]: tuple(one.values()) for one in actual_rows} == self.rows, note
 
 
 @pytest.mark.parametrize("seed", quick(range(6), 1))
@@ -97,8 +99,8 @@ def test_rows_keep_their_ids_when_they_move_to_other_files(
                 upsert(client, "db.t", rows(*new_rows.values()), keys=["id"], mode=mode)
                 remaining_rows = set(model.rows) - live_numbers
                 model.rows |= new_rows
-                changed = live_numbers if mode == COPY_ON_WRITE else set()
-                model.check(client, remaining_rows, changed, set(new_rows) - changed, f"{note}, {mode}")
+                changed_numbers = live_numbers if mode == COPY_ON_WRITE else set()
+                model.check(client, remaining_rows, changed_numbers, set(new_rows) - changed_numbers, f"{note}, {mode}")
             case "combined":
                 new_rows = {
                     number: (number, lands[number], rng.choice((step - 3, step + 1)), "later")
@@ -152,8 +154,8 @@ def test_files_have_lineage_columns_only_if_rows_need_them(client: IndexClient, 
         create(client, f"t{version}", version=version)
         before = set(server.home.rglob("*.parquet"))
         upsert(client, f"db.t{version}", rows((1, "de", 1, "a"), (2, "de", 1, "b")), keys=["id"], mode=COPY_ON_WRITE)
-        (added,) = set(server.home.rglob("*.parquet")) - before
-        assert pq.read_schema(added).names == list(COLUMNS)
+        (added_path,) = set(server.home.rglob("*.parquet")) - before
+        assert pq.read_schema(added_path).names == list(COLUMNS)
         before = set(server.home.rglob("*.parquet"))
         upsert(client, f"db.t{version}", rows((2, "fr", 2, "B"), (3, "x", 2, "c")), keys=["id"], mode=COPY_ON_WRITE)
         (copied,) = set(server.home.rglob("*.parquet")) - before
@@ -162,8 +164,8 @@ def test_files_have_lineage_columns_only_if_rows_need_them(client: IndexClient, 
         if expected:
             ids = [int(schema.field(one).metadata[b"PARQUET:field_id"]) for one in NAMES]
             assert ids == [2147483540, 2147483539]
-            reported = sorted((value["id"], value["_row_id"]) for value in pq.read_table(copied).to_pylist())
-            assert reported == [(1, 0), (2, 1), (3, None)]
+            row_ids = sorted((value["id"], value["_row_id"]) for value in pq.read_table(copied).to_pylist())
+            assert row_ids == [(1, 0), (2, 1), (3, None)]
 
 
 def test_table_with_a_column_of_a_reserved_name_must_rename_it(client: IndexClient) -> None:

@@ -43,18 +43,20 @@ def test_removal_of_a_file_is_repeated_after_a_concurrent_delete(
     """The removal is refused and repeated on the new snapshot, so that each delete counts rows that existed."""
     create(client, version=version)
     append(client, "db.t", rows((1, "de", 1, "a"), (2, "de", 1, "b")))
-    whole = {"where": "id > 0", "mode": MERGE_ON_READ}
+    options = {"where": "id > 0", "mode": MERGE_ON_READ}
     send, other_answers = IndexClient._request, [1]
 
-    def delete_before_commit(self: IndexClient, method: str, path: str, *arguments: object, **more: object) -> object:
+    def delete_before_commit(
+        self: IndexClient, method: str, path: str, *arguments: object, **options: object
+    ) -> object:
         if path.endswith("/commit") and other_answers:
             other_answers.pop()
             delete(self, "db.t", keys=pa.table({"id": [1]}), mode=MERGE_ON_READ)
-        return send(self, method, path, *arguments, **more)  # type: ignore[arg-type]
+        return send(self, method, path, *arguments, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(IndexClient, "_request", delete_before_commit)
     with pytest.raises(Refused, match="deletes"):
-        delete(client, "db.t", **whole, attempts=1)  # type: ignore[arg-type]
+        delete(client, "db.t", **options, attempts=1)  # type: ignore[arg-type]
     assert read_rows(client) == [(2, "de", 1, "b")]
     append(client, "db.t", rows((1, "de", 3, "A")))
     other_answers.append(1)

@@ -200,8 +200,8 @@ class World:
 
     def spoil(self, *, loses: bool) -> None:
         """Delete a live index file, or change one of its bytes."""
-        listed = [self.client.index(self.name, f"cube{number}").json for number in range(len(self.cubes))]
-        live = [file["location"] for index in listed for file in index["index-files"] if file["state"] == "live"]
+        index_reports = [self.client.index(self.name, f"cube{number}").json for number in range(len(self.cubes))]
+        live = [file["location"] for index in index_reports for file in index["index-files"] if file["state"] == "live"]
         paths = [path for location in live if (path := Path(location.removeprefix("file://"))).exists()]
         if not paths:
             return
@@ -442,8 +442,8 @@ def test_create_refuses_a_cube_that_does_not_pay(server: ServerThread) -> None:
         catalog.create_namespace_if_not_exists("db")
         catalog.create_table("db.distinct_ids", schema=schema).append(pa.table({"id": range(2000)}, schema=schema))
     arguments = ["create", "db.distinct_ids", "--kind", "cube", "--columns", "id", "--measures", "count(*)"]
-    refused = CliRunner().invoke(index, [*arguments, "--url", server.url])
-    assert refused.exit_code == 1
-    assert "2,000 groups for 2,000 rows has 1.0 rows for each group" in refused.output
-    created = CliRunner().invoke(index, [*arguments, "--shrink", "1", "--url", server.url])
-    assert created.exit_code == 0, created.output
+    refusal = CliRunner().invoke(index, [*arguments, "--url", server.url])
+    assert refusal.exit_code == 1
+    assert "2,000 groups for 2,000 rows has 1.0 rows for each group" in refusal.output
+    creation = CliRunner().invoke(index, [*arguments, "--shrink", "1", "--url", server.url])
+    assert creation.exit_code == 0, creation.output

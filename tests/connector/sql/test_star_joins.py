@@ -102,9 +102,9 @@ class StarSchema:
             client.put_index((name, "facts"), f"c{number}", kind="cube", columns=dimensions, measures=measures)
         # Some keys of the facts have no partner, and some keys of the dimensions are null or appear twice.
         self.has_doubled_keys = rng.random() < 0.3
-        more = [2, 1] if self.has_doubled_keys else []
-        self._append("shops", [self._shop(key) for key in [*range(4), None, *more[:1]]], SHOPS)
-        self._append("items", [self._item(key) for key in [*range(5), None, *more[1:]]], ITEMS)
+        doubled_keys = [2, 1] if self.has_doubled_keys else []
+        self._append("shops", [self._shop(key) for key in [*range(4), None, *doubled_keys[:1]]], SHOPS)
+        self._append("items", [self._item(key) for key in [*range(5), None, *doubled_keys[1:]]], ITEMS)
         days = [{"day": DAY + timedelta(n), "month": 1 + n // 15, "week": n // 7} for n in range(28)]
         self._append("days", days, DAYS)
 
@@ -201,20 +201,20 @@ class StarSchema:
         version = " FOR VERSION AS OF 'old'" if self.has_tag and rng.random() < 0.3 else ""
         sources = {alias: f"{self._name}.{JOINED[alias][0]}{version} {alias}" for alias in aliases}
         facts = f"{self._name}.facts{version} f"
-        on = {alias: f"f.{JOINED[alias][1]} = {alias}.{JOINED[alias][1]}" for alias in aliases}
+        join_conditions = {alias: f"f.{JOINED[alias][1]} = {alias}.{JOINED[alias][1]}" for alias in aliases}
         if rng.random() < 0.4:
-            conditions += on.values()
-            listed = [facts, *sources.values()]
-            rng.shuffle(listed)
-            return ", ".join(listed)
+            conditions += join_conditions.values()
+            all_tables = [facts, *sources.values()]
+            rng.shuffle(all_tables)
+            return ", ".join(all_tables)
         text = facts
         if rng.random() < 0.3:
             first = aliases[0]
             word = rng.choice(("JOIN", "LEFT JOIN", "RIGHT JOIN"))
-            text = f"{sources.pop(first)} {word} {facts} ON {on[first]}"
+            text = f"{sources.pop(first)} {word} {facts} ON {join_conditions[first]}"
         for alias, source in sources.items():
             word = rng.choice(("JOIN", "JOIN", "LEFT JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN"))
-            text += f" {word} {source} ON {on[alias]}"
+            text += f" {word} {source} ON {join_conditions[alias]}"
             if word == "LEFT JOIN" and rng.random() < 0.3:
                 text += f" AND {rng.choice(CONDITIONS[alias])}"
         return text

@@ -82,8 +82,10 @@ def test_index_on_lower_or_upper_serves_both_functions(server: ServerThread, ind
             actual = session.sql(f"SELECT id FROM db.people WHERE {where}")
             assert ids_of(actual) == ids, where
             assert actual.explanation.tables[0].files == len(ids), where
-        changed = session.sql("UPDATE db.people SET email = 'x' WHERE lower(email) = 'person.number7@example.com'")
-        assert changed.to_arrow().to_pylist() == [{"rows": 1}]
+        change_report = session.sql(
+            "UPDATE db.people SET email = 'x' WHERE lower(email) = 'person.number7@example.com'"
+        )
+        assert change_report.to_arrow().to_pylist() == [{"rows": 1}]
         assert ids_of(session.sql("SELECT id FROM db.people WHERE upper(email) = 'X'")) == [701]
     shown_seamark_command = seamark_command(
         server.url, "index", "show", "db.people", f"{indexed.partition('(')[0]}_email_bloom"

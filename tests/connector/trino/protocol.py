@@ -103,8 +103,8 @@ async def fake_trino(play: Callable[[str], list[Page]]) -> AsyncIterator[Trino]:
             assert request.transport is not None
             request.transport.abort()
             raise ConnectionResetError
-        about = request.headers
-        base = f"{about['X-Forwarded-Proto']}://{about['X-Forwarded-Host']}{about.get('X-Forwarded-Prefix', '')}"
+        prefix = request.headers.get("X-Forwarded-Prefix", "")
+        base = f"{request.headers['X-Forwarded-Proto']}://{request.headers['X-Forwarded-Host']}{prefix}"
         page |= {"id": f"q{number}", "infoUri": f"{base}/ui/#q{number}"}
         if token + 1 < len(scripts[number]):
             stage = "queued" if page["stats"]["state"] == "QUEUED" else "executing"

@@ -30,8 +30,8 @@ async def connect(
     stack: AsyncExitStack, rig: Rig, source: str = "127.0.0.1", tls: ssl.SSLContext | None = None
 ) -> RawConnection:
     port = int(rig.url.rpartition(":")[2])
-    opened = await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0), ssl=tls)
-    return await stack.enter_async_context(RawConnection(*opened))
+    connection = await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0), ssl=tls)
+    return await stack.enter_async_context(RawConnection(*connection))
 
 
 async def is_answered(wire: RawConnection) -> bool:

@@ -135,8 +135,8 @@ async def test_proxy_adds_only_forwarding_headers() -> None:
         writer.write(b"GET /v1/info HTTP/1.0\r\n\r\n")
         assert (await reader.read()).endswith(b"nothing")
         writer.close()
-        added = {"host", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-port", "x-forwarded-proto"}
-        assert names(trino.requests[0][2]) == added
+        added_headers = {"host", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-port", "x-forwarded-proto"}
+        assert names(trino.requests[0][2]) == added_headers
 
 
 @pytest.mark.parametrize(("method", "status"), [("HEAD", 200), ("DELETE", 204), ("GET", 304), ("GET", 200)])
@@ -173,15 +173,15 @@ async def test_long_headers_of_prepared_statements_are_forwarded() -> None:
 
 
 async def test_large_answer_is_fetched_at_the_speed_of_the_client() -> None:
-    sent = 0
+    sent_bytes = 0
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
-        nonlocal sent
+        nonlocal sent_bytes
         response = web.StreamResponse()
         await response.prepare(request)
         for _ in range(256):
             await response.write(b"x" * MIB)
-            sent += MIB
+            sent_bytes += MIB
         await response.write_eof()
         return response
 
@@ -192,7 +192,7 @@ async def test_large_answer_is_fetched_at_the_speed_of_the_client() -> None:
     ):
         await result.content.readexactly(MIB)
         await asyncio.sleep(0.5)
-        held_bytes = sent - MIB
+        held_bytes = sent_bytes - MIB
         assert held_bytes < 24 * MIB, held_bytes  # Most of the answer is in buffers of sockets.
         size = MIB
         async for chunk in result.content.iter_any():

@@ -75,9 +75,9 @@ def list_original_statements(trino: Trino) -> list[str]:
 
 async def test_client_gets_the_rows_of_the_rewritten_statement() -> None:
     async with run_stage(script_pages(QUEUED, PLANNING, ROWS, ROWS, END)) as (trino, rig):
-        rows, error, reported = await fetch_result(rig)
+        rows, error, plan_header = await fetch_result(rig)
         assert (rows, error) == ([[1], [1]], None)
-        assert reported.startswith("rewritten; scans=1; files=3/100; db.t=3/100; ms=")
+        assert plan_header.startswith("rewritten; scans=1; files=3/100; db.t=3/100; ms=")
         assert trino.requests == [f"SELECT x FROM lake.db.t {VERSION} WHERE x = 1"]
         # The client requests the last page again that the proxy has read, and no page before it.
         assert trino.fetched == [(0, 1), (0, 2), (0, 2), (0, 3), (0, 4)]
@@ -103,10 +103,10 @@ async def test_original_runs_if_the_rewritten_statement_fails(pages: list[Page],
         fake_trino(script_pages(*pages)) as other,
         run_stage(script_pages(*pages), *[other.url] * several) as (trino, rig),
     ):
-        rows, error, reported = await fetch_result(rig)
+        rows, error, plan_header = await fetch_result(rig)
         assert (rows, error) == ([["the original's"]], None)
         name = pages[-1]["error"]["errorName"]
-        assert reported == ("planned" if name == "PERMISSION_DENIED" else f"original; {name}")
+        assert plan_header == ("planned" if name == "PERMISSION_DENIED" else f"original; {name}")
         assert [len(trino.requests), len(other.requests)] == [2, 0]
         assert list_original_statements(trino) == [STATEMENT]
         _, _, counts = await rig.ask("GET", "/seamark/metrics")
@@ -164,10 +164,10 @@ async def test_client_sees_a_coordinator_that_stops_during_the_statement() -> No
 
 async def test_original_is_sent_if_the_coordinator_drops_the_rewritten_statement() -> None:
     async with run_stage(script_pages({"gone": True})) as (_, rig):
-        rows, _, reported = await fetch_result(rig)
+        rows, _, plan_header = await fetch_result(rig)
         assert rows == [["the original's"]]
         # The error depends on whether the kernel still had a part of the request.
-        assert reported in ("original; ServerDisconnectedError", "original; ClientOSError")
+        assert plan_header in ("original; ServerDisconnectedError", "original; ClientOSError")
 
 
 async def test_refused_login_is_passed_to_the_client() -> None:
@@ -210,9 +210,9 @@ async def test_coordinator_prefix_is_removed_from_the_pages_that_the_proxy_reads
     play = script_pages(QUEUED, ROWS, END)
     async with fake_trino(play) as second, run_stage(play, second.url) as (first, rig):
         for _ in range(2):
-            rows, _, reported = await fetch_result(rig)
+            rows, _, plan_header = await fetch_result(rig)
             assert rows == [[1]]
-            assert reported.startswith("rewritten")
+            assert plan_header.startswith("rewritten")
         assert len(first.requests) == len(second.requests) == 1
 
 
@@ -230,8 +230,8 @@ async def test_user_whose_rules_forbid_plans_gets_none_for_a_while() -> None:
         trino.rules = rules_of(table(masks={"x": "1"}))
         for _ in range(FAILURES_MAX):
             assert (await fetch_result(rig, headers={"X-Trino-User": "eve"}))[2] == "planned"
-        reported = (await fetch_result(rig, headers={"X-Trino-User": "eve"}))[2]
-        assert reported.startswith("unchanged; recently, Trino could not read its plans")
+        plan_header = (await fetch_result(rig, headers={"X-Trino-User": "eve"}))[2]
+        assert plan_header.startswith("unchanged; recently, Trino could not read its plans")
         assert len(trino.requests) == 2 * FAILURES_MAX + 1
         assert (await fetch_result(rig, headers={"X-Trino-User": "ada"}))[2] == "planned"
         assert len(trino.requests) == 2 * FAILURES_MAX + 3
@@ -278,8 +278,8 @@ async def test_counts_are_shown_only_if_enabled_and_no_rule_applies(rules: dict[
 async def test_original_runs_if_rules_forbid_the_plan_or_are_unknown(rules: dict[str, Any], pages: list[Page]) -> None:
     async with run_stage(script_pages(*pages)) as (trino, rig):
         trino.rules = rules
-        rows, error, reported = await fetch_result(rig)
-        assert (rows, error, reported) == ([["the original's"]], None, "planned")
+        rows, error, plan_header = await fetch_result(rig)
+        assert (rows, error, plan_header) == ([["the original's"]], None, "planned")
         assert list_original_statements(trino) == [STATEMENT]
         await until(lambda: [number for number, _ in trino.deleted] == [0])
 
@@ -327,8 +327,8 @@ async def test_header_does_not_reveal_that_a_plan_keeps_all_files() -> None:
         fake_seamark(lambda *_: {"plan-snapshot-id": None}) as seamark,
         run_proxy(trino.url, seamark=seamark.url) as rig,
     ):
-        _, _, reported = await fetch_result(rig)
-        assert reported == "planned"
+        _, _, plan_header = await fetch_result(rig)
+        assert plan_header == "planned"
 
 
 # Queries that stay unchanged
@@ -341,9 +341,9 @@ async def test_unchanged_query_is_followed_out_of_the_queue_without_repeated_pag
 ) -> None:
     monkeypatch.setattr("seamark.connector.trino.proxy._QUEUE_S", 30.0)
     async with run_stage(lambda _: [QUEUED, QUEUED, PLANNING, ROWS, END]) as (trino, rig):
-        rows, error, reported = await fetch_result(rig, UNCHANGED_STATEMENT)
+        rows, error, plan_header = await fetch_result(rig, UNCHANGED_STATEMENT)
         assert (rows, error) == ([[1]], None)
-        assert reported == "unchanged; it has no condition that could leave out files"
+        assert plan_header == "unchanged; it has no condition that could leave out files"
         assert trino.fetched == [(0, 1), (0, 2), (0, 3), (0, 4)]
         _, _, body = await rig.ask("POST", "/v1/statement", data=b" with x as (select 1) table x")
         assert json.loads(body)["nextUri"].endswith("/executing/1/slug/3")

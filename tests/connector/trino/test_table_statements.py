@@ -58,11 +58,11 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> Jobs:
 
 
 @asynccontextmanager
-async def run_rig(refused: str = "", **settings: Any) -> AsyncIterator[tuple[Trino, Rig]]:
-    """Yield a coordinator and a proxy. Trino refuses statements that contain the text `refused`."""
+async def run_rig(refused_text: str = "", **settings: Any) -> AsyncIterator[tuple[Trino, Rig]]:
+    """Yield a coordinator and a proxy. Trino refuses statements that contain the text `refused_text`."""
 
     def answer_statement(text: str) -> list[Page]:
-        if refused and refused in text:
+        if refused_text and refused_text in text:
             return [PLANNING, failure_page("PERMISSION_DENIED", f"Access Denied: {text}")]
         return [PLANNING, END]
 
@@ -173,8 +173,8 @@ async def test_one_statement_runs_ten_wait_and_the_next_is_refused(jobs: Jobs) -
     async with run_rig() as (_, rig):
         answers = [await post(rig, MERGE) for _ in range(1 + table_statements.WAITING_MAX)]
         assert len(jobs.ran) == 1
-        refused = await post(rig, MERGE)
-        assert refused["error"]["errorName"] == "QUERY_QUEUE_FULL"
+        refusal = await post(rig, MERGE)
+        assert refusal["error"]["errorName"] == "QUERY_QUEUE_FULL"
         jobs.ends.set()
         ended = [await follow(rig, answer) for answer in answers]
         assert all("data" in one for one in ended)
@@ -209,6 +209,6 @@ async def test_trino_gets_all_statements_if_the_option_is_off(jobs: Jobs) -> Non
 async def test_syntax_errors_and_transactions_are_refused_before_trino_is_asked(jobs: Jobs) -> None:
     async with run_rig() as (trino, rig):
         assert (await post(rig, f"{MERGE} NOW"))["error"]["errorName"] == "SYNTAX_ERROR"
-        refused = await post(rig, MERGE, **{"X-Trino-Transaction-Id": "4711"})
-        assert refused["error"]["errorName"] == "NOT_SUPPORTED"
+        refusal = await post(rig, MERGE, **{"X-Trino-Transaction-Id": "4711"})
+        assert refusal["error"]["errorName"] == "NOT_SUPPORTED"
         assert trino.requests == []

@@ -53,12 +53,12 @@ def rows(*ids: int, land: str | None = "de") -> pa.Table:
 
 def ids_by_land(client: IndexClient, name: str = "db.t") -> dict[str | None, list[int]]:
     """Return the ids that PyIceberg reads, by land."""
-    result: dict[str | None, list[int]] = {}
+    ids_by_partition: dict[str | None, list[int]] = {}
     with catalog_at(client.url) as catalog:
         table: Table = catalog.load_table(name)
         for row in table.scan().to_arrow().sort_by("id").to_pylist():
-            result.setdefault(row["land"], []).append(row["id"])
-    return result
+            ids_by_partition.setdefault(row["land"], []).append(row["id"])
+    return ids_by_partition
 
 
 def test_appended_rows_are_in_the_table_and_its_indexes(client: IndexClient, server: ServerThread) -> None:
@@ -81,17 +81,19 @@ def test_append_with_too_many_index_files_succeeds_with_fewer(
     limit = 40  # Otherwise the client and the server allow a thousand files.
     for where in ("seamark.connector.write.table_writer", "seamark.metaserver.commit.change_requests.change"):
         monkeypatch.setattr(f"{where}.INDEX_FILES_MAX", limit)
-    into = open_destination(client, "db.t")
+    destination = open_destination(client, "db.t")
     tasks = -(-(limit + 1) // len(INDEX_PROPERTIES))
-    written = WrittenFiles.join(write_batches(into.target, [rows(number).to_batches()[0]]) for number in range(tasks))
-    assert len(written.index_files) > limit
-    into.commit(client, written)
+    written_files = WrittenFiles.join(
+        write_batches(destination.target, [rows(number).to_batches()[0]]) for number in range(tasks)
+    )
+    assert len(written_files.index_files) > limit
+    destination.commit(client, written_files)
     assert ids_by_land(client) == {"de": list(range(tasks))}
     puffins = [written_file for written_file in server.written_files() if written_file.suffix == ".puffin"]
     assert len(puffins) == limit, "index files that no commit names are deleted"
-    reported = client.indexes("db.t")
-    assert sum(one.files for one in reported) == limit
-    assert sum(one.lag_files for one in reported) == tasks * len(INDEX_PROPERTIES) - limit
+    index_reports = client.indexes("db.t")
+    assert sum(one.files for one in index_reports) == limit
+    assert sum(one.lag_files for one in index_reports) == tasks * len(INDEX_PROPERTIES) - limit
 
 
 def test_appends_to_the_same_table_all_succeed(client: IndexClient) -> None:
@@ -197,12 +199,12 @@ def test_refused_commit_keeps_files_that_an_earlier_request_may_have_committed(
     producer: tuple[str, int] | None,
 ) -> None:
     """A proxy may answer 503 although it has forwarded the request. A file that is already live may be in use."""
-    left, real = list(answers), IndexClient._request
+    remaining_answers, real = list(answers), IndexClient._request
 
-    def request(self: IndexClient, method: str, path: str, *arguments: Any, **more: Any) -> bytes:
+    def request(self: IndexClient, method: str, path: str, *arguments: Any, **options: Any) -> bytes:
         if not path.endswith("/commit"):
-            return real(self, method, path, *arguments, **more)
-        status, kind = left.pop(0)
+            return real(self, method, path, *arguments, **options)
+        status, kind = remaining_answers.pop(0)
         raise parse_error(status, json.dumps({"error": {"message": "no", "type": kind}}).encode(), "")
 
     monkeypatch.setattr("seamark.connector.client.client.SeamarkClient._request", request)
@@ -227,16 +229,16 @@ def test_conflicting_overwrite_is_refused_and_leaves_no_file(
 
     def overtake(self: CommitClient, table: Any, body: dict[str, Any]) -> dict[str, Any]:
         monkeypatch.setattr(CommitClient, "commit", commit)
-        mine = server.written_files()
+        written_files = server.written_files()
         append(client, "db.t", rows(2))
-        kept_paths.update(server.written_files() - mine)
+        kept_paths.update(server.written_files() - written_files)
         return commit(self, table, body)
 
     before = server.written_files()
     monkeypatch.setattr(CommitClient, "commit", overtake)
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(Refused) as error:
         overwrite(client, "db.t", rows(9), where="land = 'de'")
-    assert caught.value.status == 409
+    assert error.value.status == 409
     assert server.written_files() == before | kept_paths
     assert ids_by_land(client) == {"de": [1, 2]}
 
@@ -287,8 +289,8 @@ def test_append_is_refused_if_another_table_has_taken_the_name(
         return commit(self, table, json.loads(json.dumps(body)))
 
     monkeypatch.setattr(CommitClient, "commit", replace_and_commit)
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(Refused) as error:
         append(client, "db.b", rows(1))
-    assert caught.value.status == 409
+    assert error.value.status == 409
     monkeypatch.setattr(CommitClient, "commit", commit)
     assert ids_by_land(client, "db.b") == {}

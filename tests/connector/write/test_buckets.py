@@ -31,8 +31,8 @@ def ids(keys: list[int], land: str | None = None) -> pa.Table:
 
 
 def load_metadata(client: IndexClient) -> dict[str, Any]:
-    result: dict[str, Any] = json.loads(client.load_table("db.t").metadata)
-    return result
+    metadata: dict[str, Any] = json.loads(client.load_table("db.t").metadata)
+    return metadata
 
 
 def fields(client: IndexClient) -> list[tuple[str, str, int]]:
@@ -173,8 +173,14 @@ def test_resize_changes_one_field_of_the_spec_and_nothing_else(client: IndexClie
         ("p2", "truncate[2]", 1002),
     ]
     after = load_metadata(client)
-    changed = {name for name in after if after[name] != before.get(name)}
-    assert changed <= {"partition-specs", "default-spec-id", "last-partition-id", "last-updated-ms", "metadata-log"}
+    changed_files = {name for name in after if after[name] != before.get(name)}
+    assert changed_files <= {
+        "partition-specs",
+        "default-spec-id",
+        "last-partition-id",
+        "last-updated-ms",
+        "metadata-log",
+    }
     assert read_rows(client) == [(1, "de", None, None), (2, "de", None, None), (3, "de", None, None)]
 
 
@@ -280,8 +286,8 @@ def test_resize_is_repeated_after_a_concurrent_change_of_the_spec(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client, spec=[("bucket[8]", 1)])
-    both = ("p0", "bucket[8]", 1)
-    other_specs = [[both, ("land", "identity", 2)], [("note", "truncate[1]", 4), both]]
+    bucket_spec = ("p0", "bucket[8]", 1)
+    other_specs = [[bucket_spec, ("land", "identity", 2)], [("note", "truncate[1]", 4), bucket_spec]]
     real = buckets._update
 
     def overtake(*arguments: Any) -> Any:
@@ -351,9 +357,9 @@ def test_buckets_command_shows_advises_and_resizes(client: IndexClient) -> None:
     assert (code, "id: 8 buckets from now on, as before" in text) == (0, True), text
     assert "4 files (" in seamark(client, "db.t")[1]
     _, text = seamark(client, "db.t", "--json")
-    (reported,) = json.loads(text[text.index("\n[\n") :])  # Logs are part of the output.
-    assert (reported["buckets"], reported["advice"], len(reported["sizes"]), reported["shared-files"]) == (8, 8, 8, 4)
-    assert sum(one["rows"] for one in reported["sizes"]) == 1000
+    (report,) = json.loads(text[text.index("\n[\n") :])  # Logs are part of the output.
+    assert (report["buckets"], report["advice"], len(report["sizes"]), report["shared-files"]) == (8, 8, 8, 4)
+    assert sum(one["rows"] for one in report["sizes"]) == 1000
 
 
 def test_buckets_command_reports_each_error_in_one_line(client: IndexClient) -> None:

@@ -77,9 +77,9 @@ class Writers:
             self.stop.set()  # A failed writer stops the others, too.
         return count
 
-    def wait_for(self, more: int) -> None:
-        """Wait until `more` further steps are committed."""
-        until = len(self.committed_steps) + more
+    def wait_for(self, count: int) -> None:
+        """Wait until `count` further steps are committed."""
+        until = len(self.committed_steps) + count
         for _ in range(6000):
             if len(self.committed_steps) >= until or self.stop.is_set():
                 return
@@ -148,14 +148,16 @@ def judge_rows(client: IndexClient, committed_steps: Mapping[int, CommittedStep]
     model: dict[int, dict[str, Any]] = {}
     remaining_steps = dict(committed_steps)
     with catalog_at(client.url) as catalog:
-        theirs = catalog.load_table("db.t")
+        pyiceberg_table = catalog.load_table("db.t")
         for snapshot in snapshots(client):
             number = int(snapshot["summary"]["step"])
             model = remaining_steps.pop(number).step.on(model)
             expected, message = model_rows(model), f"{note}, after step {number}"
             assert read_rows(client, "db.t", At(snapshot_id=snapshot["snapshot-id"])) == expected, message
             if version == 2:  # PyIceberg reads the deletes of version 2.
-                actual = theirs.scan(snapshot_id=snapshot["snapshot-id"]).to_arrow().select(COLUMNS).sort_by("id")
+                actual = (
+                    pyiceberg_table.scan(snapshot_id=snapshot["snapshot-id"]).to_arrow().select(COLUMNS).sort_by("id")
+                )
                 assert [tuple(values.values()) for values in actual.to_pylist()] == expected, message
     assert remaining_steps == {}, f"{note}: these steps are lost"
 
@@ -167,9 +169,9 @@ def judge_files(client: IndexClient, committed_steps: Mapping[int, CommittedStep
     counts = dict(enumerate((8, *DOUBLINGS)))
     of_spec = dict.fromkeys(counts, 0)
     for snapshot in snapshots(client):
-        added = client.files("db.t", content="data", at=At(snapshot_id=snapshot["snapshot-id"])).to_pylist()
+        added_files = client.files("db.t", content="data", at=At(snapshot_id=snapshot["snapshot-id"])).to_pylist()
         step = committed_steps[int(snapshot["summary"]["step"])]
-        for file in (file for file in added if file["snapshot_id"] == snapshot["snapshot-id"]):
+        for file in (file for file in added_files if file["snapshot_id"] == snapshot["snapshot-id"]):
             assert step.specs[0] <= file["spec_id"] <= step.specs[1], f"{note}, step {step}: {file}"
             (number,) = json.loads(file["partition"]).values()
             keys = pq.read_table(file["file_path"].removeprefix("file://"), columns=["id"], partitioning=None)

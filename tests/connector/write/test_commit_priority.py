@@ -70,8 +70,8 @@ def test_concurrent_equality_upserts_of_other_keys_are_no_conflict(
     create_filled(client, version, spec, properties=BY_ID if indexed else {})
     other_rows = rows(*((key, "theirs", 1) for key in range(0, 200, 2)))
     meanwhile(monkeypatch, lambda: upsert(client, "db.t", other_rows, keys=["id"], strategy=EQUALITY))
-    ours = rows(*((key, "ours", 1) for key in range(31, 171, 14)))
-    report = upsert(client, "db.t", ours, keys=["id"], mode="merge-on-read")
+    own_rows = rows(*((key, "ours", 1) for key in range(31, 171, 14)))
+    report = upsert(client, "db.t", own_rows, keys=["id"], mode="merge-on-read")
     assert (report.attempts, report.updated) == (1, 10)
     expected = {key: "theirs" if key % 2 == 0 else "old" for key in range(200)}
     assert lands(client) == expected | dict.fromkeys(range(31, 171, 14), "ours")
@@ -107,8 +107,8 @@ def test_concurrent_equality_change_of_the_same_key_is_a_conflict(
 def test_key_of_several_columns_is_compared_as_a_whole(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
     create(client)
     append(client, "db.t", rows((1, "a"), (1, "c"), (2, "b")))
-    theirs = rows((1, "c", 1), (2, "a", 1))
-    meanwhile(monkeypatch, lambda: upsert(client, "db.t", theirs, keys=["id", "land"], strategy=EQUALITY))
+    other_rows = rows((1, "c", 1), (2, "a", 1))
+    meanwhile(monkeypatch, lambda: upsert(client, "db.t", other_rows, keys=["id", "land"], strategy=EQUALITY))
     report = upsert(client, "db.t", rows((1, "a", 5)), keys=["id", "land"], mode="merge-on-read")
     assert (report.attempts, report.updated) == (1, 1)
     values = scan(client, "db.t", ["id", "land", "ts"]).to_arrow().to_pylist()
@@ -133,8 +133,8 @@ def test_upsert_with_several_conflicts_gets_priority_over_a_stream_of_upserts(
     create_filled(client, 3, spec)
     with stream(client.url, list(range(0, 200, 2))) as stream_commits:
         for number in range(3):
-            ours = rows(*((key, f"ours{number}") for key in range(31, 171, 14)))
-            report = upsert(client, "db.t", ours, keys=["id"], mode=mode)
+            own_rows = rows(*((key, f"ours{number}") for key in range(31, 171, 14)))
+            report = upsert(client, "db.t", own_rows, keys=["id"], mode=mode)
             # An idle machine needs 2 to 4 of the 50 attempts. A busy one gets its priority later.
             assert report.attempts <= 25
     lands_by_id = lands(client)

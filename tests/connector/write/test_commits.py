@@ -38,7 +38,7 @@ def test_refused_commit_raises_an_error_of_its_kind(server: ServerThread, lake: 
         client.commit("db.t", {})
     with pytest.raises(NoSuchResource):
         client.commit("db.none", {"add": [lake.data([(1, 0, "a")])]})
-    with pytest.raises(Refused, match="no longer in the table") as refused:
+    with pytest.raises(Refused, match="no longer in the table") as error:
         client.commit("db.t", {"remove": [{"file-path": "file:///x"}], "read-snapshot-id": None})
-    assert (refused.value.status, refused.value.kind) == (409, "CommitFailedException")
+    assert (error.value.status, error.value.kind) == (409, "CommitFailedException")
     client.client.close()

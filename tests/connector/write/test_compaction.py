@@ -141,12 +141,12 @@ def test_concurrent_change_of_a_file_discards_only_its_batch(
         calls: list[int] = []
 
         def write_and_change(*arguments: Any) -> Any:
-            written = write(*arguments)
+            written_files = write(*arguments)
             calls.append(1)
             if len(calls) == 2:
                 delete(client, "db.t", keys=pa.table({"id": list(range(54))}))
                 upsert(client, "db.t", rows([100, 101, 102]), keys=["id"])
-            return written
+            return written_files
 
         monkeypatch.setattr(compaction, "rewrite_rows", write_and_change)
         report = compact(client, "db.t")
@@ -212,10 +212,10 @@ def test_random_histories_with_compactions_keep_the_rows(
     numbers = iter(range(10_000))
 
     def write_and_change(*arguments: Any) -> Any:
-        written = write(*arguments)
+        written_files = write(*arguments)
         if rng.random() < 0.5:
             change(next(numbers))
-        return written
+        return written_files
 
     monkeypatch.setattr(compaction, "rewrite_rows", write_and_change)
     monkeypatch.setattr(compaction, "BATCH_FILES", rng.choice([3, 7, 2000]))
@@ -281,15 +281,15 @@ def test_rows_that_are_deleted_during_a_compaction_stay_deleted(
     write, open_again = compaction.rewrite_rows, open_table
 
     def write_meddled(*arguments: Any) -> Any:
-        written = write(*arguments)
+        written_files = write(*arguments)
         change()
-        return written
+        return written_files
 
     def open_meddled(*given: Any, **options: Any) -> Any:
-        opened = open_again(*given, **options)
+        reopened_table = open_again(*given, **options)
         if rng.random() < 0.4:
             change()
-        return opened
+        return reopened_table
 
     monkeypatch.setattr(compaction, "rewrite_rows", write_meddled)
     monkeypatch.setattr(replacements, "open_table", open_meddled)
@@ -334,9 +334,9 @@ def test_rows_that_a_rollback_restores_discard_the_batch(
         write = compaction.rewrite_rows
 
         def write_and_roll_back(*arguments: Any) -> Any:
-            written = write(*arguments)
+            written_files = write(*arguments)
             post(client, {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": snapshot})
-            return written
+            return written_files
 
         disk = set(server.home.rglob("*.parquet"))
         with monkeypatch.context() as context:
@@ -389,10 +389,10 @@ def test_upgrade_during_a_compaction_is_a_conflict(
         write = compaction.rewrite_rows
 
         def write_and_upgrade(*arguments: Any) -> Any:
-            written = write(*arguments)
+            written_files = write(*arguments)
             post(client, {"action": "upgrade-format-version", "format-version": 3})
             upsert(client, "db.t", rows([100]), keys=["id"])
-            return written
+            return written_files
 
         with monkeypatch.context() as context:
             context.setattr(compaction, "rewrite_rows", write_and_upgrade)
@@ -467,13 +467,13 @@ def test_files_with_uuids_in_nested_columns_are_merged(client: IndexClient) -> N
     ]
     create_table(client, fields=fields)
     kinds = [pa.struct([("u", pa.binary(16))]), pa.list_(pa.binary(16)), pa.map_(pa.string(), pa.binary(16))]
-    written = []
+    written_files = []
     for number in range(2):
         key = bytes([number] * 16)
         rows_of = [{"one": {"u": key}, "many": [key, None], "named": [("a", key)]}, dict.fromkeys(uuids)]
         append(client, "db.t", pa.Table.from_pylist(rows_of, pa.schema(list(zip(uuids, kinds, strict=True)))))
-        written += rows_of
+        written_files += rows_of
     report = compact(client, "db.t", policy=CompactionPolicy(1 << 20, 2))
     assert (report.files_before, report.files_after) == (2, 1)
     values = scan(client, "db.t").to_arrow().to_pylist()
-    assert sorted(map(repr, values)) == sorted(map(repr, written))
+    assert sorted(map(repr, values)) == sorted(map(repr, written_files))

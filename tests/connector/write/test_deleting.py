@@ -78,10 +78,10 @@ def test_encoded_vector_matches_the_specification(positions: list[int]) -> None:
     assert struct.unpack(">I", blob[:4])[0] == len(blob) - 8
     assert blob[4:8].hex() == "d1d33964"
     assert struct.unpack(">I", blob[-4:])[0] == zlib.crc32(blob[4:-4])
-    whole = pyroaring.BitMap64.deserialize(blob[8:-4])
-    assert list(whole) == distinct
-    whole.run_optimize()
-    assert blob[8:-4] == whole.serialize(), "keys ascend, and bitmaps are portable"
+    bitmap = pyroaring.BitMap64.deserialize(blob[8:-4])
+    assert list(bitmap) == distinct
+    bitmap.run_optimize()
+    assert blob[8:-4] == bitmap.serialize(), "keys ascend, and bitmaps are portable"
 
 
 def test_pyiceberg_reads_the_vectors_of_a_puffin_file(tmp_path: Path) -> None:
@@ -92,16 +92,16 @@ def test_pyiceberg_reads_the_vectors_of_a_puffin_file(tmp_path: Path) -> None:
         "file:///none": [],
     }
     rows = [DeletedRows(path, 0, [], longs(*positions)) for path, positions in positions_by_file.items()]
-    written = write_deletes(target(metadata), rows, Deletes(Storage(), metadata))
-    assert written.removed == ()
+    written_files = write_deletes(target(metadata), rows, Deletes(Storage(), metadata))
+    assert written_files.removed == ()
     (puffin,) = files_in(tmp_path)
-    read = {
+    read_columns = {
         deletion_vector.referenced_data_file: deletion_vector.to_vector()
         for deletion_vector in deletion_vectors_from_puffin_file(PuffinFile(puffin.read_bytes()))
     }
     expected = {path: sorted(set(positions)) for path, positions in positions_by_file.items() if positions}
-    assert {path: column.to_pylist() for path, column in read.items()} == expected
-    for file in written.files:
+    assert {path: column.to_pylist() for path, column in read_columns.items()} == expected
+    for file in written_files.files:
         content_file = decode_content_file(file, metadata)
         assert content_file.file_size_in_bytes == puffin.stat().st_size
         assert content_file.referenced_data_file is not None
@@ -113,20 +113,20 @@ def test_new_vector_includes_earlier_deletes_and_names_what_it_replaces(tmp_path
     older, metadata = table(tmp_path, SCHEMA, version=2), table(tmp_path, SCHEMA)
     reader = Deletes(Storage(), metadata)
     a, b, c = "file:///a.parquet", "file:///b.parquet", "file:///c.parquet"
-    both = write_deletes(target(older), [DeletedRows(one, 0, [], longs(7)) for one in (a, b)], reader).files
-    own = write_deletes(target(older), [DeletedRows(b, 0, [], longs(8))], reader).files
+    position_deletes = write_deletes(target(older), [DeletedRows(one, 0, [], longs(7)) for one in (a, b)], reader).files
+    written_deletes = write_deletes(target(older), [DeletedRows(b, 0, [], longs(8))], reader).files
     first = write_deletes(target(metadata), [DeletedRows(c, 0, [], longs(1, 2))], reader).files
     keys = write_equality_deletes(target(metadata), pa.table({"id": [9]}), ["id"]).files
     rows = [
-        DeletedRows(a, 0, [], longs(0), [*both, *keys]),
-        DeletedRows(b, 0, [], longs(0), [*both, *own]),
+        DeletedRows(a, 0, [], longs(0), [*position_deletes, *keys]),
+        DeletedRows(b, 0, [], longs(0), [*position_deletes, *written_deletes]),
         DeletedRows(c, 0, [], longs(2, 3), first),
     ]
-    written = write_deletes(target(metadata), rows, reader)
-    actual = {file["referenced-data-file"]: rows_of(file, file["referenced-data-file"]) for file in written.files}
+    written_files = write_deletes(target(metadata), rows, reader)
+    actual = {file["referenced-data-file"]: rows_of(file, file["referenced-data-file"]) for file in written_files.files}
     assert actual == {a: [0, 7], b: [0, 7, 8], c: [1, 2, 3]}
-    assert list(written.removed) == [
-        {"file-path": own[0]["file-path"]},
+    assert list(written_files.removed) == [
+        {"file-path": written_deletes[0]["file-path"]},
         {"file-path": first[0]["file-path"], "content-offset": first[0]["content-offset"]},
     ]
 
@@ -141,8 +141,8 @@ def test_new_vector_includes_a_delete_file_with_repeated_positions(tmp_path: Pat
     rows = pq.read_table(path_of(file))
     pq.write_table(pa.concat_tables([rows.slice(0, 1), rows]), path_of(file))  # The positions are 1, 1, 3.
     assert reader.load(path, [file]).positions.tolist() == [1, 3]
-    written = write_deletes(target(metadata), [DeletedRows(path, 0, [], longs(2), [file])], reader)
-    (vector,) = written.files
+    written_files = write_deletes(target(metadata), [DeletedRows(path, 0, [], longs(2), [file])], reader)
+    (vector,) = written_files.files
     assert rows_of(vector, path) == [1, 2, 3]
 
 
@@ -183,20 +183,20 @@ def test_position_deletes_are_sorted_and_have_bounds(tmp_path: Path, by_file: bo
     long = "file:///" + "x" * 5000
     partitions = [("file:///b", ["de"]), ("file:///a", ["de"]), ("file:///c", [None]), (long, ["fr"])]
     rows = [DeletedRows(path, 0, where, longs(5, 1, 5, 2**40)) for path, where in partitions]
-    written = write_deletes(target(metadata), rows, Deletes(Storage(), metadata))
-    assert len(written.files) == (4 if by_file else 3)
+    written_delete = write_deletes(target(metadata), rows, Deletes(Storage(), metadata))
+    assert len(written_delete.files) == (4 if by_file else 3)
     written_files = []
-    for file in written.files:
+    for file in written_delete.files:
         decode_content_file(file, metadata)
-        with pq.ParquetFile(path_of(file)) as opened:
-            assert [opened.schema_arrow.field(n).name for n in (0, 1)] == ["file_path", "pos"]
-            assert [int(opened.schema_arrow.field(n).metadata[b"PARQUET:field_id"]) for n in (0, 1)] == [
+        with pq.ParquetFile(path_of(file)) as parquet_file:
+            assert [parquet_file.schema_arrow.field(n).name for n in (0, 1)] == ["file_path", "pos"]
+            assert [int(parquet_file.schema_arrow.field(n).metadata[b"PARQUET:field_id"]) for n in (0, 1)] == [
                 2147483546,
                 2147483545,
             ]
-            assert opened.metadata.row_group(0).column(0).compression == "GZIP"
-            assert opened.metadata.metadata[b"delete-type"] == b"position"
-            rows_in = opened.read().to_pydict()
+            assert parquet_file.metadata.row_group(0).column(0).compression == "GZIP"
+            assert parquet_file.metadata.metadata[b"delete-type"] == b"position"
+            rows_in = parquet_file.read().to_pydict()
         paths = sorted(set(rows_in["file_path"]))
         pairs = list(zip(rows_in["file_path"], rows_in["pos"], strict=True))
         assert pairs == [(path, position) for path in paths for position in (1, 5, 2**40)]
@@ -211,18 +211,18 @@ def test_position_deletes_are_sorted_and_have_bounds(tmp_path: Path, by_file: bo
 
 def test_equality_deletes_are_written_to_the_partitions_of_their_keys(tmp_path: Path) -> None:
     metadata = table(tmp_path, SCHEMA, spec=spec(("identity", 2), ("bucket[2]", 1)))
-    to = target(metadata)
+    write_target = target(metadata)
     keys = pa.table({"land": ["de", "fr", None, "de"], "id": [1, 1, None, 7], "ratio": [0.0] * 4})
-    written = write_equality_deletes(to, keys, ["id", "land"])
+    written_files = write_equality_deletes(write_target, keys, ["id", "land"])
     held_rows = []
-    for file in written.files:
+    for file in written_files.files:
         assert decode_content_file(file, metadata).equality_ids == (1, 2)
-        with pq.ParquetFile(path_of(file)) as opened:
-            rows = opened.read().to_pylist()
+        with pq.ParquetFile(path_of(file)) as parquet_file:
+            rows = parquet_file.read().to_pylist()
         assert {row["land"] for row in rows} == {file["partition"][0]}
         held_rows.extend(rows)
     assert sorted(held_rows, key=str) == sorted(keys.select(["id", "land"]).to_pylist(), key=str)
-    everywhere = write_equality_deletes(to, keys, ["id"], spec=UNPARTITIONED)
+    everywhere = write_equality_deletes(write_target, keys, ["id"], spec=UNPARTITIONED)
     assert [file["partition"] for file in everywhere.files] == [[]]
     assert everywhere.files[0]["record-count"] == 4
 
@@ -254,12 +254,12 @@ def test_each_format_version_has_its_own_kind_of_deletes(tmp_path: Path) -> None
     for version, form in ((2, "PARQUET"), (3, "PUFFIN")):
         metadata, reader = table_and_deletes(version)
         assert write_deletes(target(metadata), row, reader).files[0]["file-format"] == form
-    for refused in (
+    for refused_deletes in (
         lambda to: write_deletes(to, row, table_and_deletes(1)[1]),
         lambda to: write_equality_deletes(to, pa.table({"id": [1]}), ["id"]),
     ):
         with pytest.raises(Unwritable, match="version 1"):
-            refused(target(table_and_deletes(1)[0]))
+            refused_deletes(target(table_and_deletes(1)[0]))
 
 
 def test_negative_and_repeated_positions_are_refused(tmp_path: Path) -> None:
@@ -273,12 +273,12 @@ def test_negative_and_repeated_positions_are_refused(tmp_path: Path) -> None:
 
 def test_seamarks_reader_leaves_out_deleted_rows(tmp_path: Path) -> None:
     metadata = table(tmp_path, SCHEMA)
-    to, reader = target(metadata), Deletes(Storage(), metadata)
-    (file,) = write_batches(to, pa.table({"id": list(range(10))}).to_batches()).files
+    write_target, reader = target(metadata), Deletes(Storage(), metadata)
+    (file,) = write_batches(write_target, pa.table({"id": list(range(10))}).to_batches()).files
     path = file["file-path"]
     deletes: tuple[dict[str, Any], ...] = ()
     for removed_ids in ((3, 4), (4, 9), (0,)):
-        deletes = write_deletes(to, [DeletedRows(path, 0, [], longs(*removed_ids), deletes)], reader).files
+        deletes = write_deletes(write_target, [DeletedRows(path, 0, [], longs(*removed_ids), deletes)], reader).files
     mask = reader.load(path, deletes).by_position(0, 10)
     assert mask is not None
     assert np.flatnonzero(~mask).tolist() == [1, 2, 5, 6, 7, 8]
@@ -312,9 +312,9 @@ def test_data_file_is_kept_if_its_remaining_rows_are_unknown(tmp_path: Path) -> 
     metadata = table(tmp_path, SCHEMA)
     new_target, reader, a = target(metadata), Deletes(Storage(), metadata), "file:///a.parquet"
     by_key = write_equality_deletes(new_target, pa.table({"id": [1]}), ["id"]).files
-    (written,) = write_deletes(new_target, [DeletedRows(a, 0, [], longs(0, 1), by_key, 3)], reader).files
-    assert rows_of(written, a) == [0, 1]
-    second_deletes = write_deletes(new_target, [DeletedRows(a, 0, [], longs(0, 1), [written], 4)], reader)
+    (written_files,) = write_deletes(new_target, [DeletedRows(a, 0, [], longs(0, 1), by_key, 3)], reader).files
+    assert rows_of(written_files, a) == [0, 1]
+    second_deletes = write_deletes(new_target, [DeletedRows(a, 0, [], longs(0, 1), [written_files], 4)], reader)
     assert second_deletes == WrittenDeletes()
     unknown = write_deletes(new_target, [DeletedRows(a, 0, [], longs(0, 1, 2))], reader)
     assert (len(unknown.files), unknown.removed) == (1, ())

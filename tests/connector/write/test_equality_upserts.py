@@ -231,12 +231,12 @@ def test_equality_upsert_replaces_rows_that_a_concurrent_compaction_moved(
     def compact() -> None:
         """Split the buckets as a table service does."""
         resize(client, "db.t", buckets=4)
-        opened = open_table(client, "db.t", CURRENT)
+        opened_table = open_table(client, "db.t", CURRENT)
         stored_rows = scan(client, "db.t").to_arrow()
-        written = write_batches(target_of(opened.metadata, opened.storage), stored_rows.to_batches())
-        removed = [{"file-path": task.path} for task in plan(client, opened)]
-        body = {"operation": "replace", "add": list(written.files), "remove": removed}
-        commit(client, "db.t", {**body, "read-snapshot-id": opened.snapshot_id}, lambda: None)
+        written_files = write_batches(target_of(opened_table.metadata, opened_table.storage), stored_rows.to_batches())
+        removed_files = [{"file-path": task.path} for task in plan(client, opened_table)]
+        body = {"operation": "replace", "add": list(written_files.files), "remove": removed_files}
+        commit(client, "db.t", {**body, "read-snapshot-id": opened_table.snapshot_id}, lambda: None)
 
     meanwhile(monkeypatch, compact)
     report = upsert(client, "db.t", rows((1, "new"), (2, "new")), keys=["id"], strategy=EQUALITY)
@@ -310,17 +310,19 @@ def run_steps(client: IndexClient, seed: int, shape: Shape, count: int, *, write
         }
     clients = [IndexClient(client.url) for _ in range(writers)]
     with ThreadPoolExecutor(writers + 1) as pool:
-        for turn in range(turns):
-            mine = [value for value in steps_by_number.values() if value.number * turns // count == turn]
-            for start in range(0, len(mine), writers):
-                at_once = zip(mine[start : start + writers], clients, strict=False)
-                futures = [pool.submit(step.take, own, "db.t") for step, own in at_once]
-                if turn and not start:
-                    pool.submit(evolve, client, "t", *shape.specs[turn], turn).result(60)
-                for step, future in zip(mine[start:], futures, strict=False):
+        for round_number in range(turns):
+            worker_steps = [
+                value for value in steps_by_number.values() if value.number * turns // count == round_number
+            ]
+            for start in range(0, len(worker_steps), writers):
+                at_once = zip(worker_steps[start : start + writers], clients, strict=False)
+                futures = [pool.submit(step.take, own_client, "db.t") for step, own_client in at_once]
+                if round_number and not start:
+                    pool.submit(evolve, client, "t", *shape.specs[round_number], round_number).result(60)
+                for step, future in zip(worker_steps[start:], futures, strict=False):
                     assert future.exception(120) is None, f"{note}, {step}: {future.exception()!r}"
-    for own in clients:
-        own.close()
+    for own_client in clients:
+        own_client.close()
     judge(client, "t", steps_by_number, note, version=3, every=every, writers=writers)
 
 

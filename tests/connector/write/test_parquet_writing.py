@@ -58,18 +58,20 @@ def random_rows(seed: int, count: int, nulls: float = 0.2) -> pa.Table:
 
 
 def write_data_file(
-    rows: pa.Table, to: WriteTarget, location: str, *, row_group_rows: int | None = None
+    rows: pa.Table, write_target: WriteTarget, location: str, *, row_group_rows: int | None = None
 ) -> dict[str, Any]:
     """Write one unpartitioned data file and return its ContentFile."""
-    written_table = pa.Table.from_batches([conform(one, to.schema, to.arrow) for one in rows.to_batches()], to.arrow)
-    if to.ordering is not None:
-        written_table = to.ordering.sort(written_table)
-    writer = open_data_file_writer(to, location)
+    written_table = pa.Table.from_batches(
+        [conform(one, write_target.schema, write_target.arrow) for one in rows.to_batches()], write_target.arrow
+    )
+    if write_target.ordering is not None:
+        written_table = write_target.ordering.sort(written_table)
+    writer = open_data_file_writer(write_target, location)
     try:
         step = row_group_rows or max(1, written_table.num_rows)
         for start in range(0, written_table.num_rows, step):
             writer.write(written_table.slice(start, step))
-        return finish_data_file(writer, to, ())
+        return finish_data_file(writer, write_target, ())
     except BaseException:
         writer.abort()
         raise
@@ -77,24 +79,27 @@ def write_data_file(
 
 def write(folder: Path, rows: pa.Table, schema: Schema = EVERY_TYPE, **arguments: Any) -> tuple[dict[str, Any], Any]:
     metadata = table(folder, schema, **arguments)
-    to = target(metadata)
-    return write_data_file(rows, to, to.generate_location(()), row_group_rows=7), metadata
+    write_target = target(metadata)
+    return write_data_file(rows, write_target, write_target.generate_location(()), row_group_rows=7), metadata
 
 
 @pytest.mark.parametrize(("seed", "count"), [(0, 0), (1, 1), (2, 7), (3, 100)])
 def test_pyiceberg_reads_the_written_values(tmp_path: Path, seed: int, count: int) -> None:
     rows = random_rows(seed, count)
     file, metadata = write(tmp_path, rows)
-    read = read_by_pyiceberg(metadata, [file])
-    assert read.num_rows == count
+    actual_table = read_by_pyiceberg(metadata, [file])
+    assert actual_table.num_rows == count
     for place, kind in enumerate(KINDS):
         name = f"c{place} {kind}"
-        assert typed.are_all_same(typed.to_plain(kind, read[name]), typed.to_plain(kind, rows[name])), (seed, kind)
+        assert typed.are_all_same(typed.to_plain(kind, actual_table[name]), typed.to_plain(kind, rows[name])), (
+            seed,
+            kind,
+        )
     for name in ("st", "list", "lists"):
-        assert read[name].to_pylist() == rows[name].to_pylist(), (seed, name)
+        assert actual_table[name].to_pylist() == rows[name].to_pylist(), (seed, name)
     # PyIceberg reads a null map with struct values as an empty map.
-    assert read["map"].to_pylist() == [value or [] for value in rows["map"].to_pylist()]
-    assert str(read["deep"].to_pylist()) == str(rows["deep"].to_pylist()), seed
+    assert actual_table["map"].to_pylist() == [value or [] for value in rows["map"].to_pylist()]
+    assert str(actual_table["deep"].to_pylist()) == str(rows["deep"].to_pylist()), seed
 
 
 def test_duckdb_reads_the_written_values(tmp_path: Path) -> None:
@@ -103,20 +108,20 @@ def test_duckdb_reads_the_written_values(tmp_path: Path) -> None:
     path = file["file-path"].removeprefix("file://")
     with duckdb.connect() as connection:
         connection.execute("SET TimeZone = 'UTC'")
-        read = connection.sql(f"SELECT * FROM '{path}'").to_arrow_table()
+        actual_table = connection.sql(f"SELECT * FROM '{path}'").to_arrow_table()
     for place, kind in enumerate(KINDS):
         name = file_name_of(f"c{place} {kind}")
-        mine, theirs = typed.to_plain(kind, rows.column(place)), read[name]
+        written_values, read_values = typed.to_plain(kind, rows.column(place)), actual_table[name]
         if kind == "uuid":
-            values = theirs.to_pylist()
-            assert [None if value is None else UUID(str(value)).bytes for value in values] == mine
+            values = read_values.to_pylist()
+            assert [None if value is None else UUID(str(value)).bytes for value in values] == written_values
         elif kind == "timestamptz_ns":  # DuckDB 1.5 reads microseconds, and the last value as infinity.
-            micros = typed.to_plain("timestamptz", theirs)
-            for actual, nanos in zip(micros, mine, strict=True):
+            micros = typed.to_plain("timestamptz", read_values)
+            for actual, nanos in zip(micros, written_values, strict=True):
                 assert actual == nanos or abs(actual * 1000 - nanos) < 1000, kind
         else:
-            assert typed.are_all_same(typed.to_plain(kind, theirs), mine), kind
-    assert read["list"].to_pylist() == rows["list"].to_pylist()
+            assert typed.are_all_same(typed.to_plain(kind, read_values), written_values), kind
+    assert actual_table["list"].to_pylist() == rows["list"].to_pylist()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -159,7 +164,7 @@ def test_pyiceberg_prunes_no_file_that_has_the_value(tmp_path: Path, kind: str) 
     for seed in range(8):
         values = typed.column(random.Random(seed), kind, 5, 0.3)
         file, metadata = write(tmp_path, pa.table({"c": typed.array(kind, values)}), schema)
-        theirs = their_metadata(metadata).schema()
+        expected_schema = their_metadata(metadata).schema()
         for value in values:
             if kind == "float" and value in (float("inf"), float("-inf")):
                 continue  # PyIceberg accepts no infinite float.
@@ -171,7 +176,7 @@ def test_pyiceberg_prunes_no_file_that_has_the_value(tmp_path: Path, kind: str) 
                 literal = _literal(kind, value)
                 predicates = [EqualTo("c", literal), GreaterThanOrEqual("c", literal), LessThanOrEqual("c", literal)]
             for predicate in predicates:
-                assert _InclusiveMetricsEvaluator(theirs, predicate).eval(their_file(file)), (seed, predicate)
+                assert _InclusiveMetricsEvaluator(expected_schema, predicate).eval(their_file(file)), (seed, predicate)
 
 
 def _literal(kind: str, value: Any) -> Any:
@@ -191,20 +196,20 @@ def test_metrics_equal_those_of_pyicebergs_writer(tmp_path: Path) -> None:
     kept_fields = [field for field in EVERY_TYPE.fields if field.id < 30 and not field.name.endswith(("uuid", "_ns"))]
     rows = random_rows(5, 60).select([field.name for field in kept_fields])
     file, metadata = write(tmp_path, rows, Schema(tuple(kept_fields)))
-    theirs = sanitize_column_names(their_metadata(metadata).schema())
+    expected_schema = sanitize_column_names(their_metadata(metadata).schema())
     expected_statistics = data_file_statistics_from_parquet_metadata(
         pq.read_metadata(file["file-path"].removeprefix("file://")),
-        compute_statistics_plan(theirs, {}),
-        parquet_path_to_id_mapping(theirs),
+        compute_statistics_plan(expected_schema, {}),
+        parquet_path_to_id_mapping(expected_schema),
     ).to_serialized_dict()
     assert by_column(file["column-sizes"]) == expected_statistics["column_sizes"]
     assert by_column(file["value-counts"]) == expected_statistics["value_counts"]
     assert by_column(file["null-value-counts"]) == expected_statistics["null_value_counts"]
     assert file["split-offsets"] == expected_statistics["split_offsets"]
     assert file["record-count"] == 60
-    for ours, their_bounds in (("lower-bounds", "lower_bounds"), ("upper-bounds", "upper_bounds")):
+    for lower_key, their_bounds in (("lower-bounds", "lower_bounds"), ("upper-bounds", "upper_bounds")):
         expected = expected_statistics[their_bounds]
-        actual = by_column(file[ours])
+        actual = by_column(file[lower_key])
         fixed = next(field.id for field in kept_fields if "fixed" in field.name)
         assert {field_id: actual[field_id] for field_id in expected if field_id != fixed} == {
             field_id: value for field_id, value in expected.items() if field_id != fixed
@@ -302,9 +307,9 @@ def test_properties_decide_which_columns_have_metrics(
 
 
 def test_columns_of_the_sort_order_always_have_bounds() -> None:
-    by = order(("identity", 110, "asc", "nulls-first"), ("bucket[4]", 111, "asc", "nulls-first"))
-    assert {one for one, mode in modes_of(WIDE_SCHEMA, {}, by).items() if mode.bounds} == {*range(1, 101), 110}
-    sparse = modes_of(WIDE_SCHEMA, {"write.metadata.metrics.default": "none"}, by)
+    sort_order = order(("identity", 110, "asc", "nulls-first"), ("bucket[4]", 111, "asc", "nulls-first"))
+    assert {one for one, mode in modes_of(WIDE_SCHEMA, {}, sort_order).items() if mode.bounds} == {*range(1, 101), 110}
+    sparse = modes_of(WIDE_SCHEMA, {"write.metadata.metrics.default": "none"}, sort_order)
     assert {one for one, mode in sparse.items() if mode.bounds} == {110}
 
 
@@ -320,16 +325,16 @@ def test_files_are_encoded_as_the_properties_say(tmp_path: Path) -> None:
             "write.parquet.bloom-filter-fpp.column.id": "0.1",
         }
         metadata = table(tmp_path, schema, properties=properties)
-        to = target(metadata)
-        file = write_data_file(rows, to, to.generate_location(()))
-        with pq.ParquetFile(file["file-path"].removeprefix("file://")) as opened:
-            chunks = [opened.metadata.row_group(0).column(place) for place in (0, 1)]
+        write_target = target(metadata)
+        file = write_data_file(rows, write_target, write_target.generate_location(()))
+        with pq.ParquetFile(file["file-path"].removeprefix("file://")) as parquet_file:
+            chunks = [parquet_file.metadata.row_group(0).column(place) for place in (0, 1)]
             assert {chunk.compression for chunk in chunks} == {
                 {"uncompressed": "UNCOMPRESSED", "lz4": "LZ4"}.get(codec, codec.upper())
             }
             assert all(chunk.bloom_filter_length for chunk in chunks)
             assert all(chunk.has_offset_index and chunk.has_column_index for chunk in chunks)
-            assert opened.read().num_rows == 40_000
+            assert parquet_file.read().num_rows == 40_000
 
 
 @pytest.mark.parametrize(
@@ -497,17 +502,17 @@ def test_missing_column_has_the_write_default_or_null(tmp_path: Path) -> None:
         )
     )
     metadata = table(tmp_path, schema)
-    to = target(metadata)
-    file = write_data_file(pa.table({"given": [1, 2]}), to, to.generate_location(()))
-    with pq.ParquetFile(file["file-path"].removeprefix("file://"), arrow_extensions_enabled=False) as opened:
-        read = opened.read()
+    write_target = target(metadata)
+    file = write_data_file(pa.table({"given": [1, 2]}), write_target, write_target.generate_location(()))
+    with pq.ParquetFile(file["file-path"].removeprefix("file://"), arrow_extensions_enabled=False) as parquet_file:
+        actual_table = parquet_file.read()
     expected = [True, 7, 123456789012345678900000000001, 18_321, 36_001_000_000, 1_577_836_800_000_000]
     expected += [1_577_836_800_000_000_001, "é", bytes(range(16)), b"abc", 0.5]
     for n, (kind, value) in enumerate(zip(defaults, expected, strict=True)):
-        assert typed.are_all_same(typed.to_plain(kind, read[f"d{n}"]), [value] * 2), kind
-    assert read["st"].to_pylist() == [{"x": 5, "y": None}] * 2
-    assert read["none"].to_pylist() == [None, None]
-    assert "nothing" not in read.column_names
+        assert typed.are_all_same(typed.to_plain(kind, actual_table[f"d{n}"]), [value] * 2), kind
+    assert actual_table["st"].to_pylist() == [{"x": 5, "y": None}] * 2
+    assert actual_table["none"].to_pylist() == [None, None]
+    assert "nothing" not in actual_table.column_names
 
 
 def test_column_that_the_table_lacks_is_refused(tmp_path: Path) -> None:
@@ -533,10 +538,10 @@ def test_rows_are_written_in_the_sort_order_of_the_table(tmp_path: Path, kind: s
     values = typed.column(random.Random(f"{kind} {how} {nulls}"), kind, 60)
     rows = pa.table({"c": typed.array(kind, values), "n": list(range(60))})
     schema = Schema((Field(1, "c", False, kind), Field(2, "n", False, "long")))
-    by = order(("identity", 1, how, nulls), ("truncate[10]", 2, "desc", "nulls-last"))
-    file, metadata = write(tmp_path, rows, schema, order=by)
+    sort_order = order(("identity", 1, how, nulls), ("truncate[10]", 2, "desc", "nulls-last"))
+    file, metadata = write(tmp_path, rows, schema, order=sort_order)
     assert file["sort-order-id"] == 1
-    read = read_by_pyiceberg(metadata, [file])
+    actual_table = read_by_pyiceberg(metadata, [file])
     expected = sorted(range(60), key=lambda row: -(row // 10))
     present = [row for row in expected if values[row] is not None]
     present.sort(key=lambda row: _rank(values[row]), reverse=how == "desc")
@@ -546,7 +551,7 @@ def test_rows_are_written_in_the_sort_order_of_the_table(tmp_path: Path, kind: s
         ties.setdefault(None if values[row] is None else _rank(values[row]), []).append(row)
     absent = ties.pop(None, [])
     sorted_rows = [row for key in dict.fromkeys(_rank(values[row]) for row in present) for row in ties[key]]
-    assert read["n"].to_pylist() == (absent + sorted_rows if nulls == "nulls-first" else sorted_rows + absent)
+    assert actual_table["n"].to_pylist() == (absent + sorted_rows if nulls == "nulls-first" else sorted_rows + absent)
 
 
 def _rank(value: Any) -> Any:
@@ -561,15 +566,15 @@ def test_file_contains_exactly_the_conformed_rows(tmp_path: Path) -> None:
     """The expected rows are those that `conform` returns."""
     rows = random_rows(8, 50)
     metadata = table(tmp_path, EVERY_TYPE)
-    to = target(metadata)
-    file = write_data_file(rows, to, to.generate_location(()))
-    with pq.ParquetFile(file["file-path"].removeprefix("file://")) as opened:
-        assert opened.schema_arrow.names == to.arrow.names
-        read = opened.read()
-    expected = conform_rows(rows, to)
+    write_target = target(metadata)
+    file = write_data_file(rows, write_target, write_target.generate_location(()))
+    with pq.ParquetFile(file["file-path"].removeprefix("file://")) as parquet_file:
+        assert parquet_file.schema_arrow.names == write_target.arrow.names
+        actual_table = parquet_file.read()
+    expected = conform_rows(rows, write_target)
     for name in ("st", "list", "map", "lists"):
-        assert read[name].to_pylist() == expected[name].to_pylist()
-    assert read["map"].to_pylist() == rows["map"].to_pylist()
+        assert actual_table[name].to_pylist() == expected[name].to_pylist()
+    assert actual_table["map"].to_pylist() == rows["map"].to_pylist()
 
 
 def test_column_without_repeated_values_has_no_dictionary(tmp_path: Path) -> None:
@@ -585,10 +590,10 @@ def test_column_without_repeated_values_has_no_dictionary(tmp_path: Path) -> Non
     )
     kinds = {"id": "long", "run": "long", "word": "string", "unique": "string"}
     schema = Schema(tuple(Field(place, name, False, kind) for place, (name, kind) in enumerate(kinds.items(), 1)))
-    to = target(table(tmp_path, schema))
-    for count, without in ((rows, {"id", "unique"}), (1000, {"id", "unique"}), (100, {"id", "unique", "word"})):
-        file = write_data_file(input_table.slice(0, count), to, to.generate_location(()))
-        with pq.ParquetFile(file["file-path"].removeprefix("file://")) as opened:
-            chunks = [opened.metadata.row_group(0).column(place) for place in range(len(kinds))]
-            assert {chunk.path_in_schema for chunk in chunks if not chunk.has_dictionary_page} == without
-            assert opened.read().equals(input_table.slice(0, count).cast(opened.schema_arrow))
+    write_target = target(table(tmp_path, schema))
+    for count, unbounded in ((rows, {"id", "unique"}), (1000, {"id", "unique"}), (100, {"id", "unique", "word"})):
+        file = write_data_file(input_table.slice(0, count), write_target, write_target.generate_location(()))
+        with pq.ParquetFile(file["file-path"].removeprefix("file://")) as parquet_file:
+            chunks = [parquet_file.metadata.row_group(0).column(place) for place in range(len(kinds))]
+            assert {chunk.path_in_schema for chunk in chunks if not chunk.has_dictionary_page} == unbounded
+            assert parquet_file.read().equals(input_table.slice(0, count).cast(parquet_file.schema_arrow))

@@ -23,9 +23,9 @@ from tests.seeds import quick
 
 def read(client: IndexClient, key: int) -> tuple[int | None, int | None]:
     """Return the snapshot, and the counter of a key."""
-    result = scan(client, "db.t", ["ts"], where=f"id = {key}")
-    values = result.to_arrow()["ts"].to_pylist()
-    return result.snapshot_id, values[0] if values else None
+    timestamps = scan(client, "db.t", ["ts"], where=f"id = {key}")
+    values = timestamps.to_arrow()["ts"].to_pylist()
+    return timestamps.snapshot_id, values[0] if values else None
 
 
 OTHERS: dict[str, Any] = {
@@ -114,23 +114,23 @@ def test_concurrent_increments_of_counters_lose_none(
     failed: list[Exception] = []
 
     def increment(number: int) -> None:
-        mine = IndexClient(client.url)
+        own_client = IndexClient(client.url)
         try:
             for step in range(4):
                 key = (number + step) % 2
                 while True:
-                    snapshot, value = read(mine, key)
+                    snapshot, value = read(own_client, key)
                     assert value is not None
                     try:
                         new_row = rows((key, "counter", value + 1))
-                        upsert(mine, "db.t", new_row, keys=["id"], mode=mode, read_snapshot_id=snapshot)
+                        upsert(own_client, "db.t", new_row, keys=["id"], mode=mode, read_snapshot_id=snapshot)
                         break
                     except Conflict:
                         continue
         except Exception as error:  # noqa: BLE001  told by the test
             failed.append(error)
         finally:
-            mine.close()
+            own_client.close()
 
     threads = [threading.Thread(target=increment, args=(number,)) for number in range(3)]
     for thread in threads:

@@ -115,10 +115,10 @@ def create_seeded(client: IndexClient, files: int, rows_each: int, *, sorted_key
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("indexed", quick([True, False], 1))
 def test_upsert_reads_and_writes_only_files_that_hold_its_keys(client: IndexClient, mode: str, indexed: bool) -> None:
-    files, each = 40, 250
-    create_seeded(client, files, each, sorted_keys=not indexed, properties=BY_ID if indexed else {})
+    files, rows_per_file = 40, 250
+    create_seeded(client, files, rows_per_file, sorted_keys=not indexed, properties=BY_ID if indexed else {})
     keys = list(range(3, 10_000, 997))
-    holding = {(key % files if indexed else key // each) for key in keys}
+    holding = {(key % files if indexed else key // rows_per_file) for key in keys}
     table = pa.table({"id": keys, "note": [f"new {key}" for key in keys]})
     report = upsert(client, "db.t", table, keys=["id"], mode=mode)
     assert (report.updated, report.inserted) == (len(keys), 0)
@@ -129,9 +129,9 @@ def test_upsert_reads_and_writes_only_files_that_hold_its_keys(client: IndexClie
         assert (report.files_read, report.files_removed) == (len(holding), len(holding))
         assert report.files_written <= len(holding)
     actual_rows = scan(client, "db.t", ["id", "note"]).to_arrow()
-    assert actual_rows.num_rows == files * each
+    assert actual_rows.num_rows == files * rows_per_file
     notes = dict(zip(actual_rows["id"].to_pylist(), actual_rows["note"].to_pylist(), strict=True))
-    assert notes == {key: f"new {key}" if key in keys else "old" for key in range(files * each)}
+    assert notes == {key: f"new {key}" if key in keys else "old" for key in range(files * rows_per_file)}
 
 
 @pytest.mark.slow
@@ -170,8 +170,8 @@ def test_upsert_of_100_rows_in_400_files_changes_only_the_files_of_its_keys(
     actual_rows = scan(client, "db.t", ["id", "note"]).to_arrow()
     notes = dict(zip(actual_rows["id"].to_pylist(), actual_rows["note"].to_pylist(), strict=True))
     assert len(notes) == actual_rows.num_rows
-    changed = set(keys)
-    assert notes == {key: f"new {key}" if key in changed else "old" for key in ids}
+    changed_keys = set(keys)
+    assert notes == {key: f"new {key}" if key in changed_keys else "old" for key in ids}
 
 
 def test_upsert_reads_only_the_buckets_of_its_keys(client: IndexClient) -> None:
@@ -201,11 +201,11 @@ def test_too_many_keys_to_name_are_located_by_ranges_and_buckets(
     for start in range(0, 2000, 200):
         append(client, "db.ranged", pa.table({"id": key_array(list(range(start, start + 200)))}))
     append(client, "db.t", pa.table({"id": key_array(list(range(2000)))}))
-    chosen = [3, 5, *range(1000, 1008), 1995]
-    for name, maximum in (("ranged", 3), ("t", len(chosen))):  # The tables have 10 and 64 files.
-        table = pa.table({"id": key_array(chosen)})
+    chosen_ids = [3, 5, *range(1000, 1008), 1995]
+    for name, maximum in (("ranged", 3), ("t", len(chosen_ids))):  # The tables have 10 and 64 files.
+        table = pa.table({"id": key_array(chosen_ids)})
         report = upsert(client, f"db.{name}", table, keys=["id"], mode="merge-on-read")
-        assert (report.updated, report.inserted) == (len(chosen), 0)
+        assert (report.updated, report.inserted) == (len(chosen_ids), 0)
         assert 0 < report.files_read <= maximum
         values = scan(client, f"db.{name}", ["id"]).to_arrow()["id"].to_pylist()
         assert sorted(values) == key_array(list(range(2000))).to_pylist()
@@ -242,9 +242,9 @@ def test_file_without_remaining_rows_is_removed_without_a_read(
 ) -> None:
     create(client, version=version, properties=BY_ID)
     append(client, "db.t", rows((1, "a"), (2, "a")))
-    (whole,) = (written_file for written_file in server.written_files() if written_file.suffix == ".parquet")
+    (first_file,) = (written_file for written_file in server.written_files() if written_file.suffix == ".parquet")
     append(client, "db.t", rows((3, "a"), (4, "a")))
-    whole.unlink()
+    first_file.unlink()
     report = delete(client, "db.t", keys=pa.table({"id": [1, 2, 3]}), mode="copy-on-write")
     assert (report.deleted, report.files_read, report.files_written, report.files_removed) == (3, 1, 1, 2)
     assert [row[0] for row in read_rows(client)] == [4]
@@ -294,9 +294,9 @@ def test_partial_upsert_keeps_the_other_columns(client: IndexClient, mode: str) 
     assert read_rows(client) == [(1, "de", 1, "a"), (2, None, 2, "B"), (3, "fr", 3, "c"), (4, None, None, "D")]
     assert (report.inserted, report.updated) == (1, 1)
     assert report.files_read == 1
-    every = upsert(client, "db.t", rows((1, "it", 7, "z")), keys=["id"], columns=["ts", "note", "land"], mode=mode)
+    all_report = upsert(client, "db.t", rows((1, "it", 7, "z")), keys=["id"], columns=["ts", "note", "land"], mode=mode)
     assert read_rows(client)[0] == (1, "it", 7, "z")
-    assert every.updated == 1
+    assert all_report.updated == 1
 
 
 def test_upsert_of_a_repeated_key_leaves_one_row(client: IndexClient) -> None:
@@ -352,8 +352,8 @@ def test_keys_of_every_type_are_found(client: IndexClient, strategy: str) -> Non
         table = pa.table({"k": typed.array(kind, chosen_values), "v": pa.array([1] * len(chosen_values))})
         report = upsert(client, f"db.{name}", table, keys=["k"], mode="merge-on-read", strategy=strategy)
         assert (report.updated, report.inserted) == (len(chosen_values), 0), kind
-        read = scan(client, f"db.{name}").to_arrow()
-        pairs = zip(typed.to_plain(kind, read["k"]), read["v"].to_pylist(), strict=True)
+        actual_table = scan(client, f"db.{name}").to_arrow()
+        pairs = zip(typed.to_plain(kind, actual_table["k"]), actual_table["v"].to_pylist(), strict=True)
         expected = [(values[0], 0), (None, 0), *((value, 1) for value in chosen_values)]
         assert sorted(map(repr, pairs)) == sorted(map(repr, expected)), kind
         removed_delete = delete(client, f"db.{name}", keys=table.select(["k"]), mode="copy-on-write", strategy=strategy)

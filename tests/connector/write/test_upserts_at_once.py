@@ -188,8 +188,8 @@ def test_upsert_with_a_lost_reply_is_committed_once(
     append(client, "db.t", rows((1, "a"), (2, "a")))
     real, lost = type(client)._request, [0]
 
-    def request(self: Any, method: str, path: str, *args: Any, **more: Any) -> bytes:
-        answer = real(self, method, path, *args, **more)
+    def request(self: Any, method: str, path: str, *args: Any, **options: Any) -> bytes:
+        answer = real(self, method, path, *args, **options)
         if path.endswith("/commit") and not lost[0]:
             lost[0] += 1
             raise ServerFailed("gone", status=502)
@@ -223,10 +223,10 @@ def test_concurrent_upserts_to_different_buckets_have_no_conflicts(client: Index
     reports: list[Report] = []
 
     def writer(keys: list[int]) -> Any:
-        def work(own: IndexClient) -> None:
-            for turn in range(1, 6):
-                input_rows = rows(*((key, None, turn) for key in keys[turn::3]))
-                reports.append(upsert(own, "db.t", input_rows, keys=["id"], precombine="ts", mode=mode))
+        def work(own_client: IndexClient) -> None:
+            for round_number in range(1, 6):
+                input_rows = rows(*((key, None, round_number) for key in keys[round_number::3]))
+                reports.append(upsert(own_client, "db.t", input_rows, keys=["id"], precombine="ts", mode=mode))
 
         return work
 
@@ -235,8 +235,8 @@ def test_concurrent_upserts_to_different_buckets_have_no_conflicts(client: Index
     assert {report.attempts for report in reports} == {1}
     expected = dict.fromkeys(range(400), 0)
     for keys in by_bucket:
-        for turn in range(1, 6):
-            expected |= dict.fromkeys(keys[turn::3], turn)
+        for round_number in range(1, 6):
+            expected |= dict.fromkeys(keys[round_number::3], round_number)
     assert {row[0]: row[2] for row in read_rows(client)} == expected
     assert len(read_rows(client)) == 400
 
@@ -254,12 +254,16 @@ def test_concurrent_upserts_to_one_bucket_all_succeed(client: IndexClient, mode:
     attempts: list[int] = []
 
     def writer(number: int) -> Any:
-        def work(own: IndexClient) -> None:
-            for turn in range(4):
+        def work(own_client: IndexClient) -> None:
+            for round_number in range(4):
                 input_rows = rows(
-                    (1, None, turn * 8 + number), (2 + number % 2, None, turn * 8 + number), (number + 10, None, turn)
+                    (1, None, round_number * 8 + number),
+                    (2 + number % 2, None, round_number * 8 + number),
+                    (number + 10, None, round_number),
                 )
-                attempts.append(upsert(own, "db.t", input_rows, keys=["id"], precombine="ts", mode=mode).attempts)
+                attempts.append(
+                    upsert(own_client, "db.t", input_rows, keys=["id"], precombine="ts", mode=mode).attempts
+                )
 
         return work
 

@@ -51,23 +51,23 @@ def rows(count: int, seed: int = 1) -> pa.Table:
     )
 
 
-def rows_by_id(read: pa.Table) -> list[dict[str, Any]]:
-    values: list[dict[str, Any]] = read.sort_by("id").to_pylist()
+def rows_by_id(table: pa.Table) -> list[dict[str, Any]]:
+    values: list[dict[str, Any]] = table.sort_by("id").to_pylist()
     return values
 
 
 def ids_of(file: dict[str, Any]) -> list[int]:
-    with pq.ParquetFile(file["file-path"].removeprefix("file://")) as opened:
-        ids: list[int] = opened.read(columns=["id"])["id"].to_pylist()
+    with pq.ParquetFile(file["file-path"].removeprefix("file://")) as parquet_file:
+        ids: list[int] = parquet_file.read(columns=["id"])["id"].to_pylist()
     return ids
 
 
-def check(metadata: TableMetadata, written: WrittenFiles, input_table: pa.Table) -> None:
+def check(metadata: TableMetadata, written_files: WrittenFiles, input_table: pa.Table) -> None:
     """Check that each row is written once, in its partition, and that the files match their description."""
-    assert rows_by_id(read_by_pyiceberg(metadata, written.files)) == rows_by_id(input_table)
-    assert written.rows == input_table.num_rows
+    assert rows_by_id(read_by_pyiceberg(metadata, written_files.files)) == rows_by_id(input_table)
+    assert written_files.rows == input_table.num_rows
     values = {one["id"]: one for one in input_table.to_pylist()}
-    for json in written.files:
+    for json in written_files.files:
         file = decode_content_file(json, metadata)
         path = Path(file.file_path.removeprefix("file://"))
         assert path.stat().st_size == file.file_size_in_bytes
@@ -123,20 +123,20 @@ LONG = {
 def test_every_row_is_written_once_into_its_partition(
     tmp_path: Path, fields: Any, sorted_by: Any, limits: WriteLimits
 ) -> None:
-    by = order(*sorted_by) if sorted_by else order()
+    sort_order = order(*sorted_by) if sorted_by else order()
     metadata = table(
         tmp_path,
         SCHEMA,
         spec=spec(*fields),
-        order=by if sorted_by else _make_unsorted_order(),
+        order=sort_order if sorted_by else _make_unsorted_order(),
         properties=INDEX_PROPERTIES,
     )
     input_rows = rows(1500)
-    written = write_batches(target(metadata), input_rows.to_batches(max_chunksize=200), limits=limits)
-    check(metadata, written, input_rows)
-    check_indexes(target(metadata), written)
-    assert {file["sort-order-id"] for file in written.files} == {1 if sorted_by else 0}
-    for file in written.files if sorted_by else ():
+    written_files = write_batches(target(metadata), input_rows.to_batches(max_chunksize=200), limits=limits)
+    check(metadata, written_files, input_rows)
+    check_indexes(target(metadata), written_files)
+    assert {file["sort-order-id"] for file in written_files.files} == {1 if sorted_by else 0}
+    for file in written_files.files if sorted_by else ():
         names = _column(file, "name")
         present = [name for name in names if name is not None]
         assert names == present + [None] * (len(names) - len(present))
@@ -148,43 +148,45 @@ def _make_unsorted_order() -> Any:
 
 
 def _column(file: dict[str, Any], name: str) -> list[Any]:
-    with pq.ParquetFile(file["file-path"].removeprefix("file://")) as opened:
-        values: list[Any] = opened.read(columns=[name])[name].to_pylist()
+    with pq.ParquetFile(file["file-path"].removeprefix("file://")) as parquet_file:
+        values: list[Any] = parquet_file.read(columns=[name])[name].to_pylist()
     return values
 
 
-def check_indexes(to: WriteTarget, written: WrittenFiles) -> None:
+def check_indexes(write_target: WriteTarget, written_files: WrittenFiles) -> None:
     """Check that index files equal those that a builder makes of the same files, in the right folder."""
-    assert written.skipped == ()
-    assert len(written.index_files) == len(to.indexes)
-    files = [DataFile(file["file-path"], file["file-size-in-bytes"], file["record-count"]) for file in written.files]
+    assert written_files.skipped == ()
+    assert len(written_files.index_files) == len(write_target.indexes)
+    files = [
+        DataFile(file["file-path"], file["file-size-in-bytes"], file["record-count"]) for file in written_files.files
+    ]
     objects_by_key = {}
-    for task in to.indexes:
+    for task in write_target.indexes:
         location = index_data_files(task, files).location
         assert location is not None
         objects_by_key[task.definition.id] = Path(location.removeprefix("file://")).read_bytes()
-    for json in written.index_files:
-        assert json["location"].startswith(f"{to.location}/{INDEX_FOLDER}/")
+    for json in written_files.index_files:
+        assert json["location"].startswith(f"{write_target.location}/{INDEX_FOLDER}/")
         data = Path(json["location"].removeprefix("file://")).read_bytes()
         assert len(data) == json["size-in-bytes"]
-        opened = open_index_file(data, json["location"])
-        assert data == objects_by_key.pop(opened.header.definition)
+        index_file = open_index_file(data, json["location"])
+        assert data == objects_by_key.pop(index_file.header.definition)
     assert objects_by_key == {}
 
 
 def test_files_have_the_target_size(tmp_path: Path) -> None:
     size = 150_000
     properties = {"write.target-file-size-bytes": str(size), "write.parquet.row-group-size-bytes": "40000"}
-    for by in (_make_unsorted_order(), order(("identity", 2, "asc", "nulls-first"))):
-        metadata = table(tmp_path, SCHEMA, spec=spec(("bucket[2]", 1)), order=by, properties=properties)
+    for sort_order in (_make_unsorted_order(), order(("identity", 2, "asc", "nulls-first"))):
+        metadata = table(tmp_path, SCHEMA, spec=spec(("bucket[2]", 1)), order=sort_order, properties=properties)
         input_rows = rows(120_000)
-        written = write_batches(target(metadata), input_rows.to_batches())
-        check(metadata, written, input_rows)
-        sizes = sorted(file["file-size-in-bytes"] for file in written.files)
+        written_files = write_batches(target(metadata), input_rows.to_batches())
+        check(metadata, written_files, input_rows)
+        sizes = sorted(file["file-size-in-bytes"] for file in written_files.files)
         assert len(sizes) > 6
         assert sizes[-1] < 2 * size
         assert sizes[2] > size / 2, "all files but the last of each bucket are full"
-        groups = [len(file["split-offsets"]) for file in written.files]
+        groups = [len(file["split-offsets"]) for file in written_files.files]
         assert max(groups) >= 3
 
 
@@ -206,27 +208,27 @@ def test_memory_of_a_writer_is_bounded(tmp_path: Path) -> None:
             writer.write(batch)
             del batch
             maximum = max(maximum, pa.total_allocated_bytes() - before)
-        written = writer.close()
-    assert written.rows == 600_000
+        written_files = writer.close()
+    assert written_files.rows == 600_000
     assert maximum < 40 << 20, "the input has 70 MB"
     del writer
     assert pa.total_allocated_bytes() - before < 1 << 20
 
 
 def test_writer_of_many_partitions_has_few_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: set[int] = set()
+    opened_numbers: set[int] = set()
     maximum = 0
     begin, close = FileWriter._open_writer, FileWriter.close
 
     def begin_and_record(self: FileWriter, count: int) -> Any:
         nonlocal maximum
-        opened.add(id(self))
-        maximum = max(maximum, len(opened))
+        opened_numbers.add(id(self))
+        maximum = max(maximum, len(opened_numbers))
         return begin(self, count)
 
     def close_and_forget(self: FileWriter) -> dict[str, Any]:
         data_file = close(self)
-        opened.discard(id(self))
+        opened_numbers.discard(id(self))
         return data_file
 
     monkeypatch.setattr(FileWriter, "_open_writer", begin_and_record)
@@ -234,19 +236,19 @@ def test_writer_of_many_partitions_has_few_open_files(tmp_path: Path, monkeypatc
     metadata = table(tmp_path, SCHEMA, spec=spec(("bucket[100]", 1)))
     input_rows = rows(1000)
     limits = WriteLimits(buffered_bytes=300_000, open_files=7)
-    written = write_batches(target(metadata), input_rows.to_batches(max_chunksize=100), limits=limits)
-    check(metadata, written, input_rows)
+    written_files = write_batches(target(metadata), input_rows.to_batches(max_chunksize=100), limits=limits)
+    check(metadata, written_files, input_rows)
     assert maximum == 7
-    assert len(written.files) < 400, "there must not be a file for each batch and partition"
+    assert len(written_files.files) < 400, "there must not be a file for each batch and partition"
 
 
 def test_zeros_of_two_signs_are_two_partitions_and_nan_is_one(tmp_path: Path) -> None:
     schema = Schema((Field(1, "ratio", False, "double"),))
     metadata = table(tmp_path, schema, spec=spec(("identity", 1)))
     batches = [pa.RecordBatch.from_pydict({"ratio": [0.0, -0.0, float("nan"), None]}) for _ in range(3)]
-    written = write_batches(target(metadata), batches)
-    assert sorted(str(file["partition"]) for file in written.files) == ["['NaN']", "[-0.0]", "[0.0]", "[None]"]
-    for file in written.files:
+    written_files = write_batches(target(metadata), batches)
+    assert sorted(str(file["partition"]) for file in written_files.files) == ["['NaN']", "[-0.0]", "[0.0]", "[None]"]
+    for file in written_files.files:
         assert {str(one) for one in _column(file, "ratio")} == {str(file["partition"][0]).replace("NaN", "nan")}
 
 
@@ -288,7 +290,7 @@ def test_files_are_written_to_s3_and_discarded(s3: S3, s3_bucket: str) -> None:
         }
     )
     location = f"s3://{s3_bucket}/db/t"
-    to = target_of(table(location, SCHEMA, spec=spec(("identity", 2)), properties=INDEX_PROPERTIES), storage)
+    write_target = target_of(table(location, SCHEMA, spec=spec(("identity", 2)), properties=INDEX_PROPERTIES), storage)
     input_rows = rows(300)
 
     def list_objects() -> dict[str, int]:
@@ -298,17 +300,19 @@ def test_files_are_written_to_s3_and_discarded(s3: S3, s3_bucket: str) -> None:
         ]  # Arrow does not delete the folders.
         return {f"s3://{s3_bucket}/{key['Key']}": key["Size"] for key in keys}
 
-    written = write_batches(to, input_rows.to_batches())
-    assert list_objects() == {file["file-path"]: file["file-size-in-bytes"] for file in written.files} | {
-        index_file["location"]: index_file["size-in-bytes"] for index_file in written.index_files
+    written_files = write_batches(write_target, input_rows.to_batches())
+    assert list_objects() == {file["file-path"]: file["file-size-in-bytes"] for file in written_files.files} | {
+        index_file["location"]: index_file["size-in-bytes"] for index_file in written_files.index_files
     }
-    tables = [pq.read_table(pa.BufferReader(storage.read(file["file-path"]))) for file in written.files]
+    tables = [pq.read_table(pa.BufferReader(storage.read(file["file-path"]))) for file in written_files.files]
     assert sorted(value for file in tables for value in file["id"].to_pylist()) == sorted(input_rows["id"].to_pylist())
-    written.discard(storage)
+    written_files.discard(storage)
     assert list_objects() == {}
     bad = pa.RecordBatch.from_pydict({"id": pa.array([None], pa.int64())})
     with pytest.raises(Unwritable, match="column id is required"):
-        write_batches(to, [*input_rows.to_batches(), bad], limits=WriteLimits(buffered_bytes=1000, open_files=3))
+        write_batches(
+            write_target, [*input_rows.to_batches(), bad], limits=WriteLimits(buffered_bytes=1000, open_files=3)
+        )
     assert list_objects() == {}
 
 
@@ -319,10 +323,10 @@ def test_table_with_required_encryption_is_not_written(tmp_path: Path) -> None:
 
 def test_written_files_can_be_discarded_twice(tmp_path: Path) -> None:
     metadata = table(tmp_path, SCHEMA, properties=INDEX_PROPERTIES)
-    written = write_batches(target(metadata), rows(10).to_batches())
+    written_files = write_batches(target(metadata), rows(10).to_batches())
     assert len([one for one in tmp_path.rglob("*") if one.is_file()]) == 4
     for _ in range(2):
-        written.discard(Storage())
+        written_files.discard(Storage())
         assert not [one for one in tmp_path.rglob("*") if one.is_file()]
 
 
@@ -333,19 +337,19 @@ def test_index_without_keys_for_a_column_fails_no_write(tmp_path: Path, monkeypa
         raise ValueError("the key service does not answer")
 
     monkeypatch.setattr("seamark.connector.index.files.keys_of_term", fail)
-    written = write_batches(target(metadata), rows(10).to_batches())
-    assert written.rows == 10
-    assert written.index_files == ()
-    assert [path for path, _ in written.skipped] == [written.files[0]["file-path"]] * 4
-    assert all("the key service does not answer" in reason for _, reason in written.skipped)
+    written_files = write_batches(target(metadata), rows(10).to_batches())
+    assert written_files.rows == 10
+    assert written_files.index_files == ()
+    assert [path for path, _ in written_files.skipped] == [written_files.files[0]["file-path"]] * 4
+    assert all("the key service does not answer" in reason for _, reason in written_files.skipped)
 
 
 def test_used_target_can_be_pickled(tmp_path: Path) -> None:
     metadata = table(tmp_path, SCHEMA, spec=spec(("day", 3)), order=order(("identity", 1, "asc", "nulls-first")))
-    to = target(metadata)
-    write_batches(to, rows(3).to_batches())
-    unpickled = pickle.loads(pickle.dumps(to))
-    assert unpickled == to
+    write_target = target(metadata)
+    write_batches(write_target, rows(3).to_batches())
+    unpickled = pickle.loads(pickle.dumps(write_target))
+    assert unpickled == write_target
     input_rows = rows(100)
     check(metadata, write_batches(unpickled, input_rows.to_batches()), input_rows)
 
@@ -415,8 +419,10 @@ def test_partition_folders_have_the_names_that_iceberg_gives_them(name: str) -> 
     ids=str,
 )
 def test_files_have_the_locations_that_pyiceberg_gives_them(properties: dict[str, str]) -> None:
-    theirs = load_location_provider("s3://lake/db/t", properties)
-    assert data_location("s3://lake/db/t", properties, "", "f.parquet") == theirs.new_data_location("f.parquet")
+    iceberg_provider = load_location_provider("s3://lake/db/t", properties)
+    assert data_location("s3://lake/db/t", properties, "", "f.parquet") == iceberg_provider.new_data_location(
+        "f.parquet"
+    )
 
     class Key(PartitionKey):
         def __init__(self) -> None: ...
@@ -424,7 +430,7 @@ def test_files_have_the_locations_that_pyiceberg_gives_them(properties: dict[str
         def to_path(self) -> str:
             return "p=1"
 
-    assert data_location("s3://lake/db/t", properties, "p=1", "f.parquet") == theirs.new_data_location(
+    assert data_location("s3://lake/db/t", properties, "p=1", "f.parquet") == iceberg_provider.new_data_location(
         "f.parquet", Key()
     )
 
@@ -438,8 +444,8 @@ def test_entropy_precedes_the_tables_name_in_a_shared_folder() -> None:
 
 
 def test_names_of_files_begin_with_their_bucket_number(tmp_path: Path) -> None:
-    to = target(table(tmp_path, SCHEMA, spec=spec(("day", 3), ("bucket[16]", 1))))
-    names = {to.generate_location((0, 7)).rpartition("/")[2] for _ in range(100)}
+    write_target = target(table(tmp_path, SCHEMA, spec=spec(("day", 3), ("bucket[16]", 1))))
+    names = {write_target.generate_location((0, 7)).rpartition("/")[2] for _ in range(100)}
     assert len(names) == 100
     assert all(name.startswith("00000007-") for name in names)
-    assert not to.generate_location((0, None)).rpartition("/")[2].startswith("0000000")
+    assert not write_target.generate_location((0, None)).rpartition("/")[2].startswith("0000000")

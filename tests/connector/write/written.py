@@ -91,8 +91,8 @@ def their_file(json: Mapping[str, Any]) -> DataFile:
     """Return the file in the form of PyIceberg's manifests."""
 
     def by_id(name: str) -> dict[int, Any] | None:
-        result = json.get(name)
-        return None if result is None else dict(zip(result["keys"], result["values"], strict=True))
+        field_value = json.get(name)
+        return None if field_value is None else dict(zip(field_value["keys"], field_value["values"], strict=True))
 
     def bounds(name: str) -> dict[int, bytes] | None:
         values = by_id(name)
@@ -122,8 +122,8 @@ def read_by_pyiceberg(
     metadata: TableMetadata, files: Iterable[Mapping[str, Any]], where: BooleanExpression | None = None
 ) -> pa.Table:
     """Return all columns of these files."""
-    theirs = their_metadata(metadata)
-    scan = ArrowScan(theirs, PyArrowFileIO(), theirs.schema(), where or AlwaysTrue())
+    parsed_metadata = their_metadata(metadata)
+    scan = ArrowScan(parsed_metadata, PyArrowFileIO(), parsed_metadata.schema(), where or AlwaysTrue())
     return scan.to_table([FileScanTask(their_file(file)) for file in files])  # The scan reads its tasks twice.
 
 

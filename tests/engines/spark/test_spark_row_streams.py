@@ -70,9 +70,9 @@ def test_a_batch_that_spark_repeats_has_the_same_rows(stream: Stream, spark: Spa
     stream.post("t", {"id": 2})
     query.run()
     for folder in ("checkpoint/commits", "rows/_spark_metadata"):  # Spark died before it recorded the batch.
-        last = max((tmp_path / "query" / folder).glob("[0-9]*"), key=lambda path: int(path.name))
-        last.unlink()
-        last.with_name(f".{last.name}.crc").unlink()
+        last_commit = max((tmp_path / "query" / folder).glob("[0-9]*"), key=lambda path: int(path.name))
+        last_commit.unlink()
+        last_commit.with_name(f".{last_commit.name}.crc").unlink()
     flush_stream(SeamarkClient(stream.server.base_url), "db.t")
     stream.post("t", {"id": 3})
     query.run()  # Spark repeats the batch, and ends: for this source, availableNow is one batch.

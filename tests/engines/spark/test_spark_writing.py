@@ -212,8 +212,8 @@ def test_repeated_write_of_a_producer_is_committed_once_and_leaves_no_file(rig: 
 
 def sink(rig: Rig, frame: DataFrame, table: str, mode: str, **options: str) -> None:
     write_options = {name.replace("_", "-"): value for name, value in options.items()}
-    named = {"uri": rig.server.base_url, "table": f"db.{table}", **write_options}
-    frame.write.format("seamark").options(**named).mode(mode).save()
+    table_options = {"uri": rig.server.base_url, "table": f"db.{table}", **write_options}
+    frame.write.format("seamark").options(**table_options).mode(mode).save()
 
 
 def test_format_seamark_appends_and_overwrites(rig: Rig) -> None:
@@ -260,12 +260,12 @@ class Stream:
         frame = self.rig.spark.range(first, last, 1, 1).selectExpr("id", "concat('v', id) AS v")
         frame.write.mode("append").parquet(str(self.input_folder))
 
-    def run(self, through: Callable[[DataFrame], DataFrame] = lambda frame: frame) -> None:
+    def run(self, transform: Callable[[DataFrame], DataFrame] = lambda frame: frame) -> None:
         """Process all files that have arrived since the last run."""
         reader = self.rig.spark.readStream.schema("id bigint, v string").option("maxFilesPerTrigger", 1)
-        writer = through(reader.parquet(str(self.input_folder))).writeStream.format("seamark")
-        named = {"uri": self.rig.server.base_url, "table": f"db.{self.table}"}
-        writer = writer.options(**named).option("checkpointLocation", str(self.checkpoint))
+        writer = transform(reader.parquet(str(self.input_folder))).writeStream.format("seamark")
+        options = {"uri": self.rig.server.base_url, "table": f"db.{self.table}"}
+        writer = writer.options(**options).option("checkpointLocation", str(self.checkpoint))
         writer.trigger(availableNow=True).start().awaitTermination()
 
     def ids(self) -> list[int]:
@@ -282,9 +282,9 @@ def test_restarted_stream_commits_every_row_once(rig: Rig, tmp_path: Path) -> No
     run()
     files, snapshots = rig.files("stream"), rig.sql("SELECT * FROM {db}.stream.snapshots").count()
     assert snapshots == 2
-    last = max((checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
-    last.unlink()  # The test deletes Spark's record of the batch, as if Spark had died after Seamark's commit.
-    last.with_name(f".{last.name}.crc").unlink()
+    last_commit = max((checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+    last_commit.unlink()  # The test deletes Spark's record of the batch, as if Spark had died after Seamark's commit.
+    last_commit.with_name(f".{last_commit.name}.crc").unlink()
     run()
     assert (rig.files("stream"), rig.sql("SELECT * FROM {db}.stream.snapshots").count()) == (files, snapshots)
     arrive(200, 300)
@@ -338,7 +338,7 @@ def test_stream_writes_nothing_into_a_table_that_replaced_its_own(rig: Rig, tmp_
 
     with pytest.raises(PySparkException, match="replaced by another table while rows were written"):
         stream.run(lambda frame: frame.mapInArrow(replace_table_after, frame.schema))
-    loaded = SeamarkClient(rig.server.base_url).load_table("db.replaced", history=True)
-    assert json.loads(loaded.metadata).get("snapshots", []) == []
+    loaded_table = SeamarkClient(rig.server.base_url).load_table("db.replaced", history=True)
+    assert json.loads(loaded_table.metadata).get("snapshots", []) == []
     stream.run()  # This repeats the batch for the current table.
     assert stream.ids() == [*range(10)]

@@ -80,9 +80,9 @@ def make_bound(op: Op, column_id: int, name: str, kind: str, *values: Any) -> Bo
     return Bound(op, column_id, name, kind, "identity", kind, values)
 
 
-def bind_and_get_error(filter_json: Any, **more: Any) -> str:
+def bind_and_get_error(filter_json: Any, **options: Any) -> str:
     with pytest.raises(BadRequest) as error:
-        bind_json(filter_json, **more)
+        bind_json(filter_json, **options)
     return error.value.message
 
 
@@ -109,16 +109,16 @@ def test_binding_ignores_case_only_if_requested() -> None:
 
 
 def test_name_from_an_older_schema_is_found_newest_first() -> None:
-    then = make_schema(field(1, "id", "long", True), field(2, "old", "int"), schema_id=0)
+    old_schema = make_schema(field(1, "id", "long", True), field(2, "old", "int"), schema_id=0)
     between = make_schema(field(1, "id", "long", True), field(2, "renamed", "int"), field(3, "b", "int"), schema_id=1)
     now = make_schema(
         field(1, "id", "long", True), field(2, "renamed", "long"), field(4, "b", "string", True), schema_id=2
     )
-    schemas = (then, between, now)
+    schemas = (old_schema, between, now)
     assert bind_json({"type": "eq", "term": "renamed", "value": 5}, schemas=schemas) == make_bound(
         Op.EQ, 2, "renamed", "long", 5
     )
-    assert bind_json({"type": "eq", "term": "old", "value": 5}, schemas=(now, then, between)) == make_bound(
+    assert bind_json({"type": "eq", "term": "old", "value": 5}, schemas=(now, old_schema, between)) == make_bound(
         Op.EQ, 2, "old", "int", 5
     )
     # The column is required now, but the snapshot's files may be older than the column.
@@ -431,15 +431,15 @@ def is_match(sent: Sent, row: Mapping[str, tuple[Any, Exact]], *, negated: bool 
     if op in ("is-nan", "not-nan"):
         return (nan == (op == "is-nan")) != negated
     if op in ("eq", "not-eq", "in", "not-in"):
-        result = value is not None and not nan and value in expected
-        return (result == (op in ("eq", "in"))) != negated
+        is_equal = value is not None and not nan and value in expected
+        return (is_equal == (op in ("eq", "in"))) != negated
     if op in ("starts-with", "not-starts-with"):
         return ((value is not None and value.startswith(expected[0])) == (op == "starts-with")) != negated
     if value is None:
         return False
-    compared = 1 if nan else (value > expected[0]) - (value < expected[0])
-    holds = {"lt": compared < 0, "lt-eq": compared <= 0, "gt": compared > 0, "gt-eq": compared >= 0}[op]
-    return holds != negated
+    order = 1 if nan else (value > expected[0]) - (value < expected[0])
+    outcomes = {"lt": order < 0, "lt-eq": order <= 0, "gt": order > 0, "gt-eq": order >= 0}[op]
+    return outcomes != negated
 
 
 def holds(expression: Expression, row: Mapping[int, Any]) -> bool:
@@ -468,8 +468,8 @@ def holds(expression: Expression, row: Mapping[int, Any]) -> bool:
             return bool(starts == (expression.op == Op.STARTS_WITH))
     if value is None:
         return False
-    compared = 1 if nan else (value > expected[0]) - (value < expected[0])
-    return {Op.LT: compared < 0, Op.LT_EQ: compared <= 0, Op.GT: compared > 0, Op.GT_EQ: compared >= 0}[expression.op]
+    order = 1 if nan else (value > expected[0]) - (value < expected[0])
+    return {Op.LT: order < 0, Op.LT_EQ: order <= 0, Op.GT: order > 0, Op.GT_EQ: order >= 0}[expression.op]
 
 
 @given(filters, st.lists(rows, min_size=1, max_size=8))

@@ -143,8 +143,8 @@ def normal(kind: str, answer: Any) -> Any:
             return pytest.approx(json_value, rel=1e-7)
         if isinstance(json_value, str) and "time" in kind and "." in json_value:
             body, zone = (json_value[:-6], "+00:00") if "tz" in kind else (json_value, "")
-            whole, fraction = body.split(".")
-            return f"{whole}.{fraction.ljust(6, '0') if len(fraction) <= 6 else fraction.ljust(9, '0')}{zone}"
+            integer_part, fraction = body.split(".")
+            return f"{integer_part}.{fraction.ljust(6, '0') if len(fraction) <= 6 else fraction.ljust(9, '0')}{zone}"
         return json_value
 
     if not isinstance(answer, dict):
@@ -166,12 +166,14 @@ def test_java_binds_every_literal_to_the_same_value_and_reads_our_json(java: Jav
     ]
     negated = [(kind, {"type": "not", "child": filter_json}) for kind, filter_json in cases]
     filters = [*cases, *negated]
-    written = [bind_as_json(filter_json) for _, filter_json in filters]
+    seamark_texts = [bind_as_json(filter_json) for _, filter_json in filters]
     answers = java([filter_json for _, filter_json in filters])
-    second_java = java(written)
-    for (kind, filter_json), mine, first, second in zip(filters, written, answers, second_java, strict=True):
-        assert mine == normal(kind, first), filter_json
-        assert mine == normal(kind, second), filter_json
+    second_java = java(seamark_texts)
+    for (kind, filter_json), seamark_text, first, second in zip(
+        filters, seamark_texts, answers, second_java, strict=True
+    ):
+        assert seamark_text == normal(kind, first), filter_json
+        assert seamark_text == normal(kind, second), filter_json
 
 
 def test_java_binds_every_set_to_the_same_values_and_reads_our_json(java: Java) -> None:
@@ -179,11 +181,11 @@ def test_java_binds_every_set_to_the_same_values_and_reads_our_json(java: Java) 
     filters = [
         {"type": op, "term": NAMES[kind], "values": LITERALS[kind] * 2} for kind in kinds for op in ("in", "not-in")
     ]
-    written = [bind_as_json(filter_json) for filter_json in filters]
-    for kind, mine, first, second in zip(
-        [kind for kind in kinds for _ in range(2)], written, java(filters), java(written), strict=True
+    seamark_texts = [bind_as_json(filter_json) for filter_json in filters]
+    for kind, seamark_text, first, second in zip(
+        [kind for kind in kinds for _ in range(2)], seamark_texts, java(filters), java(seamark_texts), strict=True
     ):
-        assert normal(kind, mine) == normal(kind, first) == normal(kind, second)
+        assert normal(kind, seamark_text) == normal(kind, first) == normal(kind, second)
 
 
 def test_java_rejects_the_same_literals(java: Java) -> None:
@@ -219,10 +221,12 @@ def test_java_folds_null_checks_and_names_terms_as_we_do(java: Java) -> None:
         filters += [{"type": op, "term": term, "value": literal} for op in COMPARISONS]
         filters += [{"type": "is-null", "term": term}, {"type": "not-null", "term": term}]
     filters += [{"type": op, "term": NAMES["string"], "value": "ä"} for op in ("starts-with", "not-starts-with")]
-    written = [bind_as_json(filter_json) for filter_json in filters]
-    for filter_json, mine, first, second in zip(filters, written, java(filters), java(written), strict=True):
-        assert mine == first, filter_json
-        assert mine == second, filter_json
+    seamark_texts = [bind_as_json(filter_json) for filter_json in filters]
+    for filter_json, seamark_text, first, second in zip(
+        filters, seamark_texts, java(filters), java(seamark_texts), strict=True
+    ):
+        assert seamark_text == first, filter_json
+        assert seamark_text == second, filter_json
 
 
 def test_java_rejects_the_same_predicates(java: Java) -> None:

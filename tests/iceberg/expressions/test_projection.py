@@ -187,10 +187,20 @@ def test_projection_includes_wrapped_truncations_of_a_long_that_was_an_int(condi
 
 def test_wide_truncation_of_a_long_that_was_an_int_decides_nothing() -> None:
     """Java's remainder of an int overflows: 1,100,000,000 is stored as 1,294,967,296, and not as 0."""
-    wide = "truncate[1500000000]"
-    assert expression_text(project_inclusive(predicate(Op.EQ, "long", 0, transform=wide), spec(wide))) == "p0 not-null"
-    assert expression_text(project_inclusive(predicate(Op.NOT_EQ, "long", 0, transform=wide), spec(wide))) == "true"
-    assert project_strict(predicate(Op.LT, "long", 0, transform=wide), spec(wide)) == FALSE
+    long_truncation = "truncate[1500000000]"
+    assert (
+        expression_text(
+            project_inclusive(predicate(Op.EQ, "long", 0, transform=long_truncation), spec(long_truncation))
+        )
+        == "p0 not-null"
+    )
+    assert (
+        expression_text(
+            project_inclusive(predicate(Op.NOT_EQ, "long", 0, transform=long_truncation), spec(long_truncation))
+        )
+        == "true"
+    )
+    assert project_strict(predicate(Op.LT, "long", 0, transform=long_truncation), spec(long_truncation)) == FALSE
 
 
 def test_transform_of_several_columns_decides_nothing() -> None:
@@ -201,9 +211,9 @@ def test_transform_of_several_columns_decides_nothing() -> None:
 
 
 def test_comparison_that_all_values_satisfy_projects_to_not_null() -> None:
-    everything = predicate(Op.GT_EQ, "int", -(2**31))
-    assert expression_text(project_inclusive(everything, spec("truncate[8]"))) == "p0 not-null"
-    assert not must_match(project_strict(everything, spec("truncate[8]")), {1000: None})
+    always_true = predicate(Op.GT_EQ, "int", -(2**31))
+    assert expression_text(project_inclusive(always_true, spec("truncate[8]"))) == "p0 not-null"
+    assert not must_match(project_strict(always_true, spec("truncate[8]")), {1000: None})
 
 
 ORDERED = [
@@ -289,8 +299,8 @@ def bounds_keep(expression: Expression, lower: Any, upper: Any, nulls: bool) -> 
 
 def test_large_value_list_is_projected_to_one_range_or_nothing() -> None:
     days = tuple(range(0, 4 * RANGES_MAX, 2))
-    wide = source_ranges(predicate(Op.IN, "timestamp", *days, transform="day"))
-    assert expression_text(wide) == f"(x gt-eq 0 and x lt {(days[-1] + 1) * DAY})"
+    many_days = source_ranges(predicate(Op.IN, "timestamp", *days, transform="day"))
+    assert expression_text(many_days) == f"(x gt-eq 0 and x lt {(days[-1] + 1) * DAY})"
     assert source_ranges(predicate(Op.NOT_IN, "timestamp", *days, transform="day")) == TRUE
     together = source_ranges(predicate(Op.IN, "timestamp", *range(1000), transform="day"))
     assert expression_text(together) == f"(x gt-eq 0 and x lt {1000 * DAY})"

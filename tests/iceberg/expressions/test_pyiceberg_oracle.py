@@ -32,10 +32,10 @@ def evolve_schema(draw: st.DrawFn, m: TableMetadata) -> list[Json]:
     new_id = m.last_column_id + 1
     fields.append(field(new_id, f"c{new_id}", draw(st.sampled_from(TYPES))))
     document = {"type": "struct", "schema-id": max(s.id for s in m.schemas) + 1, "fields": fields}
-    added: list[Json] = [{"action": "add-schema", "schema": document}]
+    updates: list[Json] = [{"action": "add-schema", "schema": document}]
     if draw(st.booleans()):
-        added.append({"action": "set-current-schema", "schema-id": -1})
-    return added
+        updates.append({"action": "set-current-schema", "schema-id": -1})
+    return updates
 
 
 def evolve_spec(draw: st.DrawFn, m: TableMetadata) -> list[Json]:
@@ -160,9 +160,9 @@ def test_every_commit_produces_the_metadata_of_pyiceberg(version: int, data: st.
     for _ in range(data.draw(st.integers(1, 12))):
         updates = data.draw(draw_commit(m))
         before = TableMetadataUtil.parse_raw(encode_table(m).decode())
-        theirs = update_table_metadata(before, tuple(UPDATE.validate_python(update) for update in updates))
+        expected_metadata = update_table_metadata(before, tuple(UPDATE.validate_python(update) for update in updates))
         m = apply_json(m, updates, now_ms=m.last_updated_ms + 10)
         ours = TableMetadataUtil.parse_raw(encode_table(m).decode())
         expired = updates[0]["action"] == "remove-snapshots"
-        assert comparable(ours, expired=expired) == comparable(theirs, expired=expired), updates
+        assert comparable(ours, expired=expired) == comparable(expected_metadata, expired=expired), updates
     assert m.last_updated_ms >= NOW

@@ -50,9 +50,9 @@ def test_residual_agrees_with_the_filter_on_each_row_of_the_partition(data: st.D
     spec, expression = data.draw(specs(columns)), data.draw(expressions(columns))
     row = {column: data.draw(st.none() | values_of(kind)) for column, kind in columns.items()}
     partition = partition_of(spec, columns, row, old=data.draw(st.booleans()))
-    result = Residuals(expression, spec)(by_field(spec, partition))
+    residual = Residuals(expression, spec)(by_field(spec, partition))
     for order in (javas_order, pythons_order):
-        assert matches(result, row, order) == matches(expression, row, order), result
+        assert matches(residual, row, order) == matches(expression, row, order), residual
 
 
 DAY_100 = (100 * DAY, 101 * DAY)
@@ -167,8 +167,8 @@ def test_residual_uses_only_names_of_the_current_schema() -> None:
         equals_on(3, "old"),
         equals_on(9, "gone"),
     )
-    both = And((kept_field, equals_on(4, "old")))
-    assert make_bindable(both, schema) is both
+    both_conditions = And((kept_field, equals_on(4, "old")))
+    assert make_bindable(both_conditions, schema) is both_conditions
     for other in (renamed, replaced, dropped):
         assert make_bindable(other, schema) == TRUE
         assert make_bindable(And((kept_field, other)), schema) == kept_field

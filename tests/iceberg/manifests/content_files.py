@@ -55,7 +55,7 @@ class Case:
     def __repr__(self) -> str:
         return f"Case({self.seed}, {self.version}): {self.kinds} {self.fields} {self.properties}"
 
-    def json(self, **more: Any) -> dict[str, Any]:
+    def json(self, **extra_fields: Any) -> dict[str, Any]:
         """Return the table's metadata."""
         columns = [{"id": i, "name": f"c{i}", "required": False, "type": kind} for i, kind in self.kinds.items()]
         schema = {"type": "struct", "schema-id": 0, "fields": columns}
@@ -84,10 +84,10 @@ class Case:
             document |= {"last-sequence-number": 9}
         if self.version > 2:
             document |= {"next-row-id": 10_000}
-        return document | more
+        return document | extra_fields
 
-    def read(self, **more: Any) -> TableMetadata:
-        return decode_table(json.dumps(self.json(**more)).encode(), f"file:///t/{self.seed}.json")
+    def read(self, **fields: Any) -> TableMetadata:
+        return decode_table(json.dumps(self.json(**fields)).encode(), f"file:///t/{self.seed}.json")
 
     @property
     def partition_kinds(self) -> list[str]:
@@ -107,18 +107,18 @@ class Case:
         rng = self.rng
         vector = content == 1 and self.version > 2
         size = rng.choice([0, 1, 4_000, 1 << 33])
-        more: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         if content == 0:
-            more["sort_order_id"] = rng.choice([None, 0, 3])
-            more["split_offsets"] = rng.choice([None, (4,), (4, 2000)]) if size > 2000 else None
+            fields["sort_order_id"] = rng.choice([None, 0, 3])
+            fields["split_offsets"] = rng.choice([None, (4,), (4, 2000)]) if size > 2000 else None
         elif content == 2:
-            more["equality_ids"] = tuple(rng.sample(list(self.kinds), rng.randint(1, len(self.kinds))))
-            more["sort_order_id"] = rng.choice([None, 0, 3])
+            fields["equality_ids"] = tuple(rng.sample(list(self.kinds), rng.randint(1, len(self.kinds))))
+            fields["sort_order_id"] = rng.choice([None, 0, 3])
         elif vector:
             size = 4_000
-            more |= {"referenced_data_file": self.path("d"), "content_offset": 4, "content_size_in_bytes": 99}
+            fields |= {"referenced_data_file": self.path("d"), "content_offset": 4, "content_size_in_bytes": 99}
         elif self.version == 2:
-            more["referenced_data_file"] = rng.choice([None, self.path("d")])
+            fields["referenced_data_file"] = rng.choice([None, self.path("d")])
         return ContentFile(
             content=content,
             file_path=self.path("f"),
@@ -128,7 +128,7 @@ class Case:
             record_count=rng.choice([0, 1, 100, 2**40]),
             file_size_in_bytes=size,
             key_metadata=rng.choice([None, None, b"\x00key"]),
-            **more,
+            **fields,
             **({} if vector else self.statistics()),
         )
 
@@ -174,10 +174,10 @@ class Case:
 
     def widen(self) -> TableMetadata:
         """Return the table with wider types (spec: "Schema Evolution"); the rest of the case keeps the old types."""
-        wide = {column: widen_kind(self.rng, kind) or kind for column, kind in self.kinds.items()}
+        widened_kinds = {column: widen_kind(self.rng, kind) or kind for column, kind in self.kinds.items()}
         if self.version > 2:
-            wide |= {column: "timestamp" for column, kind in self.kinds.items() if kind == "date"}
-        columns = [{"id": i, "name": f"c{i}", "required": False, "type": kind} for i, kind in wide.items()]
+            widened_kinds |= {column: "timestamp" for column, kind in self.kinds.items() if kind == "date"}
+        columns = [{"id": i, "name": f"c{i}", "required": False, "type": kind} for i, kind in widened_kinds.items()]
         schema = {"type": "struct", "schema-id": 1, "fields": columns}
         old_schema = self.json()["schema"]
         return self.read(**{"schemas": [old_schema, schema], "schema": schema, "current-schema-id": 1})
@@ -202,8 +202,8 @@ def encode_entries(case: Case, entries: list[ManifestEntry], content: int = 0) -
     return write_manifest(iter(entries), metadata=case.metadata, spec_id=0, content=content)
 
 
-def replace_fields(file: ContentFile, **more: Any) -> ContentFile:
-    return ContentFile(**{name: getattr(file, name) for name in file.__struct_fields__} | more)
+def replace_fields(file: ContentFile, **fields: Any) -> ContentFile:
+    return ContentFile(**{name: getattr(file, name) for name in file.__struct_fields__} | fields)
 
 
 def live(entries: list[ManifestEntry]) -> list[ManifestEntry]:

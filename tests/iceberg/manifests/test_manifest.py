@@ -316,10 +316,10 @@ def test_unions_of_several_number_or_text_types_are_read() -> None:
         entry(schema, file_path=(1, "two"), p=(2, 2**40), q=(0, 0.1)),
         entry(schema, file_path=(1, "three"), p=(1, None), q=(2, None)),
     ]
-    result = files.to_plain_entries(decode_manifest(manifest(schema, *rows), "m.avro"))
-    assert [row["file_path"] for row in result] == ["one", "two", "three"]
-    assert [row["partition"][0][1] for row in result] == [5, 2**40, None]
-    assert [row["partition"][1][1] for row in result] == [files.raw(0.5), files.raw(0.1), None]
+    plain_entries = files.to_plain_entries(decode_manifest(manifest(schema, *rows), "m.avro"))
+    assert [row["file_path"] for row in plain_entries] == ["one", "two", "three"]
+    assert [row["partition"][0][1] for row in plain_entries] == [5, 2**40, None]
+    assert [row["partition"][1][1] for row in plain_entries] == [files.raw(0.5), files.raw(0.1), None]
 
 
 def test_named_type_may_be_reused() -> None:
@@ -351,8 +351,8 @@ def test_memory_for_a_thousand_columns_depends_on_stored_statistics() -> None:
 def test_last_value_counts_when_an_entry_names_a_column_twice() -> None:
     counts = [{"key": 1, "value": 10}, {"key": 2, "value": 20}, {"key": 1, "value": 30}]
     rows = [entry(SCHEMA, value_counts=counts), entry(SCHEMA, value_counts=[{"key": 1, "value": 5}])]
-    result = files.to_plain_entries(decode_manifest(manifest(SCHEMA, *rows), "m.avro"))
-    assert [row["value_counts"] for row in result] == [{1: 30, 2: 20}, {1: 5}]
+    plain_entries = files.to_plain_entries(decode_manifest(manifest(SCHEMA, *rows), "m.avro"))
+    assert [row["value_counts"] for row in plain_entries] == [{1: 30, 2: 20}, {1: 5}]
 
 
 def test_any_buffer_type_is_accepted() -> None:

@@ -42,13 +42,13 @@ def make_manifest(codec: str = "null") -> bytes:
 
 def survives(data: bytes, decode: Any = decode_manifest) -> bool:
     """Return whether the data decodes; any error but Corrupt with the file's name fails the test."""
-    refused = None
+    refusal = None
     try:
         decoded = decode(data, "the-file")
     except Corrupt as error:
-        refused = error.message
-    if refused is not None:
-        assert refused.startswith("the-file: ")
+        refusal = error.message
+    if refusal is not None:
+        assert refusal.startswith("the-file: ")
         return False
     if decode is decode_manifest:
         for row in files.to_plain_entries(decoded):  # Every span is in the heap, and the lengths of every list add up.
@@ -60,9 +60,9 @@ def survives(data: bytes, decode: Any = decode_manifest) -> bool:
 def test_truncated_manifest_is_corrupt_unless_it_ends_between_blocks(codec: str) -> None:
     data = make_manifest(codec)
     ends = [end for end in range(len(data)) if data[:end].endswith(files.SYNC)]
-    read = [end for end in range(len(data)) if survives(data[:end])]
+    readable_lengths = [end for end in range(len(data)) if survives(data[:end])]
     assert len(ends) == 2
-    assert read == ends
+    assert readable_lengths == ends
     assert decode_manifest(data, "m").rows == 12
 
 
@@ -83,21 +83,21 @@ def test_flipped_bytes_in_manifests_of_any_schema_are_corrupt_or_decode_to_valid
 def _flip(data: bytes, *, rounds: int, seed: int) -> None:
     """Flip random bytes, half of them after the header, because its schema is most of a small file."""
     chance, body = random.Random(seed), data.index(files.SYNC)
-    read = 0
-    for turn in range(rounds):
+    read_count = 0
+    for round_number in range(rounds):
         damaged = bytearray(data)
         for _ in range(chance.choice([1, 1, 1, 2, 5])):
-            at = chance.randrange(body if turn % 2 else 0, len(data))
-            damaged[at] = chance.choice([0, 1, 0x7F, 0x80, 0xFF, damaged[at] ^ 1 << chance.randrange(8)])
+            offset = chance.randrange(body if round_number % 2 else 0, len(data))
+            damaged[offset] = chance.choice([0, 1, 0x7F, 0x80, 0xFF, damaged[offset] ^ 1 << chance.randrange(8)])
         if chance.random() < 0.2:
-            at = chance.randrange(len(damaged))
-            damaged[at : at + chance.randrange(20)] = chance.randbytes(chance.randrange(20))
+            offset = chance.randrange(len(damaged))
+            damaged[offset : offset + chance.randrange(20)] = chance.randbytes(chance.randrange(20))
         try:
-            read += survives(bytes(damaged))
+            read_count += survives(bytes(damaged))
         except BaseException:
-            print(f"seed {seed}, turn {turn}: {bytes(damaged).hex()}")
+            print(f"seed {seed}, turn {round_number}: {bytes(damaged).hex()}")
             raise
-    assert read < rounds
+    assert read_count < rounds
 
 
 def test_damaged_manifest_list_is_corrupt_or_decodes() -> None:
@@ -111,12 +111,12 @@ def test_damaged_manifest_list_is_corrupt_or_decodes() -> None:
     row = {"manifest_path": "m.avro", "manifest_length": 10, "spec": 0, "partitions": [{"lower": b"x"}] * 3}
     data = files.container(from_list, [[files.encode(from_list, row)] * 5])
     assert len(decode_manifest_list(data, "the-file")) == 5
-    chance, read = random.Random(5), 0
+    chance, read_count = random.Random(5), 0
     for _ in range(2000):
         damaged = bytearray(data)
         damaged[chance.randrange(len(data))] = chance.randrange(256)
-        read += survives(bytes(damaged), decode_manifest_list)
-    assert 0 < read < 2000
+        read_count += survives(bytes(damaged), decode_manifest_list)
+    assert 0 < read_count < 2000
 
 
 def body(*, count: int = 1, data: bytes, schema: Any = SCHEMA) -> bytes:

@@ -101,29 +101,31 @@ def test_manifest_summary_matches_its_entries(seed: int, version: int) -> None:
     case = Case(seed, version)
     entries = case.entries()
     new_entries = encode_entries(case, entries)
-    result = new_entries.to_manifest_file("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)
-    of = {status: [entry for entry in entries if entry.status == status] for status in (ADDED, EXISTING, DELETED)}
-    assert [result.added_files_count, result.existing_files_count, result.deleted_files_count] == [
-        len(of[status]) for status in (ADDED, EXISTING, DELETED)
+    manifest_file = new_entries.to_manifest_file("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)
+    entries_by_status = {
+        status: [entry for entry in entries if entry.status == status] for status in (ADDED, EXISTING, DELETED)
+    }
+    assert [manifest_file.added_files_count, manifest_file.existing_files_count, manifest_file.deleted_files_count] == [
+        len(entries_by_status[status]) for status in (ADDED, EXISTING, DELETED)
     ]
-    assert [result.added_rows_count, result.existing_rows_count, result.deleted_rows_count] == [
-        sum(entry.file.record_count for entry in of[status]) for status in (ADDED, EXISTING, DELETED)
+    assert [manifest_file.added_rows_count, manifest_file.existing_rows_count, manifest_file.deleted_rows_count] == [
+        sum(entry.file.record_count for entry in entries_by_status[status]) for status in (ADDED, EXISTING, DELETED)
     ]
     numbers = [SEQUENCE if e.sequence_number is None else e.sequence_number for e in live(entries)]
     if version == 1:
-        assert (result.sequence_number, result.min_sequence_number) == (0, 0)
+        assert (manifest_file.sequence_number, manifest_file.min_sequence_number) == (0, 0)
     else:
-        assert result.sequence_number == SEQUENCE
-        assert result.min_sequence_number == min(numbers, default=SEQUENCE)
-    assert (result.manifest_length, result.added_snapshot_id) == (len(new_entries.data), SNAPSHOT)
+        assert manifest_file.sequence_number == SEQUENCE
+        assert manifest_file.min_sequence_number == min(numbers, default=SEQUENCE)
+    assert (manifest_file.manifest_length, manifest_file.added_snapshot_id) == (len(new_entries.data), SNAPSHOT)
     expected = [
         summary_of(kind, [entry.file.partition[i] for entry in entries]) for i, kind in enumerate(case.partition_kinds)
     ]
     if None in expected:
-        assert result.partitions is None
+        assert manifest_file.partitions is None
     else:
-        assert result.partitions is not None
-        assert [to_plain(summary) for summary in result.partitions] == expected, case
+        assert manifest_file.partitions is not None
+        assert [to_plain(summary) for summary in manifest_file.partitions] == expected, case
 
 
 def to_plain(summary: FieldSummary) -> dict[str, Any]:
@@ -209,7 +211,7 @@ def to_planner_file(case: Case, file: ContentFile) -> SimpleNamespace:
 @given(seed=SEEDS)
 def test_partition_values_have_the_promoted_type_of_their_column(seed: int) -> None:
     case = Case(seed, 3)
-    wide = case.widen()
+    widened_case = case.widen()
     entries = [entry for entry in case.entries() if entry.status != DELETED]
     new_entries = encode_entries(case, entries)
     (manifest,) = write_and_read_list(
@@ -224,9 +226,9 @@ def test_partition_values_have_the_promoted_type_of_their_column(seed: int) -> N
     ]
     if any(not -(2**63) <= day * DAY_US < 2**63 for day in days):
         with pytest.raises(Corrupt, match=r"^m\.avro: partition field .* is outside the range of timestamp"):
-            read_entries(new_entries.data, manifest, wide)
+            read_entries(new_entries.data, manifest, widened_case)
         return
-    wide_entries = read_entries(new_entries.data, manifest, wide)
+    wide_entries = read_entries(new_entries.data, manifest, widened_case)
     for before, after in zip(old_entries, wide_entries, strict=True):
         expected = tuple(
             value * DAY_US if (transform, case.kinds[source]) == ("identity", "date") and value is not None else value
@@ -234,33 +236,36 @@ def test_partition_values_have_the_promoted_type_of_their_column(seed: int) -> N
         )
         assert cases.comparable(after.file.partition) == cases.comparable(expected), case
     second_manifest = write_manifest(
-        [msgspec.structs.replace(entry, status=EXISTING) for entry in wide_entries], metadata=wide, spec_id=0, content=0
+        [msgspec.structs.replace(entry, status=EXISTING) for entry in wide_entries],
+        metadata=widened_case,
+        spec_id=0,
+        content=0,
     )
     (described,) = write_and_read_list(
         case, [second_manifest.to_manifest_file("n.avro", snapshot_id=SNAPSHOT + 1, sequence_number=SEQUENCE + 1)]
     )
-    for before, after in zip(wide_entries, read_entries(second_manifest.data, described, wide), strict=True):
+    for before, after in zip(wide_entries, read_entries(second_manifest.data, described, widened_case), strict=True):
         assert are_same(msgspec.structs.replace(before, status=EXISTING), after), case
 
 
-def table(version: int = 2, fields: list[dict[str, Any]] | None = None, **more: Any) -> Case:
+def table(version: int = 2, fields: list[dict[str, Any]] | None = None, **extra_fields: Any) -> Case:
     """Return a case with one column of type long and one of type uuid, by default unpartitioned."""
     case = Case(0, version)
     case.kinds, case.fields, case.properties = {1: "long", 2: "uuid"}, [], {}
     case.fields = [(1000 + i, *field) for i, field in enumerate(fields or [])]  # type: ignore[misc]
-    case.metadata = case.read(**more)
+    case.metadata = case.read(**extra_fields)
     return case
 
 
-def data_file(partition: tuple[Any, ...] = (), **more: Any) -> ContentFile:
+def data_file(partition: tuple[Any, ...] = (), **fields: Any) -> ContentFile:
     options = {"content": 0, "file_path": "f.parquet", "file_format": "PARQUET", "spec_id": 0, "record_count": 10}
-    return ContentFile(**options | {"partition": partition, "file_size_in_bytes": 1} | more)
+    return ContentFile(**options | {"partition": partition, "file_size_in_bytes": 1} | fields)
 
 
-def added_entry(file: ContentFile, **more: Any) -> ManifestEntry:
+def added_entry(file: ContentFile, **fields: Any) -> ManifestEntry:
     return ManifestEntry(
         **{"status": ADDED, "snapshot_id": None, "sequence_number": None}
-        | more
+        | fields
         | {"file_sequence_number": None, "file": file}
     )
 
@@ -449,8 +454,8 @@ def test_partition_values_of_a_dropped_column_stay_distinct() -> None:
     entries = encode_entries(case, [added_entry(data_file((LOW, 3)))])
     manifest = entries.to_manifest_file("m", snapshot_id=5, sequence_number=2)
     columns = [{"id": 3, "name": "rest", "required": False, "type": "long"}]
-    without = {"type": "struct", "schema-id": 1, "fields": columns}
-    data_without_column = case.read(**{"schemas": [case.json()["schema"], without], "current-schema-id": 1})
+    missing_column = {"type": "struct", "schema-id": 1, "fields": columns}
+    data_without_column = case.read(**{"schemas": [case.json()["schema"], missing_column], "current-schema-id": 1})
     (entry,) = read_entries(entries.data, manifest, data_without_column)
     assert entry.file.partition == (LOW, 3)
     second_manifest = write_manifest([entry], metadata=data_without_column, spec_id=0, content=0)
@@ -462,7 +467,7 @@ def test_partition_values_of_a_dropped_column_stay_distinct() -> None:
         )[0].file
         == entry.file
     )
-    entries_without_field = case.read(**{"schemas": [without], "current-schema-id": 1})
+    entries_without_field = case.read(**{"schemas": [missing_column], "current-schema-id": 1})
     with pytest.raises(Corrupt, match=r"^m: partition field u: it has values, but no schema"):
         read_entries(entries.data, manifest, entries_without_field)
 
@@ -485,14 +490,14 @@ def test_manifest_that_differs_from_its_list_is_corrupt_and_named() -> None:
     case = table(2, [(1, "identity", "n")])
     entries = encode_entries(case, [added_entry(data_file((1,)))])
     manifest = entries.to_manifest_file("m.avro", snapshot_id=5, sequence_number=2)
-    for data, changed, expected_change in [
+    for data, changed_fields, expected_change in [
         (entries.data[:-1], {}, "bytes; the manifest list states"),
         (entries.data, {"partition_spec_id": 7}, "has the partition spec 7"),
         (entries.data, {"content": 1}, "has content 0"),
         (b"x" * len(entries.data), {}, "does not start with Avro's magic bytes"),
     ]:
         with pytest.raises(Corrupt, match=rf"^m\.avro.*{expected_change}"):
-            read_entries(data, msgspec.structs.replace(manifest, **changed), case.metadata)
+            read_entries(data, msgspec.structs.replace(manifest, **changed_fields), case.metadata)
     other = table(2, [(2, "identity", "n")])
     with pytest.raises(
         Corrupt, match=r"^m\.avro: partition field n: the stored type long .* cannot be converted to uuid"
@@ -502,13 +507,13 @@ def test_manifest_that_differs_from_its_list_is_corrupt_and_named() -> None:
 
 @settings(max_examples=examples(300))
 @given(seed=st.integers(0, 50), version=VERSIONS, at=st.floats(0, 1, exclude_max=True), byte=st.integers(0, 255))
-def test_damaged_manifest_is_corrupt_or_is_read(seed: int, version: int, at: float, byte: int) -> None:
+def test_damaged_manifest_is_corrupt_or_is_read(seed: int, version: int, fraction: float, byte: int) -> None:
     """Compressed blocks have checksums only with some codecs; the rest must decode to entries or raise an error."""
     case = Case(seed, version)
     case.metadata.properties["write.avro.compression-codec"] = "uncompressed"
     new_entries = encode_entries(case, case.entries())
     data = bytearray(new_entries.data)
-    data[int(at * len(data))] = byte
+    data[int(fraction * len(data))] = byte
     manifest = new_entries.to_manifest_file("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)
     try:
         entries = read_entries(bytes(data), manifest, case.metadata)

@@ -40,9 +40,9 @@ class Kind:
     nans: bool = False
 
 
-def _array_builder(arrow: pa.DataType, through: pa.DataType | None = None) -> Callable[[Sequence[Any]], pa.Array]:
+def _array_builder(arrow: pa.DataType, target_type: pa.DataType | None = None) -> Callable[[Sequence[Any]], pa.Array]:
     return lambda values: (
-        pa.array(values, through or arrow).cast(arrow) if through != arrow else pa.array(values, arrow)
+        pa.array(values, target_type or arrow).cast(arrow) if target_type != arrow else pa.array(values, arrow)
     )
 
 
@@ -148,10 +148,10 @@ class Predicate:
             return self.nulls
         if value != value:
             return self.nans
-        at = order(value)
+        rank = order(value)
         for low, high, low_open, high_open in self.ranges:
-            above = low is None or order(low) < at or (order(low) == at and not low_open)
-            below = high is None or at < order(high) or (order(high) == at and not high_open)
+            above = low is None or order(low) < rank or (order(low) == rank and not low_open)
+            below = high is None or rank < order(high) or (order(high) == rank and not high_open)
             if above and below:
                 return True
         return False

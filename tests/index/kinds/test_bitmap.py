@@ -98,15 +98,15 @@ def test_merge_equals_an_index_built_from_the_kept_files(kind: Kind, layout: str
     pool = [kind.draw(rng) for _ in range(30)]
     parts, kept_entries, columns = [], [], []
     for _ in range(3):
-        mine = [draw_column(rng, kind, rng.choice(ROWS), pool) for _ in range(5)]
-        entries = [build_file(kind, values) for values in mine]
-        keep = np.array([rng.random() < 0.6 for _ in mine])
+        drawn_columns = [draw_column(rng, kind, rng.choice(ROWS), pool) for _ in range(5)]
+        entries = [build_file(kind, values) for values in drawn_columns]
+        keep = np.array([rng.random() < 0.6 for _ in drawn_columns])
         parts.append((open_bitmap(entries), keep))
         kept_entries += [entry for entry, is_kept in zip(entries, keep, strict=True) if is_kept]
-        columns += [one for one, is_kept in zip(mine, keep, strict=True) if is_kept]
-    merged = b"".join(bitmap.merge(parts))
-    assert merged == b"".join(bitmap.encode(kept_entries))
-    check(Bitmap(memoryview(merged)), kind, columns, rng, 10)
+        columns += [one for one, is_kept in zip(drawn_columns, keep, strict=True) if is_kept]
+    merged_blob = b"".join(bitmap.merge(parts))
+    assert merged_blob == b"".join(bitmap.encode(kept_entries))
+    check(Bitmap(memoryview(merged_blob)), kind, columns, rng, 10)
 
 
 @pytest.mark.parametrize("files", [1, 63, 64, 65, 300])
@@ -119,21 +119,21 @@ def test_files_with_matches_is_right_for_any_number_of_files(files: int, shared:
     index = open_bitmap([build_of_longs(values) for values in columns])
     for _ in range(60):
         low = rng.randrange(-5, 7 * files + 60)
-        for ranges, holds in (
+        for ranges, expected in (
             (ranges_of(low), lambda v, low=low: v == low),
             (make_between(low, low + 20), lambda v, low=low: low <= v <= low + 20),
             (make_between(None, low), lambda v, low=low: v <= low),
             (ranges_of(low, low + 3, low + 90), lambda v, low=low: v in (low, low + 3, low + 90)),
         ):
-            assert index.files_with(ranges).tolist() == [int(any(map(holds, values))) for values in columns]
+            assert index.files_with(ranges).tolist() == [int(any(map(expected, values))) for values in columns]
 
 
 def test_keys_shared_by_files_are_stored_once_and_others_with_their_files() -> None:
     rng = np.random.default_rng(1)
     shared = [build_of_longs(rng.integers(0, 1000, 20_000)) for _ in range(20)]
-    alone = [build_of_longs(rng.integers(-(1 << 62), 1 << 62, 20_000)) for _ in range(20)]
+    builds = [build_of_longs(rng.integers(-(1 << 62), 1 << 62, 20_000)) for _ in range(20)]
     sizes = {}
-    for name, entries in (("shared", shared), ("alone", alone)):
+    for name, entries in (("shared", shared), ("alone", builds)):
         sections = sum(entry.size_bytes for entry in entries)
         sizes[name] = (sum(map(len, bitmap.encode(entries))) - sections) / sections
     assert sizes["shared"] < 0.05
@@ -189,8 +189,8 @@ def test_every_method_to_rank_keys_finds_the_same_rows(values: np.ndarray[Any, n
     index = open_bitmap([build_of_longs(values)])
     distinct = np.unique(values)
     assert index.section(0).cardinality == len(distinct)
-    for at in np.random.default_rng(7).integers(0, len(distinct), 20):
-        value = int(distinct[at])
+    for position in np.random.default_rng(7).integers(0, len(distinct), 20):
+        value = int(distinct[position])
         assert find_rows(index, 0, ranges_of(value), len(values)) == np.flatnonzero(values == value).tolist()
         assert find_rows(index, 0, make_between(None, value), len(values)) == np.flatnonzero(values <= value).tolist()
 

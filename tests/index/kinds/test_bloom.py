@@ -83,14 +83,14 @@ def test_file_that_has_a_value_is_never_pruned(kind: str, data: st.DataObject) -
 def test_zeros_of_both_signs_huge_strings_and_files_without_a_key() -> None:
     floats = blob_of([build(keys_of(pa.array([value]), "double")) for value in (-0.0, 0.0, math.nan, None, math.inf)])
     for value, number in ((-0.0, 0), (0.0, 1), (math.inf, 4)):
-        result = Bloom(floats).probe(hash_of(value, "double"))
-        assert result[number] == 1
-        assert result[2:4].tolist() == [0, 0]
-    huge, wide = "x" * 2_000_000, "𝕏 é\0" * 50_000
-    columns = [pa.array([huge]), pa.array([wide, None]), pa.array([], pa.string()), pa.nulls(3)]
+        answers = Bloom(floats).probe(hash_of(value, "double"))
+        assert answers[number] == 1
+        assert answers[2:4].tolist() == [0, 0]
+    huge_text, wide_text = "x" * 2_000_000, "𝕏 é\0" * 50_000
+    columns = [pa.array([huge_text]), pa.array([wide_text, None]), pa.array([], pa.string()), pa.nulls(3)]
     texts = Bloom(blob_of([build(keys_of(column, "string")) for column in columns]))
-    assert texts.probe(hash_of(huge, "string")).tolist() == [1, 0, 0, 0]
-    assert texts.probe(hash_of(wide, "string")).tolist() == [0, 1, 0, 0]
+    assert texts.probe(hash_of(huge_text, "string")).tolist() == [1, 0, 0, 0]
+    assert texts.probe(hash_of(wide_text, "string")).tolist() == [0, 1, 0, 0]
 
 
 @pytest.mark.parametrize("count", [1, 2, 63, 64, 65, 127, 128, 129, 500, 1000])
@@ -101,9 +101,9 @@ def test_each_of_many_files_is_found_by_its_own_keys(count: int) -> None:
     bloom = Bloom(blob)
     for number in rng.permutation(count)[:60].tolist():
         for value in files[number][:3].tolist():
-            result = bloom.probe(hash_of(value))
-            assert result[number] == 1
-            assert np.array_equal(result, probe_remotely(blob, hash_of(value)))
+            answers = bloom.probe(hash_of(value))
+            assert answers[number] == 1
+            assert np.array_equal(answers, probe_remotely(blob, hash_of(value)))
     together = np.concatenate([hash_of(int(values[0])) for values in files])
     assert bloom.probe(together).all()
     assert np.array_equal(bloom.probe(together), probe_remotely(blob, together))
@@ -116,8 +116,8 @@ def test_false_positives_are_as_rare_as_requested(fpp: float, keys: int) -> None
     files = random_files(keys, [keys] * max(4, 40_000 // keys))
     bloom = Bloom(blob_of([build(longs(values), fpp) for values in files]))
     absent_hashes = np.random.default_rng(7).integers(0, 2**64, 100_000 // len(files) + 400, dtype=np.uint64)
-    result = sum(int(bloom.probe(absent_hashes[i : i + 1]).sum()) for i in range(len(absent_hashes)))
-    assert result / (len(absent_hashes) * len(files)) <= 1.5 * fpp
+    false_positives = sum(int(bloom.probe(absent_hashes[i : i + 1]).sum()) for i in range(len(absent_hashes)))
+    assert false_positives / (len(absent_hashes) * len(files)) <= 1.5 * fpp
 
 
 def test_repeated_keys_take_no_space() -> None:
@@ -132,8 +132,8 @@ def test_repeated_keys_take_no_space() -> None:
 )
 @settings(max_examples=examples(100))
 def test_distinct_hashes_are_each_stored_once(hashes: list[int], again: int) -> None:
-    result = _bloom.distinct(np.array(hashes * again, dtype=np.uint64)).tolist()
-    assert sorted(result) == sorted(set(hashes))
+    distinct_hashes = _bloom.distinct(np.array(hashes * again, dtype=np.uint64)).tolist()
+    assert sorted(distinct_hashes) == sorted(set(hashes))
 
 
 def test_many_distinct_hashes_are_counted_exactly() -> None:
@@ -149,9 +149,9 @@ def test_many_distinct_hashes_are_counted_exactly() -> None:
 def test_bloom_filter_wastes_at_most_a_quarter(fpp: float) -> None:
     k = hash_count(fpp)
     for keys in [*range(300, 5_000, 7), 10**6, 9_999_999]:
-        needed = keys * -k / math.log(1 - fpp ** (1 / k))
+        bit_count = keys * -k / math.log(1 - fpp ** (1 / k))
         bits = filter_bits(keys, fpp)
-        assert needed <= bits < max(needed * 1.25 + 64, 257)
+        assert bit_count <= bits < max(bit_count * 1.25 + 64, 257)
         assert bits % 64 == 0
         assert bits.bit_count() <= 3
     assert filter_bits(0, fpp) == filter_bits(1, fpp) == 256
@@ -172,14 +172,14 @@ def bits_in(blob: bytes) -> list[set[int]]:
         rows = 1
         while rows * 2 * stride <= 32768:
             rows *= 2
-        at, end = offset, offset + length
+        start, end = offset, offset + length
         for first in range(0, bits, rows):
             rows_of_layer = min(rows, bits - first)
-            page = blob[at : at + math.ceil(rows_of_layer * stride / 8)]
-            at += len(page)
-            seal = xxhash.xxh64_intdigest(page, at - len(page)) & 0xFFFFFFFF
-            assert blob[at : at + 4] == seal.to_bytes(4, "little")
-            at += 4
+            page = blob[start : start + math.ceil(rows_of_layer * stride / 8)]
+            start += len(page)
+            seal = xxhash.xxh64_intdigest(page, start - len(page)) & 0xFFFFFFFF
+            assert blob[start : start + 4] == seal.to_bytes(4, "little")
+            start += 4
             number = int.from_bytes(page, "little")
             for row in range(rows_of_layer):
                 line = number >> row * stride & (1 << stride) - 1
@@ -187,7 +187,7 @@ def bits_in(blob: bytes) -> list[set[int]]:
                 while line:
                     results[members[(line & -line).bit_length() - 1]].add(first + row)
                     line &= line - 1
-        assert at == end
+        assert start == end
     return results
 
 
@@ -237,12 +237,12 @@ def draw_merges(seed: int) -> Iterator[tuple[list[FileBloom], list[tuple[Bloom, 
 @pytest.mark.parametrize("seed", range(4))
 def test_merge_equals_a_build_from_the_kept_files_byte_by_byte(seed: int) -> None:
     for kept_entries, parts in draw_merges(seed):
-        merged = b"".join(merge(parts))
-        Bloom(merged).verify()
+        merged_blob = b"".join(merge(parts))
+        Bloom(merged_blob).verify()
         if kept_entries:
-            assert merged == blob_of(kept_entries)
+            assert merged_blob == blob_of(kept_entries)
         else:
-            assert Bloom(merged).files == 0
+            assert Bloom(merged_blob).files == 0
 
 
 def test_merge_in_many_steps_equals_one_merge(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,7 +372,7 @@ def test_wrong_header_with_a_valid_checksum_is_rejected_or_harmless(
     blob, hashes, _ = undamaged_index
     head = header_size(blob)
     rng = np.random.default_rng(13)
-    refused = 0
+    refused_count = 0
     for _ in range(2_000):
         forged = bytearray(blob)
         place = int(rng.integers(4, head - 8))
@@ -383,8 +383,8 @@ def test_wrong_header_with_a_valid_checksum_is_rejected_or_harmless(
             bloom.probe(hashes[0])
             merge([(bloom, np.ones(bloom.files, dtype=bool))])
         except ValueError:
-            refused += 1
-    assert refused > 1_000
+            refused_count += 1
+    assert refused_count > 1_000
 
 
 def test_filters_can_be_sent_between_processes() -> None:

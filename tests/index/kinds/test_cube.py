@@ -114,13 +114,13 @@ def test_entry_has_the_aggregates_that_duckdb_computes(dimensions: list[str]) ->
     ).fetchall()
     # Zeros with different signs are separate groups of an entry.
     partials = pa.Table.from_batches([entry])
-    merged = duckdb.from_arrow(partials).query(
+    merged_groups = duckdb.from_arrow(partials).query(
         "e",
         f"SELECT {', '.join(f'd{n}' for n in range(len(keys)))}, sum(m0), sum(m1), sum(m2), sum(m3), sum(m4), sum(m5),"
         f" sum(m6), {lowest.replace('ratio', 'm7')}, {lowest.replace('ratio', 'm8').replace('min', 'max', 1)},"
         " min(m9), max(m10), sum(m11), min(m12) FROM e GROUP BY ALL",
     ).fetchall()  # fmt: skip
-    assert sorted(map(repr, map(_normalize_row, merged))) == sorted(map(repr, map(_normalize_row, expected)))
+    assert sorted(map(repr, map(_normalize_row, merged_groups))) == sorted(map(repr, map(_normalize_row, expected)))
 
 
 def _normalize_row(row: tuple[Any, ...]) -> list[Any]:
@@ -149,8 +149,8 @@ def test_value_that_does_not_fit_the_engines_type_refuses_the_file() -> None:
     ints = pa.table({"country": ["a", "a"], "qty": pa.array([2**31 - 1, 1], pa.int32())})
     with pytest.raises(ValueError, match="overflow"):
         build(cube(["country"], ["sum(qty + 1)"]), ints)
-    wide = Schema((Field(1, "k", False, "int"), Field(2, "v", False, "decimal(38, 0)")), schema_id=0)
-    definition = define("c", "cube", ["k"], wide, measures=["sum(v)"])
+    wide_schema = Schema((Field(1, "k", False, "int"), Field(2, "v", False, "decimal(38, 0)")), schema_id=0)
+    definition = define("c", "cube", ["k"], wide_schema, measures=["sum(v)"])
     values = pa.array([Decimal("9" * 38)] * 2, pa.decimal128(38, 0))
     columns = {1: pa.chunked_array([[1, 1]]), 2: pa.chunked_array([values])}
     with pytest.raises(ValueError, match="38"):
@@ -177,19 +177,19 @@ def test_merge_keeps_the_selected_entries() -> None:
     entries = [build(definition, random_rows(seed, 50)) for seed in range(4)]
     left, right = open_entries(*entries[:2]), open_entries(*entries[2:])
     parts = CUBE.merge([(left, np.array([True, False])), (right, np.array([True, True]))])
-    merged = CUBE.open(memoryview(b"".join(map(bytes, parts))))
-    assert [batch.to_pydict() for batch in merged.read(range(3))] == [entries[n].to_pydict() for n in (0, 2, 3)]
-    assert CUBE.check_rows(merged, 150) is None
-    assert "counts 150 rows" in (CUBE.check_rows(merged, 151) or "")
-    assert [batch.to_pydict() for batch in merged.read([2], ["m1"])] == [{"m1": entries[3].to_pydict()["m1"]}]
+    merged_cube = CUBE.open(memoryview(b"".join(map(bytes, parts))))
+    assert [batch.to_pydict() for batch in merged_cube.read(range(3))] == [entries[n].to_pydict() for n in (0, 2, 3)]
+    assert CUBE.check_rows(merged_cube, 150) is None
+    assert "counts 150 rows" in (CUBE.check_rows(merged_cube, 151) or "")
+    assert [batch.to_pydict() for batch in merged_cube.read([2], ["m1"])] == [{"m1": entries[3].to_pydict()["m1"]}]
 
 
 def test_each_changed_byte_of_a_cube_is_noticed() -> None:
     entry = build(cube(["country"], ["sum(qty)"]), random_rows(1, 30))
     blob = b"".join(map(bytes, CUBE.encode([entry])))
-    for at in range(0, len(blob), 7):
+    for offset in range(0, len(blob), 7):
         damaged = bytearray(blob)
-        damaged[at] ^= 1
+        damaged[offset] ^= 1
         with pytest.raises(ValueError, match="cube"):
             CUBE.open(memoryview(damaged))
     with pytest.raises(ValueError, match="bytes"):
@@ -229,9 +229,9 @@ def test_decompressed_size_of_an_entry_is_known_before_it_is_read(rows: int) -> 
     entry = build(cube(["country", "ratio"], ["sum(qty)", "min(ts)"]), random_rows(4, rows))
     body = CUBE.encode([entry, entry])[1]
     assert isinstance(body, memoryview)
-    (stored,) = open_entries(entry).read([0])
+    (stored_groups,) = open_entries(entry).read([0])
     sizes = [count_decoded_bytes(body, place) for place in find_batches(body)]
-    assert sizes == [sum(buffer.size for column in stored.columns for buffer in column.buffers() if buffer)] * 2
+    assert sizes == [sum(buffer.size for column in stored_groups.columns for buffer in column.buffers() if buffer)] * 2
 
 
 def test_entry_with_too_many_groups_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,9 +261,9 @@ def test_definition_of_a_cube_survives_its_id_and_a_rename() -> None:
     definition = cube(["day(ts)", "place.city"], ["sum(price * (1 - discount))", "avg(qty)", "count(*)"], shrink=5)
     assert definition.text == "cube(day(ts), place.city; sum(price * (1 - discount)), avg(qty), count(*), shrink=5)"
     renamed = Schema(tuple(Field(f.id, f"new_{f.name}", False, f.type) for f in SCHEMA.fields), schema_id=1)
-    again = of_id(definition.id, renamed, name="c")
-    assert again.id == definition.id
-    assert again.text.startswith("cube(day(new_ts), new_place.city; sum(new_price * (1 - new_discount))")
+    second_blob = of_id(definition.id, renamed, name="c")
+    assert second_blob.id == definition.id
+    assert second_blob.text.startswith("cube(day(new_ts), new_place.city; sum(new_price * (1 - new_discount))")
     assert set(definition.column_ids) == {1, 11, 5, 6, 7}
 
 

@@ -51,13 +51,13 @@ def test_bitmap_index_finds_files_and_rows_by_many_keys(seed: int, monkeypatch: 
     assert index.files_with_keys(keys).tolist() == [int(any(value in expected for value in values)) for values in files]
     assert not index.has_only(keys) or all(value in expected for values in files for value in values)
     for number, values in enumerate(files):
-        result = mask_of(index.rows_with_keys(number, keys), len(values)).tolist()
-        assert result == [value in expected for value in values]
+        row_mask = mask_of(index.rows_with_keys(number, keys), len(values)).tolist()
+        assert row_mask == [value in expected for value in values]
         among = rng.choices([True, False], k=len(values))
         bits = keys_of(pa.array([1 if item else None for item in among], pa.int64()), "long").valid
         if bits is not None:
-            result = mask_of(index.rows_with_keys(number, keys, bits), len(values)).tolist()
-            assert result == [value in expected and there for value, there in zip(values, among, strict=True)]
+            row_mask = mask_of(index.rows_with_keys(number, keys, bits), len(values)).tolist()
+            assert row_mask == [value in expected and there for value, there in zip(values, among, strict=True)]
 
 
 @pytest.mark.parametrize("seed", range(150))
@@ -120,12 +120,14 @@ def test_keys_of_another_type_represent_the_same_values() -> None:
     assert [ints.at(place) - (1 << 63) for place in range(len(ints))] == [-5, 7, 2**31 - 1]  # type: ignore[operator]
     assert ints.of_kind("long").digest == keys_in([-5, 7, 2**31 - 1], "long", pa.int64()).digest
     short = keys_in([-3, 0, 12], "decimal(9, 2)", pa.decimal128(9, 2))
-    wide = short.of_kind("decimal(30, 2)")
-    assert wide.digest == keys_in([-3, 0, 12], "decimal(30, 2)", pa.decimal128(30, 2)).digest
-    assert wide.of_kind("decimal(9, 2)").digest == short.digest
+    wide_set = short.of_kind("decimal(30, 2)")
+    assert wide_set.digest == keys_in([-3, 0, 12], "decimal(30, 2)", pa.decimal128(30, 2)).digest
+    assert wide_set.of_kind("decimal(9, 2)").digest == short.digest
     beyond = keys_in([10**25, 4], "decimal(30, 2)", pa.decimal128(30, 2)).of_kind("decimal(9, 2)")
     assert len(beyond) == 1
-    assert wide.of_kind("decimal(20, 2)").digest == keys_in([-3, 0, 12], "decimal(20, 2)", pa.decimal128(20, 2)).digest
+    assert (
+        wide_set.of_kind("decimal(20, 2)").digest == keys_in([-3, 0, 12], "decimal(20, 2)", pa.decimal128(20, 2)).digest
+    )
 
 
 def test_digests_differ_by_type_and_by_every_key() -> None:

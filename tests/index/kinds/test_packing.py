@@ -101,10 +101,10 @@ def test_every_value_and_gap_survives_packing(kind: str, data: st.DataObject) ->
     assert form is not None
     for row, value in enumerate(values):
         key = column.key(row)
-        back = None if key is None else value_of(form, kind, key)
-        assert back == value
-        if isinstance(value, float) and isinstance(back, float):
-            assert math.copysign(1, back) == math.copysign(1, value)
+        decoded = None if key is None else value_of(form, kind, key)
+        assert decoded == value
+        if isinstance(value, float) and isinstance(decoded, float):
+            assert math.copysign(1, decoded) == math.copysign(1, value)
     assert column.present().tolist() == [value is not None for value in values]
 
 
@@ -344,11 +344,11 @@ def test_manifest_of_columns_survives_packing(data: st.DataObject) -> None:
             keys = [column.key(row) for row in range(rows)]
             assert [None if key is None else value_of(form, kind, key) for key in keys] == side
         real = [[None if count is not None and count < 0 else count for count in item] for item in counts]
-        for fields, each in zip(packed_counts, real, strict=True):
+        for fields, packed_count in zip(packed_counts, real, strict=True):
             if fields is None:
-                assert all(count is None for count in each)
+                assert all(count is None for count in packed_count)
                 continue
-            assert longs_of(memory, fields, rows) == each
+            assert longs_of(memory, fields, rows) == packed_count
         values, nulls, nans, _ = real
         if values == records and rows:
             assert packed_counts[0] == packer.packed(record_count)
@@ -363,22 +363,22 @@ def longs_of(memory: npt.NDArray[np.uint8], fields: tuple[Any, ...], rows: int) 
 
 
 def test_incompatible_columns_are_rejected() -> None:
-    heap, two = bytes_of(b"abc"), np.array([0, 1], dtype=np.int64)
+    heap, values = bytes_of(b"abc"), np.array([0, 1], dtype=np.int64)
     packer = Packer(heap, 2)
     rows, lengths = np.array([0, 2], dtype=np.int32), np.array([1, 1], dtype=np.int32)
-    nothing = (None, None, None, None)
+    empty_key = (None, None, None, None)
     with pytest.raises(ValueError, match="beyond"):
-        packer.column(0, nothing, (rows[1:], two[:1], lengths[:1]), None)
+        packer.column(0, empty_key, (rows[1:], values[:1], lengths[:1]), None)
     with pytest.raises(ValueError, match="a row of its own"):
-        packer.column(0, nothing, (rows, two[:1], lengths[:1]), None)
+        packer.column(0, empty_key, (rows, values[:1], lengths[:1]), None)
     with pytest.raises(ValueError, match="a start and a length"):
-        packer.bounds(source_of("string"), two, lengths[:1], absent_low=True)
+        packer.bounds(source_of("string"), values, lengths[:1], absent_low=True)
     with pytest.raises(ValueError, match="each row"):
-        packer.bounds(source_of("string"), two[:1], lengths[:1], absent_low=True)
+        packer.bounds(source_of("string"), values[:1], lengths[:1], absent_low=True)
     with pytest.raises(ValueError, match="each value"):
-        packer.longs(two, np.ones(1, dtype=np.uint8), absent_low=True)
+        packer.longs(values, np.ones(1, dtype=np.uint8), absent_low=True)
     with pytest.raises(ValueError, match="no such job"):
-        packer.column(0, nothing, None, None, 7)
+        packer.column(0, empty_key, None, None, 7)
     with pytest.raises(IndexError):
         packer.packed(0)
     packer.pack()

@@ -79,9 +79,9 @@ class Lake:
     def check(self, record: RecordBlob, numbers: Sequence[int]) -> None:
         """Check that the record index has exactly these files, in this order."""
         positions_by_key = defaultdict(list)
-        for at, number in enumerate(numbers):
+        for key_number, number in enumerate(numbers):
             for position, row in enumerate(self.files[number]):
-                positions_by_key[tuple(map(normalize, row))].append((at, position))
+                positions_by_key[tuple(map(normalize, row))].append((key_number, position))
         all_keys = [*itertools.chain.from_iterable(self.files), *self.others]
         columns = self.keys(all_keys)
         hi, lo = hash_rows(columns, 0), hash_rows(columns, 1)
@@ -90,8 +90,11 @@ class Lake:
         ]
         assert matches(record.lookup(hi, lo)) == expected
         assert matches(look_up_remotely(record, hi, lo)) == expected
-        for at in range(0, len(all_keys), 17):
-            assert record.find(int(hi[at]), int(lo[at])) == positions_by_key[tuple(map(normalize, all_keys[at]))]
+        for key_number in range(0, len(all_keys), 17):
+            assert (
+                record.find(int(hi[key_number]), int(lo[key_number]))
+                == positions_by_key[tuple(map(normalize, all_keys[key_number]))]
+            )
         assert record.count == sum(len(self.files[number]) for number in numbers)
         assert record.counts.tolist() == [len(self.files[number]) for number in numbers]
         record.verify()
@@ -135,12 +138,12 @@ def test_lookups_equal_a_dict_before_and_after_merges(seed: int) -> None:
         keep = np.array([draw.random() < 0.7 for _ in half], bool)
         parts.append((lake.record(half), keep))
         kept_numbers += [number for number, is_kept in zip(half, keep, strict=True) if is_kept]
-    merged = open_record(merge(parts))
-    lake.check(merged, kept_numbers)
-    assert blob_of(merged) == b"".join(encode([build(lake.keys(lake.files[number])) for number in kept_numbers]))
+    merged_record = open_record(merge(parts))
+    lake.check(merged_record, kept_numbers)
+    assert blob_of(merged_record) == b"".join(encode([build(lake.keys(lake.files[number])) for number in kept_numbers]))
     keep_again = np.array([draw.random() < 0.7 for _ in kept_numbers], bool)
     lake.check(
-        open_record(merge([(merged, keep_again)])),
+        open_record(merge([(merged_record, keep_again)])),
         [number for number, is_kept in zip(kept_numbers, keep_again, strict=True) if is_kept],
     )
 
@@ -150,9 +153,9 @@ def test_hash_of_one_key_equals_that_of_a_row(seed: int) -> None:
     draw = random.Random(seed)
     lake = Lake(draw, 1)
     columns = lake.keys(lake.others)
-    many = zip(hash_rows(columns, 0).tolist(), hash_rows(columns, 1).tolist(), strict=True)
-    for at, (row, expected) in enumerate(zip(lake.others, many, strict=True)):
-        parts = [part(keys, at, value) for keys, value in zip(columns, row, strict=True)]
+    row_hashes = zip(hash_rows(columns, 0).tolist(), hash_rows(columns, 1).tolist(), strict=True)
+    for row_number, (row, expected) in enumerate(zip(lake.others, row_hashes, strict=True)):
+        parts = [part(keys, row_number, value) for keys, value in zip(columns, row, strict=True)]
         assert row_hash(parts) == expected
 
 
@@ -196,10 +199,10 @@ def test_equal_and_extreme_hashes_are_distinguished_where_possible(seed: int) ->
     assert matches(record.lookup(hi, lo)) == expected
     assert matches(look_up_remotely(record, hi, lo)) == expected
     assert [record.find(*pair) for pair in pairs] == [positions_by_key[pair] for pair in pairs]
-    for at in range(len(pairs)):
+    for index in range(len(pairs)):
         assert [
-            match[1:] for match in matches(look_up_remotely(record, hi[at : at + 1], lo[at : at + 1]))
-        ] == positions_by_key[pairs[at]]
+            match[1:] for match in matches(look_up_remotely(record, hi[index : index + 1], lo[index : index + 1]))
+        ] == positions_by_key[pairs[index]]
 
 
 def uniform(rows: int, seed: int = 0) -> tuple[Any, Any]:
@@ -216,8 +219,8 @@ def test_remote_lookup_reads_one_or_two_pages() -> None:
     assert sum(read[0][1] for read in reads) < 1.02 * PAGE * len(reads)
     absent, _ = uniform(1000, seed=1)
     assert {len(record.fences.page_ranges(item, item)) for item in absent.reshape(-1, 1)} == {1}
-    everything = record.fences.page_ranges(hi, lo)
-    assert everything == [(0, len(record.memory))]
+    all_ranges = record.fences.page_ranges(hi, lo)
+    assert all_ranges == [(0, len(record.memory))]
 
 
 def test_entry_takes_little_more_than_24_bytes() -> None:
@@ -278,12 +281,12 @@ def test_memory_of_a_merge_does_not_depend_on_its_output(tmp_path: Path) -> None
         for number in (1, 2)
     ]
     tracemalloc.start()
-    written = 0
+    written_count = 0
     for part in merge([(record, np.ones(1, bool)) for record in mapped]):
-        written += len(part)
+        written_count += len(part)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert written > 24_000_000
+    assert written_count > 24_000_000
     assert peak < 4 << 20
 
 
@@ -304,19 +307,19 @@ def test_index_of_50_million_keys_has_an_entry_for_each(tmp_path: Path) -> None:
         rounds.append(write_and_open_record(tmp_path / str(group), encode(entries)))
         del entries
     tracemalloc.reset_peak()
-    whole = write_and_open_record(tmp_path / "whole", merge([(record, np.ones(5, bool)) for record in rounds]))
-    whole.verify()
-    half = write_and_open_record(tmp_path / "half", merge([(whole, np.arange(50) % 2 == 0)]))
+    merged_record = write_and_open_record(tmp_path / "whole", merge([(record, np.ones(5, bool)) for record in rounds]))
+    merged_record.verify()
+    half = write_and_open_record(tmp_path / "half", merge([(merged_record, np.arange(50) % 2 == 0)]))
     half.verify()
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 32 << 20
-    assert (whole.count, whole.files, half.count, half.files) == (50_000_000, 50, 25_000_000, 25)
+    assert (merged_record.count, merged_record.files, half.count, half.files) == (50_000_000, 50, 25_000_000, 25)
     for seed in range(0, 100, 11):
         file = seed // 10 * 5 + seed % 10 if seed % 10 < 5 else None
         hi, lo = (part[:1000] for part in uniform(1_000_000, seed))
         everywhere = [] if file is None else [(file, position) for position in range(1000)]
-        assert [place for _, *place in matches(whole.lookup(hi, lo))] == list(map(list, everywhere))
+        assert [place for _, *place in matches(merged_record.lookup(hi, lo))] == list(map(list, everywhere))
 
 
 def test_damage_at_any_byte_is_detected() -> None:
@@ -324,9 +327,9 @@ def test_damage_at_any_byte_is_detected() -> None:
     blob = b"".join(encode([FileRecords(sorted_run(hi[:200], lo[:200])), FileRecords(sorted_run(hi[200:], lo[200:]))]))
     expected, draw = matches(RecordBlob(memoryview(blob)).lookup(hi, lo)), random.Random(3)
     assert len(expected) == 400
-    for at in range(0, len(blob), 1):
+    for offset in range(0, len(blob), 1):
         broken = bytearray(blob)
-        broken[at] ^= 1 << draw.randrange(8)
+        broken[offset] ^= 1 << draw.randrange(8)
         with pytest.raises(ValueError):
             RecordBlob(memoryview(broken)).verify()
         try:
@@ -358,12 +361,12 @@ def test_damaged_page_affects_only_its_lookups_and_is_never_merged() -> None:
 
 def with_changed_page(blob: bytes, page: int, change: Callable[[bytearray], None]) -> memoryview:
     """Return the blob with a changed page and matching checksums."""
-    changed = bytearray(blob)
-    page_bytes = changed[page * PAGE : (page + 1) * PAGE]
+    changed_blob = bytearray(blob)
+    page_bytes = changed_blob[page * PAGE : (page + 1) * PAGE]
     change(page_bytes)
     struct.pack_into("<Q", page_bytes, 0, compute_checksum(bytes(page_bytes[8:]), page))
-    changed[page * PAGE : (page + 1) * PAGE] = page_bytes
-    return memoryview(changed)
+    changed_blob[page * PAGE : (page + 1) * PAGE] = page_bytes
+    return memoryview(changed_blob)
 
 
 @pytest.mark.parametrize("entries", [0, 171, 255, 0xFFFFFFFF])
@@ -427,8 +430,8 @@ def test_bytes_of_a_record_blob_never_change() -> None:
     """
     text = [f"key {number % 300}" if number % 7 else None for number in range(1000)]
     columns = [keys_of(pa.array(range(1000), pa.int64()), "long"), keys_of(pa.array(text), "string")]
-    more = [keys_of(pa.array([5], pa.int64()), "long"), keys_of(pa.array(["key 5"]), "string")]
-    blob = b"".join(encode([build(columns), build(more)]))
+    other_keys = [keys_of(pa.array([5], pa.int64()), "long"), keys_of(pa.array(["key 5"]), "string")]
+    blob = b"".join(encode([build(columns), build(other_keys)]))
     record = RecordBlob(memoryview(blob))
     assert record.find(*row_hash([key_of(5, "long"), b"key 5"])) == [(0, 5), (1, 0)]
     assert hashlib.sha256(blob).hexdigest() == "33368500a56fbe0fe7148d3228b69d579b4846c96f0ac980121e0ea71f96b701"

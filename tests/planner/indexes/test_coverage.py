@@ -93,8 +93,8 @@ def test_identities_with_the_same_first_half_are_distinguished() -> None:
     pairs = sorted({(rng.randrange(3), rng.randrange(50)) for _ in range(100)})
     ordered = np.array(pairs, dtype=np.uint64)
     queries = [(high, low) for high in range(4) for low in range(50)]
-    result = coverage.find_ids(ordered, np.array(queries, dtype=np.uint64)).tolist()
-    assert result == [pairs.index(item) if item in pairs else -1 for item in queries]
+    found_ids = coverage.find_ids(ordered, np.array(queries, dtype=np.uint64)).tolist()
+    assert found_ids == [pairs.index(item) if item in pairs else -1 for item in queries]
 
 
 async def test_snapshots_share_identities_of_shared_manifests_until_they_are_released(
@@ -113,8 +113,8 @@ async def test_snapshots_share_identities_of_shared_manifests_until_they_are_rel
     assert ids.size_bytes == 5 * 24
     file_ids_of(await planner.view(table.metadata, ScanRequest(snapshot_id=2)))
     assert results == [5, 3]
-    alone = TableView(view.manifests, view.blocks)
-    removed_ref = ref(file_ids_of(alone))
-    del alone
+    plain_view = TableView(view.manifests, view.blocks)
+    removed_ref = ref(file_ids_of(plain_view))
+    del plain_view
     gc.collect()
     assert removed_ref() is None

@@ -98,9 +98,9 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
         yield Rig(tmp_path, store, stack)
 
 
-async def wait_until(holds: Callable[[], bool]) -> None:
+async def wait_until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
-        while not holds():
+        while not condition():
             await asyncio.sleep(0.01)
 
 
@@ -161,12 +161,12 @@ def list_predicates(projected: IndexProjection | None) -> list[tuple[str, str, t
 
 def test_index_on_a_transform_receives_the_projected_filter() -> None:
     filter = and_filter(eq(7), {"type": "lt", "term": "ts", "value": "2020-01-02T03:00:00"})
-    result = list_predicates(
+    predicates = list_predicates(
         project_filter(filter, b="bloom(bucket[16](id))", t="bitmap(truncate[5](id))", d="bitmap(day(ts))")
     )
-    assert [(name, op) for name, op, _ in result] == [("b", "eq"), ("d", "lt"), ("t", "eq")]
-    assert result[1][2] == (18264,)
-    assert result[2][2] == (5,)
+    assert [(name, op) for name, op, _ in predicates] == [("b", "eq"), ("d", "lt"), ("t", "eq")]
+    assert predicates[1][2] == (18264,)
+    assert predicates[2][2] == (5,)
 
 
 def test_index_on_lower_answers_equality_and_prefixes_of_the_column() -> None:
@@ -216,10 +216,10 @@ def test_index_on_lower_or_upper_answers_filters_on_either_function(function: st
 
 def test_composite_key_index_receives_folded_values() -> None:
     term = {"type": "transform", "transform": "upper", "term": "name"}
-    result = list_predicates(
+    predicates = list_predicates(
         project_filter(and_filter(eq(7), {"type": "eq", "term": term, "value": "AB"}), r="record(id, lower(name))")
     )
-    assert result == [("r", "eq", (7,)), ("r", "in", ("ab", UNKNOWN_CASE))]
+    assert predicates == [("r", "eq", (7,)), ("r", "in", ("ab", UNKNOWN_CASE))]
     projected = project_filter(
         and_filter(eq(7), {"type": "eq", "term": "name", "value": "AB"}), r="record(id, lower(name))"
     )
@@ -254,8 +254,8 @@ def test_composite_key_index_is_used_when_each_column_has_values() -> None:
     assert project_filter(or_filter(eq(7), kinds), **index) is None
     assert project_filter(and_filter(eq(7), {"type": "gt", "term": "kind", "value": 1}), **index) is None
     side = int(COMBINATIONS_MAX**0.5) + 1
-    many = [{"type": "in", "term": name, "values": list(range(side))} for name in ("id", "kind")]
-    assert project_filter(and_filter(*many), **index) is None
+    long_filters = [{"type": "in", "term": name, "values": list(range(side))} for name in ("id", "kind")]
+    assert project_filter(and_filter(*long_filters), **index) is None
 
 
 def test_index_is_unused_when_it_covers_only_one_side_of_an_or() -> None:
@@ -276,8 +276,8 @@ async def test_index_file_covers_the_rows_of_the_files_it_describes(rig: Rig) ->
     planning = await rig.open_planning()
     view = await planning.planner.view(table.metadata, ScanRequest())
     ids = FileIds(view)
-    opened = [await planning.indexes.open(file) for file in await table.files()]
-    files = [item for item in opened if item is not None]
+    opened_indexes = [await planning.indexes.open(file) for file in await table.files()]
+    files = [item for item in opened_indexes if item is not None]
     coverage = Coverage(ids, files)
     assert coverage.uncovered.tolist() == [1, 0, 1, 1, 0, 1]
     assert coverage.files == 2
@@ -489,14 +489,14 @@ async def test_large_bloom_index_is_used_for_many_keys_once_it_is_local(rig: Rig
     table = await rig.create(l="bloom(id)")
     path = await table.index("l", FILES)
     planning, storage = await open_planner_with_remote_indexes(rig, path, index_wait_s=0.2)
-    many = {"type": "in", "term": "id", "values": list(range(1, 59, 2))}
-    scan = await rig.scan(planning, many)
+    long_filter = {"type": "in", "term": "id", "values": list(range(1, 59, 2))}
+    scan = await rig.scan(planning, long_filter)
     assert (numbers_of(scan), scan.complete) == (list(FILES), False)
     assert storage.ranges == []
     storage.let_go()
     (file,) = await table.files()
     await wait_until(lambda: planning.indexes.in_memory(file) is not None)
-    assert len(await rig.plan_files(planning, many)) < 6
+    assert len(await rig.plan_files(planning, long_filter)) < 6
 
 
 @pytest.mark.each_value
@@ -585,11 +585,13 @@ async def test_bitmap_with_a_different_row_count_is_ignored(rig: Rig) -> None:
     await table.index("b", FILES)
     planning = await rig.open_planning()
     (file,) = await table.files()
-    opened = await planning.indexes.open(file)
-    assert opened is not None
-    records = opened.files.records.copy()
+    opened_index = await planning.indexes.open(file)
+    assert opened_index is not None
+    records = opened_index.files.records.copy()
     records[1] += 1
-    wrong = OpenIndex(opened.location, replace(opened.files, records=records), opened.index, opened.size_bytes)
+    wrong = OpenIndex(
+        opened_index.location, replace(opened_index.files, records=records), opened_index.index, opened_index.size_bytes
+    )
     planning.indexes._stack._memory.put(f"index/{file.location}", wrong, 1)
     scan = await rig.scan(planning, and_filter(eq(12), eq(14)))
     assert (numbers_of(scan), scan.complete) == ([1], False)
@@ -610,5 +612,5 @@ async def test_diverged_tables_with_one_uuid_keep_separate_definitions(rig: Rig)
     for _ in range(2):
         scan = await planning.planner.bind_and_plan(other, swapped, entry)
         assert (numbers_of(scan), [use.name for use in scan.indexes]) == ([], ["k"])
-        mine = await rig.scan(planning, and_filter(eq(13), eq(15)))
-        assert {use.name for use in mine.indexes} == {"b"}
+        own_tasks = await rig.scan(planning, and_filter(eq(13), eq(15)))
+        assert {use.name for use in own_tasks.indexes} == {"b"}

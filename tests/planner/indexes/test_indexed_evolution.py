@@ -126,9 +126,9 @@ class EvolvedTable(IndexedTable):
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[PointerStore]:
     async with AsyncExitStack() as stack:
-        opened = await stack.enter_async_context(open_store(f"sqlite:///{tmp_path / 's.db'}", clock=SystemClock()))
-        await create_namespace(opened)
-        yield opened
+        store = await stack.enter_async_context(open_store(f"sqlite:///{tmp_path / 's.db'}", clock=SystemClock()))
+        await create_namespace(store)
+        yield store
 
 
 async def create_evolved_table(
@@ -170,16 +170,18 @@ async def test_index_older_than_a_promotion_prunes_no_matching_row(
 async def _judge(promotion: Promotion, table: EvolvedTable, folder: Path, *, exact: bool) -> None:
     rows = {0: [promotion.read(value) for value in promotion.old], 1: promotion.new}
     literals = sorted({*rows[0], *rows[1]})
-    compared = {"eq": operator.eq, "not-eq": operator.ne, "lt": operator.lt, "lt-eq": operator.le, "gt": operator.gt}
+    comparisons = {"eq": operator.eq, "not-eq": operator.ne, "lt": operator.lt, "lt-eq": operator.le, "gt": operator.gt}
     async with open_planning(folder, table.registry) as planning:
         entry = await table.entry()
-        for op, holds in compared.items():
+        for op, comparison in comparisons.items():
             for literal in literals:
-                written = render(result_kind("identity", promotion.after), literal, "spec")
-                filter = {"type": op, "term": "c", "value": written}
+                rendered_literal = render(result_kind("identity", promotion.after), literal, "spec")
+                filter = {"type": op, "term": "c", "value": rendered_literal}
                 request = ScanRequest(filter=parse_expression(filter))
                 numbers = set(numbers_of(await planning.planner.bind_and_plan(table.metadata, request, entry)))
-                expected = {number for number, values in rows.items() if any(holds(value, literal) for value in values)}
+                expected = {
+                    number for number, values in rows.items() if any(comparison(value, literal) for value in values)
+                }
                 assert expected <= numbers, filter
                 assert not exact or numbers == expected, filter
 

@@ -82,7 +82,7 @@ Plans for other clients may contain its rows by chance.
 """
 
 
-async def run_campaign(chosen: Sequence[int], per_lake: int, folder: Path, java: JavaPlanner) -> Counter[str]:
+async def run_campaign(seeds: Sequence[int], per_lake: int, folder: Path, java: JavaPlanner) -> Counter[str]:
     """Check `per_lake` cases on the lake of each seed, and return counts of the situations that occurred."""
     counts: Counter[str] = Counter()
     clock = SystemClock()
@@ -90,18 +90,18 @@ async def run_campaign(chosen: Sequence[int], per_lake: int, folder: Path, java:
         store = await stack.enter_async_context(open_store(f"sqlite:///{folder / 'seamark.db'}", clock=clock))
         await create_namespace(store)
         registry = Registry(store, clock)
-        for start in range(0, len(chosen), LAKES_AT_ONCE):
-            chunk = chosen[start : start + LAKES_AT_ONCE]
+        for start in range(0, len(seeds), LAKES_AT_ONCE):
+            chunk = seeds[start : start + LAKES_AT_ONCE]
             random_cases: list[Case] = []
             lakes: dict[int, IndexedLake] = {}
             for seed in chunk:
-                mine = list(cases(seed, folder, per_lake))
+                lake_cases = list(cases(seed, folder, per_lake))
                 rng = random.Random(f"indexes of {seed}")
-                lake = mine[0].lake
+                lake = lake_cases[0].lake
                 indexed_lake = lakes[seed] = await register_lake(lake, store, registry, random_definitions(rng, lake))
                 await index_randomly(rng, indexed_lake)
                 random_cases += [
-                    _with_indexed_values(rng, indexed_lake, case) if rng.random() < 0.7 else case for case in mine
+                    _with_indexed_values(rng, indexed_lake, case) if rng.random() < 0.7 else case for case in lake_cases
                 ]
             judging = asyncio.create_task(asyncio.to_thread(plan_with_java, java, random_cases))
             async with open_planning(folder, registry) as sound:
@@ -155,11 +155,11 @@ async def _plan_by_ranges(
     folder: Path, registry: Registry, cases: Sequence[Case], lakes: dict[int, IndexedLake]
 ) -> Plans:
     """Return the plans of a server that reads index files only by ranges."""
-    far = {file.location for lake in lakes.values() for file in await lake.live()}
+    live_locations = {file.location for lake in lakes.values() for file in await lake.live()}
 
     class ObjectsWithUnreachableFiles(RecordingObjects):
         async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
-            if location in far:
+            if location in live_locations:
                 await asyncio.Event().wait()
             return await super().read(location, limit_bytes=limit_bytes)
 
@@ -268,14 +268,14 @@ def find_matching_files(
     }
 
 
-async def run_exact_campaign(chosen: Sequence[int], per_lake: int, folder: Path) -> Counter[str]:
+async def run_exact_campaign(seeds: Sequence[int], per_lake: int, folder: Path) -> Counter[str]:
     counts: Counter[str] = Counter()
     clock = SystemClock()
     async with open_store(f"sqlite:///{folder / 'seamark.db'}", clock=clock) as store:
         await create_namespace(store)
         registry = Registry(store, clock)
         async with open_planning(folder, registry) as planning:
-            for seed in chosen:
+            for seed in seeds:
                 lake = random_lake(seed, folder / str(seed))
                 properties = exact_properties(lake)
                 if len(properties) > 1:

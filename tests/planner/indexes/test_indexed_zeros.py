@@ -64,8 +64,8 @@ CLIENTS = {
 
 def holds(filter: Any, value: float, semantics: ComparisonSemantics) -> bool:
     if filter["type"] in ("or", "and"):
-        both = [holds(filter[side], value, semantics) for side in ("left", "right")]
-        return any(both) if filter["type"] == "or" else all(both)
+        sides = [holds(filter[side], value, semantics) for side in ("left", "right")]
+        return any(sides) if filter["type"] == "or" else all(sides)
     compare = COMPARISONS[filter["type"]]
     return any(compare(key(value), key(filter["value"])) for key in CLIENTS[semantics])
 

@@ -201,7 +201,7 @@ class FileMaker:
         positions = self._positions(targets or [chosen_file])
         delete = self._delete(POSITION_DELETES, chosen_file.spec_id, chosen_file.partition, len(positions))
         paths = sorted({path for path, _ in positions})
-        at = [position for _, position in positions]
+        row_positions = [position for _, position in positions]
         shape = rng.choice(["full", "full", "truncated", "none"])
         metrics: dict[int, ColumnMetrics] = {}
         if shape != "none":
@@ -210,7 +210,7 @@ class FileMaker:
                 cut = truncate_upper(paths[-1], 16)
                 lower, upper = paths[0][:16].encode(), cut or upper
             metrics[PATH_ID] = ColumnMetrics(len(positions), 0, None, lower, upper)
-            bounds = [position.to_bytes(8, "little") for position in (min(at), max(at))]
+            bounds = [position.to_bytes(8, "little") for position in (min(row_positions), max(row_positions))]
             metrics[POSITION_ID] = ColumnMetrics(len(positions), 0, None, bounds[0], bounds[1])
         referenced = paths[0] if len(paths) == 1 and rng.random() < 0.5 else None
         return [replace(delete, positions=frozenset(positions), metrics=metrics, referenced=referenced)]
@@ -218,9 +218,9 @@ class FileMaker:
     def _positions(self, targets: list[DataFile]) -> list[tuple[str, int]]:
         results = set()
         for file in targets:
-            for at in range(max(1, file.record_count)):
-                if at == 0 or self._rng.random() < 0.4:
-                    results.add((file.path, at))
+            for position in range(max(1, file.record_count)):
+                if position == 0 or self._rng.random() < 0.4:
+                    results.add((file.path, position))
         return sorted(results)
 
     def vectors(self, files: list[DataFile], old: list[DeleteFile]) -> tuple[list[DeleteFile], list[DeleteFile]]:

@@ -280,9 +280,16 @@ class IndexedLake:
         """Register one index file in place of several; the old files are deleted or stay."""
         self.written += 1
         folder = self.folder.as_uri()
-        merged = merge_index_files(locations, folder, Storage())
-        assert merged.location is not None
-        await self.register(definition, merged.location, merged.files, merged.rows, merged.size_bytes, remove=locations)
+        merged_index_files = merge_index_files(locations, folder, Storage())
+        assert merged_index_files.location is not None
+        await self.register(
+            definition,
+            merged_index_files.location,
+            merged_index_files.files,
+            merged_index_files.rows,
+            merged_index_files.size_bytes,
+            remove=locations,
+        )
 
     def entries(
         self, definition: IndexDefinition, files: Iterable[DataFile], *, as_written: bool = False
@@ -313,14 +320,14 @@ async def index_randomly(rng: random.Random, indexed: IndexedLake) -> None:
         parts = rng.choice([1, 1, 2, 4])
         by_id: dict[str, tuple[IndexDefinition, list[str]]] = {}
         for part in range(parts):
-            mine = files[part::parts] + rng.sample(files, int(rng.random() < 0.3))
-            index_part = await _index_part(rng, indexed, definition, mine)
+            part_files = files[part::parts] + rng.sample(files, int(rng.random() < 0.3))
+            index_part = await _index_part(rng, indexed, definition, part_files)
             if index_part is not None:
                 by_id.setdefault(index_part[0].id, (index_part[0], []))[1].append(index_part[1])
-        for then, locations in by_id.values():
+        for locations_before, locations in by_id.values():
             if len(locations) > 1 and rng.random() < 0.5:
                 chosen_locations = locations[: rng.randint(2, len(locations))]
-                await indexed.merge(then, chosen_locations)
+                await indexed.merge(locations_before, chosen_locations)
                 if rng.random() < 0.5:
                     for location in chosen_locations:
                         Path(location.removeprefix("file://")).unlink()
@@ -340,11 +347,11 @@ async def _index_part(
             choices.append(schema)
     # Most indexes are built by readers of the newest schema.
     schema = rng.choice([*choices, choices[-1], choices[-1]]) if choices else metadata.current_schema
-    then = as_of(definition, metadata, schema)
-    entries = list(indexed.entries(then, dict.fromkeys(files), as_written=rng.random() < 0.5))
-    entries += _entries_of_replaced_files(rng, then, entries)
+    old_definition = as_of(definition, metadata, schema)
+    entries = list(indexed.entries(old_definition, dict.fromkeys(files), as_written=rng.random() < 0.5))
+    entries += _entries_of_replaced_files(rng, old_definition, entries)
     rng.shuffle(entries)
-    return (then, await indexed.add(then, entries)) if entries else None
+    return (old_definition, await indexed.add(old_definition, entries)) if entries else None
 
 
 def _entries_of_replaced_files(

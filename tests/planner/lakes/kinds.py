@@ -232,5 +232,5 @@ def decimal_text(kind: str, unscaled: int) -> str:
     """Return an unscaled value as plain decimal digits, with exactly the type's scale."""
     scale = decimal_parts(kind)[1]
     digits = str(abs(unscaled)).rjust(scale + 1, "0")
-    whole, fraction = digits[: len(digits) - scale], digits[len(digits) - scale :]
-    return ("-" if unscaled < 0 else "") + whole + ("." + fraction if scale else "")
+    integer_part, fraction = digits[: len(digits) - scale], digits[len(digits) - scale :]
+    return ("-" if unscaled < 0 else "") + integer_part + ("." + fraction if scale else "")

@@ -95,8 +95,8 @@ def parse(kind: str, json: Any) -> Any:
         unscaled = Fraction(str(json)) * 10 ** decimal_parts(kind)[1]
         return int(unscaled) if unscaled.denominator == 1 else unscaled
     if name in ("int", "long"):
-        whole = Fraction(json)
-        return int(whole) if whole.denominator == 1 else whole
+        exact_value = Fraction(json)
+        return int(exact_value) if exact_value.denominator == 1 else exact_value
     if name == "uuid":
         return uuid.UUID(json).bytes
     if name in BYTES:

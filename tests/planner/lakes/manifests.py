@@ -250,9 +250,9 @@ def list_schema(version: int, style: Style) -> dict[str, Any]:
         fields += [_field("content", 517, "int"), _field("sequence_number", 515, "long")]
         fields += [_field("min_sequence_number", 516, "long")]
     fields.append(_field("added_snapshot_id", 503, "long"))
-    counted = [("added", 504, 512), ("existing", 505, 513), ("deleted", 506, 514)]
-    fields += [_field(name + middle, files, "int", optional=version == 1) for name, files, _ in counted]
-    fields += [_field(f"{name}_rows_count", rows, "long", optional=version == 1) for name, _, rows in counted]
+    count_fields = [("added", 504, 512), ("existing", 505, 513), ("deleted", 506, 514)]
+    fields += [_field(name + middle, files, "int", optional=version == 1) for name, files, _ in count_fields]
+    fields += [_field(f"{name}_rows_count", rows, "long", optional=version == 1) for name, _, rows in count_fields]
     items = {"type": "record", "name": "r508", "fields": summary}
     partitions = {"type": "array", "items": items, "element-id": 508}
     fields.append(_field("partitions", 507, partitions, optional=True))

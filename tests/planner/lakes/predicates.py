@@ -84,18 +84,18 @@ def _matches(expression: Any, row: Mapping[int, Any], names: Names, meaning: Mea
     if kind == "not":
         return _matches(expression["child"], row, names, meaning, negated=not negated)
     if kind in ("and", "or"):
-        both = (_matches(expression[side], row, names, meaning, negated=negated) for side in ("left", "right"))
-        return all(both) if (kind == "and") != negated else any(both)
+        sides = (_matches(expression[side], row, names, meaning, negated=negated) for side in ("left", "right"))
+        return all(sides) if (kind == "and") != negated else any(sides)
     term = expression["term"]
     transform, name = ("identity", term) if isinstance(term, str) else (term.get("transform", "identity"), term["term"])
     while not isinstance(name, str):
         name = name["term"]
     column = names[name]
     value = partitioning.apply(transform, column.kind, row[column.id])
-    result = column.kind if column.kind == "struct" else partitioning.result_kind(transform, column.kind)
+    result_kind = column.kind if column.kind == "struct" else partitioning.result_kind(transform, column.kind)
     op = NEGATED_OPERATORS[kind] if negated else kind
     literals = expression.get("values", [expression["value"]] if "value" in expression else [])
-    return _holds(op, value, [parse(result, _bare(literal)) for literal in literals], result, meaning)
+    return _holds(op, value, [parse(result_kind, _bare(literal)) for literal in literals], result_kind, meaning)
 
 
 def _bare(literal: Any) -> Any:

@@ -135,13 +135,13 @@ class Table:
 
     def _json(self) -> dict[str, Any]:
         location = self.folder.as_uri()
-        last = self._snapshots[-1]
+        last_snapshot = self._snapshots[-1]
         return {
             "format-version": 2,
             "table-uuid": str(self._uuid),
             "location": location,
-            "last-sequence-number": last["sequence-number"],
-            "last-updated-ms": last["timestamp-ms"],
+            "last-sequence-number": last_snapshot["sequence-number"],
+            "last-updated-ms": last_snapshot["timestamp-ms"],
             "last-column-id": 2,
             "current-schema-id": 0,
             "schemas": [SCHEMA],
@@ -150,9 +150,9 @@ class Table:
             "last-partition-id": 1000,
             "default-sort-order-id": 0,
             "sort-orders": [{"order-id": 0, "fields": []}],
-            "current-snapshot-id": last["snapshot-id"],
+            "current-snapshot-id": last_snapshot["snapshot-id"],
             "snapshots": self._snapshots,
-            "refs": {"main": {"snapshot-id": last["snapshot-id"], "type": "branch"}},
+            "refs": {"main": {"snapshot-id": last_snapshot["snapshot-id"], "type": "branch"}},
         }
 
     def _manifest(

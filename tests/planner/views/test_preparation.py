@@ -98,8 +98,8 @@ class Lake:
         chance = self.rng.random()
         if chance < 0.2:
             metadata, record_counts = self.rng.choice(self.states)
-            back = metadata.current_snapshot_id
-            return msgspec.structs.replace(self.table.metadata, current_snapshot_id=back), record_counts
+            snapshot_id = metadata.current_snapshot_id
+            return msgspec.structs.replace(self.table.metadata, current_snapshot_id=snapshot_id), record_counts
         if chance < 0.35 and len(self.manifests) > 2:
             self.manifests.pop(self.rng.randrange(len(self.manifests)))
         elif chance < 0.5:
@@ -114,10 +114,12 @@ class Lake:
         return self.states[-1]
 
 
-@pytest.mark.parametrize("turn", [*range(6), *(pytest.param(turn, marks=pytest.mark.slow) for turn in range(6, 150))])
-async def test_plans_of_prepared_snapshots_equal_those_without_preparation(tmp_path: Path, turn: int) -> None:
+@pytest.mark.parametrize(
+    "round_number", [*range(6), *(pytest.param(round_number, marks=pytest.mark.slow) for round_number in range(6, 150))]
+)
+async def test_plans_of_prepared_snapshots_equal_those_without_preparation(tmp_path: Path, round_number: int) -> None:
     """Meanwhile views are prepared, cancelled and evicted, and plans of these and other snapshots run."""
-    seed = first_seed() * 1000 + turn
+    seed = first_seed() * 1000 + round_number
     rng = random.Random(seed)
     lake = Lake(tmp_path / "t", rng)
     memory = rng.choice([1 << 30, 1 << 30, 120_000])
@@ -136,14 +138,14 @@ async def test_plans_of_prepared_snapshots_equal_those_without_preparation(tmp_p
             assert sorted(numbers_of(actual_plan)) == sorted(expected), f"seed {seed}"
             assert tasks(actual_plan) == tasks(other_plan), f"seed {seed}"
 
-        last = lake.states[-1]
-        await check(*last)
-        await plan(planner, last[0])
+        last_state = lake.states[-1]
+        await check(*last_state)
+        await plan(planner, last_state[0])
         unused = False
         for _ in range(CHANGES):
             state = lake.change()
             preparing = asyncio.create_task(
-                planner.prepare(state[0], make_planned_table(last[0], prepared=unused), limit_bytes=LIMIT)
+                planner.prepare(state[0], make_planned_table(last_state[0], prepared=unused), limit_bytes=LIMIT)
             )
             unused = rng.random() < 0.3
             if unused:
@@ -153,14 +155,14 @@ async def test_plans_of_prepared_snapshots_equal_those_without_preparation(tmp_p
                     await asyncio.sleep(0)
                 if rng.random() < 0.2:
                     preparing.cancel()
-                await asyncio.gather(*(check(*rng.choice([state, state, last, *lake.states])) for _ in range(4)))
+                await asyncio.gather(*(check(*rng.choice([state, state, last_state, *lake.states])) for _ in range(4)))
                 await asyncio.gather(preparing, return_exceptions=True)
                 if not preparing.cancelled():
                     preparing.result()
                 await check(*state)
                 await plan(planner, state[0])
             planner.check_invariants()
-            last = state
+            last_state = state
         assert planner.stats().prepared or memory < 1 << 30, f"seed {seed}"
 
 
@@ -173,9 +175,9 @@ async def test_plan_after_a_prepared_commit_reads_nothing_from_storage(tmp_path:
         lake.append()
         after = lake.commit()
         assert await planner.prepare(after, make_planned_table(before), limit_bytes=LIMIT) == key_of(after)
-        read = list(capture.wrapper.reads)
+        reads = list(capture.wrapper.reads)
         assert sorted(numbers_of(await plan(planner, after))) == sorted(lake.states[-1][1])
-        assert capture.wrapper.reads == read
+        assert capture.wrapper.reads == reads
         assert await planner.prepare(after, make_planned_table(before), limit_bytes=LIMIT) is None, "it exists"
 
 
@@ -199,9 +201,9 @@ async def test_only_small_commits_to_tables_in_memory_are_prepared(tmp_path: Pat
         assert planner.stats().decoded == decoded
         assert await planner.prepare(after, make_planned_table(before), limit_bytes=size) == key_of(after)
         assert planner.stats().decoded == decoded + 1
-        needed = planner.stats().live_bytes + planner.stats().added_bytes
+        needed_bytes = planner.stats().live_bytes + planner.stats().added_bytes
     for share in (0.5, 0.9, 1.0):
-        async with open_test_planner(tmp_path, plan_memory_bytes=int(needed * share)) as planner:
+        async with open_test_planner(tmp_path, plan_memory_bytes=int(needed_bytes * share)) as planner:
             await plan(planner, before)
             views = planner.stats().views
             assert await planner.prepare(after, make_planned_table(before), limit_bytes=LIMIT) is None, (

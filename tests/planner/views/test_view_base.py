@@ -98,9 +98,11 @@ def heads(view: TableView) -> list[Any]:
     return [*results, view.blocks_with_empty_files]
 
 
-@pytest.mark.parametrize("turn", [*range(4), *(pytest.param(turn, marks=pytest.mark.slow) for turn in range(4, 200))])
-def test_columns_reused_from_another_view_equal_those_of_a_new_view(turn: int) -> None:
-    seed = first_seed() * 1000 + turn
+@pytest.mark.parametrize(
+    "round_number", [*range(4), *(pytest.param(round_number, marks=pytest.mark.slow) for round_number in range(4, 200))]
+)
+def test_columns_reused_from_another_view_equal_those_of_a_new_view(round_number: int) -> None:
+    seed = first_seed() * 1000 + round_number
     rng = random.Random(seed)
     blocks = [make_block(f"m{number}", rng) for number in range(6)]
     listed_blocks: list[Block] = rng.sample(blocks, 4)

@@ -72,10 +72,10 @@ def is_rejected(claims: Claims, paths: Sequence[str]) -> bool:
             if "/.." in folder or "%2" in folder:
                 return True
             continue
-        own, other = (
+        own_location, other = (
             any(holds(claim.location, key) for claim in claims.all if claim.uuid == uuid) for uuid in (OWN, OTHER)
         )
-        if other and not own:
+        if other and not own_location:
             return True
     return False
 
@@ -114,8 +114,8 @@ def parts(listed: list[tuple[ManifestFile, Block, list[str]]]) -> tuple[list[Man
 
 async def test_view_with_a_base_is_rejected_exactly_when_a_check_of_each_path_rejects_it() -> None:
     outcomes = set()
-    for turn in range(examples(40, 12)):
-        outcomes |= await histories(first_seed() * 1000 + turn)
+    for round_number in range(examples(40, 12)):
+        outcomes |= await histories(first_seed() * 1000 + round_number)
     assert outcomes == {True, False}
 
 

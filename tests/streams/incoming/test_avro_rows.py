@@ -22,13 +22,13 @@ def read(data: bytes, *, rows_max: int = 1000) -> pa.RecordBatch:
     return read_avro(data, "The message", rows_max=rows_max)
 
 
-def record(*fields: Any, name: str = "Row", **more: Any) -> dict[str, Any]:
+def record(*fields: Any, name: str = "Row", **extra_fields: Any) -> dict[str, Any]:
     """Return a record whose fields have these types."""
     return {
         "type": "record",
         "name": name,
         "fields": [{"name": f"f{number}", "type": field} for number, field in enumerate(fields)],
-        **more,
+        **extra_fields,
     }
 
 

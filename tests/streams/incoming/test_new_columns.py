@@ -67,20 +67,20 @@ async def test_table_gets_the_columns_of_json_rows_with_their_types(stream: Stre
 
 
 async def test_table_gets_the_columns_of_arrow_rows_with_their_types(stream: Stream) -> None:
-    day, at = datetime.date(2026, 1, 31), datetime.datetime(2026, 1, 31, 12)
+    day, timestamp = datetime.date(2026, 1, 31), datetime.datetime(2026, 1, 31, 12)
     body = arrow_body(
         id=[1],
         born=pa.array([day]),
-        at=pa.array([at], pa.timestamp("us")),
+        at=pa.array([timestamp], pa.timestamp("us")),
         price=pa.array([Decimal("1.20")], pa.decimal128(9, 2)),
         small=pa.array([7], pa.int16()),
         nothing=pa.nulls(1),
     )
     assert (await stream.send(body, ARROW))[0] == 200
-    added = {"born": "date", "at": "timestamp", "price": "decimal(9, 2)", "small": "int"}
-    assert {name: kind for name, kind in (await columns(stream)).items() if name in added} == added
+    new_types = {"born": "date", "at": "timestamp", "price": "decimal(9, 2)", "small": "int"}
+    assert {name: kind for name, kind in (await columns(stream)).items() if name in new_types} == new_types
     (row,) = await read(stream)
-    assert (row["born"], row["at"], row["price"], row["small"]) == (day, at, Decimal("1.20"), 7)
+    assert (row["born"], row["at"], row["price"], row["small"]) == (day, timestamp, Decimal("1.20"), 7)
 
 
 @pytest.mark.parametrize("name", ["id", "town"])
@@ -161,10 +161,10 @@ async def test_table_gets_the_columns_of_debezium_messages_with_the_types_of_the
         stream, envelope(after, *fields), envelope({"id": 2, "small": 1 << 40}, *wider), None, {"op": "m"}
     )
     assert status == 200, answer
-    added = {"small": "long", "ratio": "float", "raw": "binary", "born": "date", "at": "timestamp"}
-    added |= {"seen": "timestamptz", "kind": "string", "price": "decimal(9, 2)"}
+    new_types = {"small": "long", "ratio": "float", "raw": "binary", "born": "date", "at": "timestamp"}
+    new_types |= {"seen": "timestamptz", "kind": "string", "price": "decimal(9, 2)"}
     present = await columns(stream)
-    assert present == {"id": "long", "name": "string", "day": "date"} | added
+    assert present == {"id": "long", "name": "string", "day": "date"} | new_types
     for _ in range(2):
         first, second = await read(stream)
         assert (first["small"], first["raw"], first["born"]) == (7, b"\x00\xff", datetime.date(2026, 1, 31))
@@ -235,7 +235,7 @@ async def test_rows_keep_their_values_while_the_schema_changes(tmp_path: Path, s
     async with streaming(tmp_path) as stream:
         await create(stream, schema, properties={NEW_COLUMNS: "add", "format-version": rng.choice("23")})
         client = SeamarkClient(stream.server.url)
-        for turn in range(14):
+        for round_number in range(14):
             table = await asyncio.to_thread(stream.catalog.load_table, "db.t")
             present = {field.name: field for field in table.schema().fields}
             other_columns = [name for name in present if name not in ("id", "size")]
@@ -243,22 +243,22 @@ async def test_rows_keep_their_values_while_the_schema_changes(tmp_path: Path, s
                 case "post" | "new" as action:
                     rows = []
                     for number in range(rng.randint(1, 4)):
-                        row: dict[str, Any] = {"id": 10 * turn + number}
-                        row |= {name: f"{name}.{turn}" for name in other_columns if rng.random() < 0.6}
+                        row: dict[str, Any] = {"id": 10 * round_number + number}
+                        row |= {name: f"{name}.{round_number}" for name in other_columns if rng.random() < 0.6}
                         if rng.random() < 0.6:
-                            row["size"] = turn + (1 << 40 if str(present["size"].field_type) == "long" else 0)
+                            row["size"] = round_number + (1 << 40 if str(present["size"].field_type) == "long" else 0)
                         if action == "new":
-                            row[f"new{turn}"] = f"new.{turn}.{number}"
+                            row[f"new{round_number}"] = f"new.{round_number}.{number}"
                         rows.append(row)
                     await stream.post(*rows)
                     table = await asyncio.to_thread(stream.catalog.load_table, "db.t")
                     ids = {field.name: field.field_id for field in table.schema().fields}
                     model += [{ids[name]: value for name, value in row.items()} for row in rows]
                 case "add":
-                    change = table.update_schema().add_column(f"added{turn}", StringType())
+                    change = table.update_schema().add_column(f"added{round_number}", StringType())
                     await asyncio.to_thread(change.commit)
                 case "rename" if other_columns:
-                    change = table.update_schema().rename_column(rng.choice(other_columns), f"renamed{turn}")
+                    change = table.update_schema().rename_column(rng.choice(other_columns), f"renamed{round_number}")
                     await asyncio.to_thread(change.commit)
                 case "drop" if len(other_columns) > 1:
                     change = table.update_schema().delete_column(rng.choice(other_columns))
@@ -271,13 +271,13 @@ async def test_rows_keep_their_values_while_the_schema_changes(tmp_path: Path, s
             table = await asyncio.to_thread(stream.catalog.load_table, "db.t")
             fields = {field.name: field.field_id for field in table.schema().fields}
             expected = [{name: row.get(field_id) for name, field_id in fields.items()} for row in model]
-            assert await read(stream) == expected, turn
+            assert await read(stream) == expected, round_number
             scanned = await asyncio.to_thread(lambda: seamark.scan(client, "db.t").to_arrow().to_pylist())
-            assert sorted(scanned, key=lambda row: row["id"]) == expected, turn
+            assert sorted(scanned, key=lambda row: row["id"]) == expected, round_number
             if model:
                 keys = [{"id": row[1]} for row in model]
                 answer = await asyncio.to_thread(lambda keys=keys: seamark.get_rows(client, "db.t", keys).to_pylist())
-                assert answer == expected, turn
+                assert answer == expected, round_number
         streamed = [
             row
             for batch in await asyncio.to_thread(lambda: list(seamark.read_stream(client, "db.t", follow=False)))

@@ -55,8 +55,8 @@ async def test_row_that_does_not_fit_refuses_the_rows_of_all_tables(stream: Stre
     status, answer = await send(stream)
     assert (status, "name 1 to 100" in answer["error"]["message"]) == (400, True)
     tables = [{"namespace": ["db"], "name": "t", "rows": []}] * 2
-    async with stream.server.http.post(f"{stream.server.url}/api/v1/rows", json={"tables": tables}) as refused:
-        assert (refused.status, "twice" in (await refused.json())["error"]["message"]) == (400, True)
+    async with stream.server.http.post(f"{stream.server.url}/api/v1/rows", json={"tables": tables}) as refusal:
+        assert (refusal.status, "twice" in (await refusal.json())["error"]["message"]) == (400, True)
     assert (await read_ids(stream, "t"), await read_ids(stream, "u")) == ([], [])
 
 

@@ -139,8 +139,8 @@ def run_simulated(clock: SimulatedClock, main: Coroutine[Any, Any, None]) -> int
         loop.run_until_complete(task)
     finally:
         waiting = asyncio.all_tasks(loop)
-        for each in waiting:
-            each.cancel()
+        for waiter in waiting:
+            waiter.cancel()
         if waiting:
             loop.run_until_complete(asyncio.gather(*waiting, return_exceptions=True))
         loop.run_until_complete(loop.shutdown_asyncgens())

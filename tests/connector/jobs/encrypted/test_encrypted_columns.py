@@ -211,21 +211,21 @@ def test_copied_file_of_another_namespace_is_not_decrypted(
     for number in range(2):
         append(client, "mine.t", rows(random.Random(number), range(number * 30, number * 30 + 30)))
     stolen = next(path for path in paths(client))
-    mine = [
+    encrypted_files = [
         str(path).removeprefix("file://") for path in client.files("mine.t", content="data")["file_path"].to_pylist()
     ]
-    for path in mine:
+    for path in encrypted_files:
         shutil.copy(stolen, path)
-    opened = open_table(client, "mine.t", At(ref=MAIN))
-    reader = TaskReader(plan_read(opened, None, TRUE), opened.storage, keys=keys_of_table("mine.t"))
-    for task in plan(client, opened):
+    opened_table = open_table(client, "mine.t", At(ref=MAIN))
+    reader = TaskReader(plan_read(opened_table, None, TRUE), opened_table.storage, keys=keys_of_table("mine.t"))
+    for task in plan(client, opened_table):
         with pytest.raises(Unreadable, match="the master key 'kf' is not for tables of the namespace mine"):
             list(reader.read(task))
     for job in (merge_files, compact, cluster_incrementally):
         report = job(client, "mine.t")
         assert report.commits == 0
         assert all("is not for tables of the namespace mine" in error for error in report.errors)
-    assert sorted(map(str, (tmp_path).rglob("mine/**/*.parquet"))) == sorted(mine)
+    assert sorted(map(str, (tmp_path).rglob("mine/**/*.parquet"))) == sorted(encrypted_files)
 
 
 def test_master_key_is_usable_only_in_the_namespaces_that_the_key_file_names(

@@ -62,10 +62,10 @@ def encrypt(path: str, configuration: Any) -> None:
 
 
 def read(client: IndexClient, *, lineage: bool = False) -> dict[int, dict[str, Any]]:
-    opened = open_table(client, "db.t", At(ref=MAIN))
+    opened_table = open_table(client, "db.t", At(ref=MAIN))
     names = [*ARROW.names, *NAMES] if lineage else ARROW.names
-    reader = TaskReader(plan_read(opened, names, TRUE), opened.storage, keys=encrypted.keys())
-    actual_rows = [row for batch in reader.read_all(plan(client, opened)) for row in batch.to_pylist()]
+    reader = TaskReader(plan_read(opened_table, names, TRUE), opened_table.storage, keys=encrypted.keys())
+    actual_rows = [row for batch in reader.read_all(plan(client, opened_table)) for row in batch.to_pylist()]
     assert len({row["id"] for row in actual_rows}) == len(actual_rows)
     return {row["id"]: row for row in actual_rows}
 
@@ -77,12 +77,12 @@ def paths(client: IndexClient) -> list[str]:
 def protections(path: str) -> set[tuple[str, str]]:
     """Return (column, master key) for each encrypted column of a file."""
     with SourceFile(path, Storage(), keys=encrypted.keys()) as source:
-        opened = source.encryption
-        if opened is None:
+        encryption = source.encryption
+        if encryption is None:
             return set()
-        footer = json.loads(opened.footer_metadata or b"")["masterKeyID"]
-        masters = {name: json.loads(metadata)["masterKeyID"] for name, metadata in opened.keys.items()}
-        leaves = [leaf.path for leaf, cipher in zip(source.leaves, opened.ciphers[0], strict=True) if cipher]
+        footer = json.loads(encryption.footer_metadata or b"")["masterKeyID"]
+        masters = {name: json.loads(metadata)["masterKeyID"] for name, metadata in encryption.keys.items()}
+        leaves = [leaf.path for leaf, cipher in zip(source.leaves, encryption.ciphers[0], strict=True) if cipher]
         return {(name, masters.get(name, footer)) for name in leaves}
 
 
@@ -105,10 +105,10 @@ def test_random_jobs_keep_rows_in_files_with_the_same_protection(
         owners |= dict.fromkeys(range(first, first + size), protections(new_paths[0]))
         first += size
     model = read(client, lineage=version == 3)
-    merged = merge_files(client, "db.t")
-    assert merged.errors == []
-    assert merged.files_after < merged.files_before
-    assert merged.row_groups_copied > 0
+    merge_report = merge_files(client, "db.t")
+    assert merge_report.errors == []
+    assert merge_report.files_after < merge_report.files_before
+    assert merge_report.row_groups_copied > 0
     assert read(client, lineage=version == 3) == model
     _check_files(client, owners, {"payload": True})
     dropped = drop_columns(client, "db.t", ["payload"], where="part = 1")
@@ -153,9 +153,9 @@ def test_statement_process_takes_its_keys_from_its_environment(
         encrypt(path, CONFIGURATIONS[2])
     before = read(client)
     job = StatementJob(server.url, None, MergeFiles(("db", "t")), utc=True)
-    refused = run_killed_at(NEVER, job)
-    assert refused is not None
-    assert "set SEAMARK_PARQUET_KEY_FILE or SEAMARK_PARQUET_KMS" in refused.error
+    refusal = run_killed_at(NEVER, job)
+    assert refusal is not None
+    assert "set SEAMARK_PARQUET_KEY_FILE or SEAMARK_PARQUET_KMS" in refusal.error
     assert read(client) == before
     completed = run_killed_at(
         NEVER,
@@ -211,10 +211,10 @@ def test_encrypted_files_of_a_sorted_table_are_sorted_and_stay_encrypted(
             for path in new_paths:
                 encrypt(path, CONFIGURATIONS[2])
     model = read(client, lineage=version == 3)
-    merged = merge_files(client, "db.t")
-    assert merged.errors == []
-    assert merged.files_after < merged.files_before
-    assert set(merged.row_groups_encoded) == {"the table has a sort order"}
+    merge_report = merge_files(client, "db.t")
+    assert merge_report.errors == []
+    assert merge_report.files_after < merge_report.files_before
+    assert set(merge_report.row_groups_encoded) == {"the table has a sort order"}
     assert read(client, lineage=version == 3) == model
     encrypted_ids = set()
     for path in paths(client):

@@ -58,13 +58,13 @@ def fill(client: IndexClient, rng: random.Random, configurations: list[Any], siz
 
 
 def protections_of_rows(client: IndexClient) -> dict[int, Any]:
-    result = {}
+    values_by_path = {}
     for path in paths(client):
         with pq.ParquetFile(path, decryption_properties=encrypted.decryption()) as file:
             ids = file.read(["id"])["id"].to_pylist()
         protected = {pair for pair in protections(path) if not pair[0].startswith("_")}
-        result |= dict.fromkeys(ids, protected)
-    return result
+        values_by_path |= dict.fromkeys(ids, protected)
+    return values_by_path
 
 
 @pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
@@ -110,14 +110,14 @@ def test_clustered_rows_stay_in_files_with_the_same_protection(
 
 def fill_more(client: IndexClient, rng: random.Random, owners: dict[int, Any]) -> dict[int, Any]:
     """Append enough unclustered files with the same protection for the next clustering."""
-    first, known_paths, added = len(owners), set(paths(client)), dict[int, Any]()
+    first, known_paths, added_keys = len(owners), set(paths(client)), dict[int, Any]()
     for number in range(6):
         ids = range(first + number * 50, first + number * 50 + 50)
         append(client, "db.t", rows(rng, ids))
-        added |= dict.fromkeys(ids, SECRET)
+        added_keys |= dict.fromkeys(ids, SECRET)
     for path in set(paths(client)) - known_paths:
         encrypt(path, CONFIGURATIONS[2])
-    return added
+    return added_keys
 
 
 def test_sealed_temporary_files_return_the_rows_that_were_added(tmp_path: Path) -> None:
@@ -151,12 +151,12 @@ def test_long_values_in_sealed_files_are_split_into_short_blocks(
     with clustering._Spill(tmp_path, 2, sealed=True) as spill:
         spill.add(batch, np.arange(2), keys, np.arange(2))
     for path in tmp_path.iterdir():
-        data, at, blocks = path.read_bytes(), 0, 0
-        while at < len(data):
-            size = int.from_bytes(data[at : at + 4], "little")
+        data, offset, blocks = path.read_bytes(), 0, 0
+        while offset < len(data):
+            size = int.from_bytes(data[offset : offset + 4], "little")
             assert size <= 1000 + 16  # 16 bytes are the tag.
-            at, blocks = at + 4 + size, blocks + 1
-        assert (at, blocks > 50) == (len(data), True)
+            offset, blocks = offset + 4 + size, blocks + 1
+        assert (offset, blocks > 50) == (len(data), True)
     assert [part.column(0).to_pylist() for part, _, _ in spill.ranges()] == [[text], [text[::-1]]]
 
 
@@ -228,8 +228,8 @@ def test_change_of_rows_from_differently_encrypted_files_is_refused(
     assert read(client) == before
     live = protections_of_rows(client) if mode == "copy-on-write" else {2: protections(append_file(client, 2))}
     assert live == {number: owners[number] for number in live}
-    opened = replace(open_table(client, "db.t", At(ref=MAIN)), keys=keys)
-    assert pickle.loads(pickle.dumps(opened)) == replace(opened, keys=None)
+    opened_table = replace(open_table(client, "db.t", At(ref=MAIN)), keys=keys)
+    assert pickle.loads(pickle.dumps(opened_table)) == replace(opened_table, keys=None)
 
 
 def append_file(client: IndexClient, number: int) -> str:
@@ -270,10 +270,10 @@ def test_indexes_contain_plain_columns_of_encrypted_files(
     with closing(InProcessWorkers()) as workers:
         built = build(client, "db.t", "ids", workers, limits=GroupLimits(files=1))
         assert len(arrow_kms) == 1
-        refused = build(client, "db.t", "payloads", workers)
+        refusal = build(client, "db.t", "payloads", workers)
     assert (built.files_not_indexed, built.progress.files_done, built.progress.index_files) == (0, 4, 4)
-    assert (refused.files_not_indexed, refused.progress.files_done) == (4, 0)
-    assert all("its column payload is encrypted" in reason for _, reason in refused.skipped)
+    assert (refusal.files_not_indexed, refusal.progress.files_done) == (4, 0)
+    assert all("its column payload is encrypted" in reason for _, reason in refusal.skipped)
     upsert(client, "db.t", rows(rng, range(10, 20)), keys=["id"], file_keys=encrypted.keys())
     by_name = {index.name: index for index in client.indexes("db.t")}
     target = WriteTarget.of(client.load_table("db.t"), "db.t")
