@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.services.java import java_17
+from tests.services.java import find_java_17
 from tests.services.process import CACHE, REPO, ServiceFailed
 
 _HOME = CACHE / "hudi"
@@ -61,7 +61,7 @@ def session(module: str, folder: Path, *arguments: str) -> Iterator[Peer]:
         raise ServiceFailed("Hudi is not installed in .cache/hudi; run `make hudi`")
     folder.mkdir(exist_ok=True)
     log = folder / "hudi.log"
-    home = str(Path(java_17()).resolve().parents[1])
+    home = str(Path(find_java_17()).resolve().parents[1])
     env = {name: value for name, value in os.environ.items() if name != "SPARK_HOME"}
     env |= {"PYSPARK_PYTHON": str(_PYTHON), "PYSPARK_DRIVER_PYTHON": str(_PYTHON), "JAVA_HOME": home}
     env["PYTHONPATH"] = str(REPO)

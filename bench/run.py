@@ -33,13 +33,13 @@ BENCHES: dict[str, Bench] = {
 
 
 def main() -> None:
-    parser = parser_of("bench.run", __doc__, BENCHES)
+    parser = choose_names("bench.run", __doc__, BENCHES)
     parser.add_argument("--folder", type=Path, help="where servers keep their data (the disk that is measured)")
     arguments = parser.parse_args()
-    run_benches(BENCHES, names_of(parser, arguments, BENCHES), quick=arguments.quick, folder=arguments.folder)
+    run_benches(BENCHES, build_parser(parser, arguments, BENCHES), quick=arguments.quick, folder=arguments.folder)
 
 
-def parser_of(module: str, description: str | None, benches: Mapping[str, Bench]) -> argparse.ArgumentParser:
+def choose_names(module: str, description: str | None, benches: Mapping[str, Bench]) -> argparse.ArgumentParser:
     """Return a parser for the arguments of every runner of benches: names and --quick."""
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(benches)}; default: all")
@@ -47,7 +47,7 @@ def parser_of(module: str, description: str | None, benches: Mapping[str, Bench]
     return parser
 
 
-def names_of(
+def build_parser(
     parser: argparse.ArgumentParser, arguments: argparse.Namespace, benches: Mapping[str, Bench]
 ) -> Sequence[str]:
     """Return the chosen benches, or all if none is chosen; end the process for an unknown name."""

@@ -25,9 +25,9 @@ import duckdb
 import seamark.duckdb
 from bench.corpus import tpcds
 from bench.corpus.lakes import FACT_FILES, NAMESPACES, data_files, fill
-from bench.corpus.needed import TableCopies, rows_of
+from bench.corpus.needed import TableCopies, count_rows
 from bench.report import OURS, Report, Row
-from bench.run import names_of, parser_of, run_benches
+from bench.run import build_parser, choose_names, run_benches
 from bench.ssb.queries import QUERIES
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import InvalidRequest
@@ -195,7 +195,7 @@ def _count_considered(plan: Explanation) -> int:
 
 def _answer(con: duckdb.DuckDBPyConnection, text: str) -> tuple[Counter[str], int]:
     """Return the rows, and the number of files that DuckDB read."""
-    rows = rows_of(con, text)
+    rows = count_rows(con, text)
     profile = con.get_profiling_information()
     return rows, _files_read(json.loads(profile) if isinstance(profile, str) else profile)
 
@@ -206,13 +206,13 @@ def _files_read(node: dict[str, Any]) -> int:
 
 
 def main() -> None:
-    parser = parser_of("bench.corpus.run", __doc__, {"corpus": run})
+    parser = choose_names("bench.corpus.run", __doc__, {"corpus": run})
     parser.add_argument("--share", type=float, default=SHARE, help="share of the rows and files to write")
     arguments = parser.parse_args()
     benches = {"corpus": run}
     run_benches(
         benches,
-        names_of(parser, arguments, benches),
+        build_parser(parser, arguments, benches),
         quick=arguments.quick,
         save=arguments.share == SHARE,
         options=lambda _: {"share": arguments.share},

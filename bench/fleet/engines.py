@@ -30,7 +30,7 @@ from pyspark.sql import SparkSession
 
 from bench.gateway import delay_store
 from bench.report import OURS, Report, Row
-from bench.ssb.generate import TABLES, generate, table_path
+from bench.ssb.generate import TABLES, generate, get_table_path
 from bench.ssb.queries import QUERIES, Oracle
 from bench.ssb.spark import FACT
 from bench.trino.asking import Client
@@ -90,7 +90,7 @@ def _write(data: Path, near: S3, direct: Seamark, gateway: Seamark, namespace: s
         registered = RestCatalog("gateway", uri=gateway.base_url)
         registered.create_namespace(namespace)
         for name in TABLES:
-            rows = _to_iceberg_types(pq.read_table(table_path(data, name)))
+            rows = _to_iceberg_types(pq.read_table(get_table_path(data, name)))
             table = catalog.create_table((namespace, name), schema=rows.schema)
             step = -(-len(rows) // (files if name == FACT else 1))
             rows = rows.sort_by("lo_orderdate") if name == FACT else rows

@@ -35,8 +35,8 @@ import psutil
 
 from bench.planning import layout
 from bench.planning.filters import FILTERS, ORDERED_COLUMN, RANGES
-from bench.planning.ours import OurPlanner, our_planner
-from bench.planning.tables import Table, table
+from bench.planning.ours import OurPlanner, open_our_planner
+from bench.planning.tables import Table, generate_table
 from bench.report import OURS, Report, Row
 from seamark.formats.iceberg.expressions.expression_json import parse_expression
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
@@ -77,7 +77,7 @@ def measure(table: Table, home: Path, memory_bytes: int) -> ProcessMeasurement:
 
 
 async def _measure(table: Table, home: Path, memory_bytes: int) -> ProcessMeasurement:
-    async with our_planner(home, table, disk=True, memory_bytes=memory_bytes) as seamark_planner:
+    async with open_our_planner(home, table, disk=True, memory_bytes=memory_bytes) as seamark_planner:
         before, private = _resident(), _resident(private=True)
         first = await seamark_planner.plan(FILTERS[RANGES[0]].expression(table))
         measurement = ProcessMeasurement(first.ms)
@@ -177,7 +177,7 @@ def run(sizes: list[int], folder: Path, manifest_entries: int) -> Report:
     report = Report("many_files", "What does a table of many files cost one machine?", peer="the first process")
     spawn = multiprocessing.get_context("spawn")
     for files in sizes:
-        generated_table = table(files, manifest_entries=manifest_entries, deflate_level=1)
+        generated_table = generate_table(files, manifest_entries=manifest_entries, deflate_level=1)
         results = []
         memory_bytes = BUDGET * files
         for _ in range(2):

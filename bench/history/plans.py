@@ -18,11 +18,11 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 from bench.measure import Sample, Worker, drive, repeat, run_alternately, warm_up
-from bench.planning.filters import small_filter
+from bench.planning.filters import build_small_filter
 from bench.planning.served import plan, register
-from bench.planning.tables import CACHE, Table, table
+from bench.planning.tables import CACHE, Table, generate_table
 from bench.report import OURS, Report
-from bench.targets import LOAD_CORE, SERVER_CORE, Target, on_core
+from bench.targets import LOAD_CORE, SERVER_CORE, Target, pin_to_core
 from bench.wire import Request
 from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.history.history import HOUR_MS, QueryHistory, StatementRead, StatementSample
@@ -43,21 +43,21 @@ STATEMENTS, DAYS, TABLES, SHAPES = 1_000_000, 60, 10, 40
 
 async def run(folder: Path, *, quick: bool = False) -> Report:
     report = Report("planning_history", "What does the query history cost a plan?", peer=WITHOUT)
-    await _compare_plans(report, folder, table(2_000 if quick else 10_000), 2 if quick else 12, 0.5)
+    await _compare_plans(report, folder, generate_table(2_000 if quick else 10_000), 2 if quick else 12, 0.5)
     await _measure_database(report, folder, STATEMENTS // 20 if quick else STATEMENTS)
     return report
 
 
 async def _compare_plans(report: Report, folder: Path, planned: Table, rounds: int, seconds: float) -> None:
-    same_plan = plan(planned, small_filter(planned))
-    new_plans = (plan(planned, small_filter(planned, turn)) for turn in itertools.count(1))
+    same_plan = plan(planned, build_small_filter(planned))
+    new_plans = (plan(planned, build_small_filter(planned, turn)) for turn in itertools.count(1))
     with ExitStack() as running:
         history_server = running.enter_context(_server(folder, OURS, {}))
         plain_server = running.enter_context(_server(folder, WITHOUT, {"SEAMARK_QUERY_HISTORY_DAYS": "0"}))
         targets = (history_server, plain_server)
         for target in targets:
             await register(target, planned)
-        running.enter_context(on_core(LOAD_CORE))
+        running.enter_context(pin_to_core(LOAD_CORE))
 
         async def repeat_same_plan(target: Target, seconds: float = seconds) -> Sample:
             return await drive(target, [repeat(same_plan)], seconds=seconds)
@@ -80,7 +80,7 @@ def _server(folder: Path, name: str, env: dict[str, str]) -> Iterator[Target]:
     home = folder / name.replace(" ", "-")
     server = Seamark(home, warehouse=f"file://{CACHE}", env={"SEAMARK_LOG_LEVEL": "warning", **env})
     try:
-        with on_core(SERVER_CORE):
+        with pin_to_core(SERVER_CORE):
             server.start()
         yield Target(name, server.base_url, (server.pid,), CACHE)
     finally:

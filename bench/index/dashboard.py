@@ -24,7 +24,7 @@ from pyiceberg.catalog.rest import RestCatalog
 
 from bench.measure import Sample, Worker, drive
 from bench.report import OURS, Report, Row
-from bench.targets import LOAD_CORE, Target, on_core, seamark
+from bench.targets import LOAD_CORE, Target, pin_to_core, seamark
 from bench.wire import request
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.builds import InProcessWorkers, build
@@ -92,7 +92,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             measures += ["avg(revenue)", "max(revenue)", "min(revenue)"]
             client.put_index((NAMESPACE, TABLE), "by_month", kind="cube", columns=columns, measures=measures)
             build_s = _build(client)
-            with on_core(LOAD_CORE):
+            with pin_to_core(LOAD_CORE):
                 report.rows += await _measure(server, quick=quick)
                 _append(server.base_url, 1, rows)
                 _build(client)

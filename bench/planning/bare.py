@@ -15,8 +15,8 @@ from pathlib import Path
 import uvloop
 from aiohttp import web
 
-from bench.targets import SERVER_CORE, Target, on_core
-from tests.services.process import ManagedProcess, free_port, http_ok
+from bench.targets import SERVER_CORE, Target, pin_to_core
+from tests.services.process import ManagedProcess, free_port, is_http_ok
 
 BARE = "bare-aiohttp"
 
@@ -63,8 +63,8 @@ def run_bare_server(folder: Path, body: bytes, *, workers: int = 1) -> Iterator[
     ]
     process = ManagedProcess(argv, log=folder / "bare.log")
     with process:
-        with on_core(SERVER_CORE) if workers == 1 else nullcontext():
-            process.start(lambda: http_ok(f"http://127.0.0.1:{port}/"), timeout_s=30)
+        with pin_to_core(SERVER_CORE) if workers == 1 else nullcontext():
+            process.start(lambda: is_http_ok(f"http://127.0.0.1:{port}/"), timeout_s=30)
         yield Target(BARE, f"http://127.0.0.1:{port}", (process.pid,), folder)
 
 

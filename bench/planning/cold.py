@@ -22,12 +22,12 @@ from pyiceberg.table import StaticTable
 from bench.planning import java_peer, pyiceberg_peer
 from bench.planning.filters import FILTERS, RANGES
 from bench.planning.java_peer import java_planner
-from bench.planning.ours import our_planner
+from bench.planning.ours import open_our_planner
 from bench.planning.pyiceberg_peer import PyIcebergPlanner
-from bench.planning.tables import Table, table
+from bench.planning.tables import Table, generate_table
 from bench.planning.warm import JAVA, PYICEBERG
 from bench.report import OURS, Report, Row
-from bench.targets import LOAD_CORE, on_core
+from bench.targets import LOAD_CORE, pin_to_core
 from seamark.formats.iceberg.manifests.avro import read_container
 from seamark.formats.iceberg.manifests.manifest import INFLATED_LIMIT_BYTES, decode_manifest
 from seamark.metaserver.index.blocks.encoding import encode_block
@@ -47,10 +47,10 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
         peer=f"the first plan of Iceberg Java {java_peer.version()}; for decode, PyIceberg {pyiceberg_peer.version()}",
     )
     for files in (2_000,) if quick else sizes:
-        generated_table = table(files)
+        generated_table = generate_table(files)
         _into_page_cache(generated_table)
         await _plans(report, folder, generated_table, rounds=1 if quick else 3)
-    _decode(report, table(2_000 if quick else 100_000), manifests=2 if quick else 50)
+    _decode(report, generate_table(2_000 if quick else 100_000), manifests=2 if quick else 50)
     report.notes.append(
         "The filter is the narrow range of the warm plans; no manifest can be left out by its partitions. First plan"
         " after a restart: the planner is new and its tier on disk holds every block."
@@ -66,13 +66,13 @@ async def _plans(report: Report, folder: Path, table: Table, rounds: int) -> Non
             plan = java.plan(expected)
             java_durations.append(plan.ms)
         home = folder / f"home-{table.files}-{number}"
-        async with our_planner(home, table) as seamark_planner:
+        async with open_our_planner(home, table) as seamark_planner:
             first = await seamark_planner.plan(expected)
         plan.check_same(first, f"{table.files:,} files, first plan")
         seamark_durations.append(first.ms)
-        async with our_planner(home, table, disk=True) as seamark_planner:
+        async with open_our_planner(home, table, disk=True) as seamark_planner:
             await seamark_planner.plan(expected)
-        async with our_planner(home, table, disk=True) as seamark_planner:
+        async with open_our_planner(home, table, disk=True) as seamark_planner:
             second_durations.append((await seamark_planner.plan(expected)).ms)
     values = {OURS: statistics.median(seamark_durations), JAVA: statistics.median(java_durations)}
     if table.files <= 100_000:
@@ -95,7 +95,7 @@ def _decode(report: Report, table: Table, manifests: int) -> None:
     expected = {their_manifest.manifest_path for their_manifest in _their_manifests(table)}
     assert {location for _, location in contents} <= expected
     sample = contents[: max(1, manifests // 10)]
-    with on_core(LOAD_CORE):
+    with pin_to_core(LOAD_CORE):
         columns = _rate(lambda data, at: decode_manifest(data, at).rows, contents)
         inflated = _rate(_inflate, contents)
         blocks = _rate(_to_block, contents)

@@ -133,7 +133,7 @@ FILTERS = {
 }
 
 
-def small_filter(table: Table, round_number: int = 0) -> Any:
+def build_small_filter(table: Table, round_number: int = 0) -> Any:
     """Return a filter for one user in six hours, as a dashboard sends; it keeps a few files."""
     start = _middle_us(table)
     hours = between_filter("ts", timestamp_text(start), timestamp_text(start + 6 * HOUR_US))

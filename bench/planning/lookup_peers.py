@@ -28,8 +28,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bench.planning.columns import Stats, columns
-from bench.planning.ragged import Cells, Ints, add_lengths, encode_records, little_endian, varint, varint_bytes
+from bench.planning.columns import Stats, build_columns
+from bench.planning.ragged import (
+    Cells,
+    Ints,
+    add_lengths,
+    encode_little_endian,
+    encode_records,
+    encode_varint,
+    encode_varints,
+)
 from bench.planning.tables import FORMAT as TABLE_FORMAT
 from bench.planning.tables import SYNC, Table, file_names, statistics
 
@@ -81,7 +89,7 @@ def entries(table: Table) -> Iterator[Entries]:
     )
     order = np.lexsort((number, bucket, day))
     names = stack_cells([file_names(table, item.batch) for item in random_statistics])
-    for column_number, column in enumerate(columns(table.columns)):
+    for column_number, column in enumerate(build_columns(table.columns)):
         results = [item.stats[column_number] for item in random_statistics]
         nans = [result.nans for result in results if result.nans is not None]
         present = [
@@ -153,7 +161,7 @@ def _write(table: Table, folder: Path) -> None:
             with environment.begin(write=True) as transaction, transaction.cursor() as cursor:
                 cursor.putmulti(_pairs(entry), append=True)
             data, _ = encode_records(_avro(entry))
-            avro.write(varint_bytes(len(entry.day)) + varint_bytes(len(data)) + data.tobytes() + SYNC)
+            avro.write(encode_varint(len(entry.day)) + encode_varint(len(data)) + data.tobytes() + SYNC)
     if writer is not None:
         writer.close()
     environment.sync()
@@ -192,7 +200,7 @@ def _pairs(entries: Entries) -> Iterator[tuple[bytes, bytes]]:
     """Yield LMDB's keys and values."""
     rows = len(entries.day)
     nans = np.full(rows, -1, np.int64) if entries.stats.nans is None else entries.stats.nans
-    body = [little_endian(entries.values), little_endian(entries.stats.nulls), little_endian(nans)]
+    body = [encode_little_endian(entries.values), encode_little_endian(entries.stats.nulls), encode_little_endian(nans)]
     body += [add_lengths(entries.stats.lower), add_lengths(entries.stats.upper), add_lengths(entries.name)]
     data, lengths = encode_records(body)
     whole_file, offset = data.tobytes(), 0
@@ -221,7 +229,7 @@ def _avro(entries: Entries) -> list[Cells]:
         nans,
     ]
     return [
-        *map(varint, numbers),
+        *map(encode_varints, numbers),
         add_lengths(entries.name),
         add_lengths(entries.stats.lower),
         add_lengths(entries.stats.upper),

@@ -48,7 +48,7 @@ class OurPlanner:
 
 
 @asynccontextmanager
-async def our_planner(
+async def open_our_planner(
     home: Path, table: Table, *, disk: bool = False, memory_bytes: int | None = None
 ) -> AsyncIterator[OurPlanner]:
     """Open a planner over `table`. With `disk` it has a cache tier on the local disk below `home`, which stays.

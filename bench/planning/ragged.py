@@ -39,7 +39,7 @@ def join_cells(*parts: Cells) -> Cells:
     return Cells(matrix, np.hstack([part.mask() for part in parts]))
 
 
-def constant(value: bytes, rows: int) -> Cells:
+def fill_cells(value: bytes, rows: int) -> Cells:
     return Cells(np.broadcast_to(np.frombuffer(value, np.uint8), (rows, len(value))))
 
 
@@ -48,13 +48,13 @@ def filter_cells(part: Cells, present: Mask) -> Cells:
     return Cells(part.matrix, part.mask() & present[:, None])
 
 
-def little_endian(values: NDArray[np.generic]) -> Cells:
+def encode_little_endian(values: NDArray[np.generic]) -> Cells:
     """Encode numbers of any fixed width as their little-endian bytes."""
     ordered = np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
     return Cells(ordered.view(np.uint8).reshape(len(values), -1))
 
 
-def varint(values: Ints) -> Cells:
+def encode_varints(values: Ints) -> Cells:
     """Encode Avro's int and long: zigzag, then seven bits per byte, the lowest first."""
     zigzag = ((values << 1) ^ (values >> 63)).astype(np.uint64)
     width = max(1, -(-int(zigzag.max(initial=0)).bit_length() // 7))
@@ -67,9 +67,9 @@ def varint(values: Ints) -> Cells:
     return Cells(matrix, used)
 
 
-def varint_bytes(value: int) -> bytes:
+def encode_varint(value: int) -> bytes:
     """Return one varint."""
-    cells = varint(np.array([value], np.int64))
+    cells = encode_varints(np.array([value], np.int64))
     return cells.matrix[cells.mask()].tobytes()
 
 
@@ -114,8 +114,8 @@ def add_lengths(part: Cells) -> Cells:
     """Encode Avro's bytes and string: the length as a varint, then the bytes."""
     if part.used is None:
         rows, width = part.matrix.shape
-        return join_cells(constant(varint_bytes(width), rows), part)
-    return join_cells(varint(part.lengths()), part)
+        return join_cells(fill_cells(encode_varint(width), rows), part)
+    return join_cells(encode_varints(part.lengths()), part)
 
 
 def encode_records(parts: list[Cells]) -> tuple[Bytes, Ints]:

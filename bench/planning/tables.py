@@ -30,19 +30,19 @@ import fastavro
 import numpy as np
 
 from bench.planning import layout
-from bench.planning.columns import BUCKETS, Batch, Column, Stats, columns
+from bench.planning.columns import BUCKETS, Batch, Column, Stats, build_columns
 from bench.planning.ragged import (
     Cells,
     Ints,
     add_lengths,
-    constant,
     decimal_text,
     digits,
     encode_records,
+    encode_varint,
+    encode_varints,
+    fill_cells,
     filter_cells,
     join_cells,
-    varint,
-    varint_bytes,
 )
 
 FORMAT = 1
@@ -78,7 +78,7 @@ class Table:
         return f"file://{self.folder}/metadata/v1.metadata.json"
 
 
-def table(
+def generate_table(
     files: int,
     *,
     column_count: int = 20,
@@ -187,7 +187,7 @@ def _draw_statistics(plan: _Plan, first: int) -> FileStatistics:
     records = chance.integers(50_000, 4_000_000, len(number), dtype=np.int64)
     batch = Batch(number, plan.files, plan.files_per_day, records, chance)
     size = records * 40 + batch.draw(1 << 20)
-    of = columns(plan.columns)
+    of = build_columns(plan.columns)
     return FileStatistics(batch, size, of, [column.make(batch) for column in of])
 
 
@@ -207,7 +207,7 @@ def _write(plan: _Plan, workers: int | None, progress: Callable[[int, int], None
         # Newest first, as engines write manifest lists.
         fastavro.writer(file, layout.manifest_file_schema(), reversed(manifests), codec="deflate", metadata=head)
     document = layout.table_metadata(
-        plan.location, f"{plan.location}/metadata/{list_name}", columns(plan.columns), manifests
+        plan.location, f"{plan.location}/metadata/{list_name}", build_columns(plan.columns), manifests
     )
     (Path(plan.building) / "metadata" / "v1.metadata.json").write_text(json.dumps(document, indent=1))
     return sum(manifest["manifest_length"] for manifest in manifests)
@@ -280,7 +280,7 @@ def _blocks(data: bytes, ends: Ints, level: int) -> Iterator[bytes]:
         stop = min(int(np.searchsorted(ends, ends[start] + BLOCK_BYTES)), len(ends) - 1)
         packer = zlib.compressobj(level, zlib.DEFLATED, -zlib.MAX_WBITS)
         packed = packer.compress(data[ends[start] : ends[stop]]) + packer.flush()
-        yield varint_bytes(stop - start) + varint_bytes(len(packed)) + packed + SYNC
+        yield encode_varint(stop - start) + encode_varint(len(packed)) + packed + SYNC
         start = stop
 
 
@@ -294,25 +294,25 @@ def _entries(plan: _Plan, statistics: FileStatistics) -> list[Cells]:
     manifest = plan.manifest_of(batch.number)
     status_added, inherited = b"\x02", b"\x00\x00"
     return [
-        constant(status_added + b"\x02", rows),
-        varint(layout.snapshot_id(0) + manifest * 7919),
-        constant(inherited + b"\x00", rows),  # both sequence numbers, and content 0: data
+        fill_cells(status_added + b"\x02", rows),
+        encode_varints(layout.snapshot_id(0) + manifest * 7919),
+        fill_cells(inherited + b"\x00", rows),  # both sequence numbers, and content 0: data
         add_lengths(_paths(plan, batch)),
-        constant(b"\x0ePARQUET\x02", rows),
-        varint(batch.day),
-        constant(b"\x02", rows),
-        varint(batch.bucket),
-        varint(batch.records),
-        varint(size),
+        fill_cells(b"\x0ePARQUET\x02", rows),
+        encode_varints(batch.day),
+        fill_cells(b"\x02", rows),
+        encode_varints(batch.bucket),
+        encode_varints(batch.records),
+        encode_varints(size),
         *_counts(drawn_columns, [size // len(drawn_columns) + batch.draw(1 << 16) for _ in drawn_columns]),
         *_counts(drawn_columns, [batch.records] * len(drawn_columns)),
         *_counts(drawn_columns, [column.nulls for column in stats]),
         *_counts(*_with_nans(drawn_columns, stats)),
         *_bounds(drawn_columns, stats, [column.lower for column in stats]),
         *_bounds(drawn_columns, stats, [column.upper for column in stats]),
-        constant(b"\x00\x02", rows),  # no key metadata; split offsets
+        fill_cells(b"\x00\x02", rows),  # no key metadata; split offsets
         *_split_offsets(size),
-        constant(b"\x00\x02\x00\x00", rows),  # no equality ids; sort order 0; no referenced data file
+        fill_cells(b"\x00\x02\x00\x00", rows),  # no equality ids; sort order 0; no referenced data file
     ]
 
 
@@ -323,11 +323,11 @@ def _paths(plan: _Plan, batch: Batch) -> Cells:
     days = [layout.day_text(day).encode() for day in range(first_day, int(batch.day.max()) + 1)]
     day_words = np.frombuffer(b"".join(days), np.uint8).reshape(-1, 10)
     return join_cells(
-        constant(f"{plan.location}/data/day=".encode(), rows),
+        fill_cells(f"{plan.location}/data/day=".encode(), rows),
         Cells(day_words[batch.day - first_day]),
-        constant(b"/user_id_bucket=", rows),
+        fill_cells(b"/user_id_bucket=", rows),
         decimal_text(batch.bucket),
-        constant(b"/", rows),
+        fill_cells(b"/", rows),
         _names(plan, batch),
     )
 
@@ -341,21 +341,21 @@ def _names(plan: _Plan, batch: Batch) -> Cells:
     commit_words = np.frombuffer(b"".join(commits), np.uint8).reshape(-1, 36)
     return join_cells(
         digits(batch.number % plan.manifest_entries, 5),
-        constant(b"-", rows),
+        fill_cells(b"-", rows),
         decimal_text(batch.number + 10_000),
-        constant(b"-", rows),
+        fill_cells(b"-", rows),
         Cells(commit_words[manifest - first]),
-        constant(b"-0-00001.parquet", rows),
+        fill_cells(b"-0-00001.parquet", rows),
     )
 
 
 def _counts(columns: tuple[Column, ...], values: list[Ints]) -> list[Cells]:
     """Return a map from column id to a number."""
     rows = len(values[0])
-    parts = [constant(b"\x02" + varint_bytes(len(columns)), rows)]
+    parts = [fill_cells(b"\x02" + encode_varint(len(columns)), rows)]
     for column, value in zip(columns, values, strict=True):
-        parts += [constant(varint_bytes(column.id), rows), varint(value)]
-    return [*parts, constant(b"\x00", rows)]
+        parts += [fill_cells(encode_varint(column.id), rows), encode_varints(value)]
+    return [*parts, fill_cells(b"\x00", rows)]
 
 
 def _with_nans(columns: tuple[Column, ...], stats: list[Stats]) -> tuple[tuple[Column, ...], list[Ints]]:
@@ -369,21 +369,21 @@ def _bounds(columns: tuple[Column, ...], stats: list[Stats], values: list[Cells]
     absent = sum(
         ((~stat.present).astype(np.int64) for stat in stats if stat.present is not None), np.zeros(rows, np.int64)
     )
-    parts = [constant(b"\x02", rows), varint(len(columns) - absent)]
+    parts = [fill_cells(b"\x02", rows), encode_varints(len(columns) - absent)]
     for column, stat, bound in zip(columns, stats, values, strict=True):
-        pair = join_cells(constant(varint_bytes(column.id), rows), add_lengths(bound))
+        pair = join_cells(fill_cells(encode_varint(column.id), rows), add_lengths(bound))
         parts.append(pair if stat.present is None else filter_cells(pair, stat.present))
-    return [*parts, constant(b"\x00", rows)]
+    return [*parts, fill_cells(b"\x00", rows)]
 
 
 def _split_offsets(size: Ints) -> list[Cells]:
     """Return one offset a row group of 128 MB, the first behind the magic bytes."""
     groups = -(-size // ROW_GROUP)
     offsets = (
-        filter_cells(varint(np.full(len(size), 4 + group * ROW_GROUP)), groups > group)
+        filter_cells(encode_varints(np.full(len(size), 4 + group * ROW_GROUP)), groups > group)
         for group in range(int(groups.max()))
     )
-    return [varint(groups), *offsets, constant(b"\x00", len(size))]
+    return [encode_varints(groups), *offsets, fill_cells(b"\x00", len(size))]
 
 
 def main() -> None:
@@ -395,7 +395,7 @@ def main() -> None:
     arguments = parser.parse_args()
     for files in arguments.files:
         started = time.perf_counter()
-        generated_table = table(
+        generated_table = generate_table(
             files, column_count=arguments.columns, files_per_day=arguments.files_per_day, cache=arguments.cache
         )
         elapsed_s = time.perf_counter() - started

@@ -14,9 +14,9 @@ from bench.planning import java_peer, pyiceberg_peer
 from bench.planning.filters import FILTERS, ORDERED_COLUMN, RANGES, Filter
 from bench.planning.java_peer import JavaPlanner, java_planner
 from bench.planning.limits import Bandwidth, bandwidth
-from bench.planning.ours import OurPlanner, our_planner
+from bench.planning.ours import OurPlanner, open_our_planner
 from bench.planning.pyiceberg_peer import PyIcebergPlanner
-from bench.planning.tables import Table, table
+from bench.planning.tables import Table, generate_table
 from bench.report import OURS, Report, Row
 
 JAVA, PYICEBERG = "iceberg-java", "pyiceberg"
@@ -35,8 +35,8 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
     report.bounds = {"memory of this machine, one core": memory.text()}
     ordered: dict[int, dict[str, float]] = {}
     for files in (2_000,) if quick else sizes:
-        generated_table = table(files)
-        async with our_planner(folder / f"home-{files}", generated_table) as seamark_planner:
+        generated_table = generate_table(files)
+        async with open_our_planner(folder / f"home-{files}", generated_table) as seamark_planner:
             with java_planner(generated_table.metadata_location, files, folder / "java.log") as java:
                 turns = 1 if quick else 2 if files >= 1_000_000 else 5
                 for _ in range(1 if files >= 1_000_000 else 3):  # The JVM compiles while it runs.

@@ -20,7 +20,7 @@ from pyiceberg.catalog.rest import RestCatalog
 
 from bench.report import OURS, Report, Row
 from bench.ssb.bounds import data_paths, open_facts
-from bench.ssb.generate import TABLES, generate, table_path
+from bench.ssb.generate import TABLES, generate, get_table_path
 from bench.ssb.queries import QUERIES
 from bench.targets import seamark
 from seamark.connector.client.indexes import IndexClient
@@ -95,7 +95,7 @@ def _load(url: str, data: Path) -> int:
     with RestCatalog("sea", uri=url) as catalog:
         catalog.create_namespace(NAMESPACE)
         for name in TABLES:
-            rows = pq.read_table(table_path(data, name))
+            rows = pq.read_table(get_table_path(data, name))
             table = catalog.create_table(f"{NAMESPACE}.{name}", schema=rows.schema)
             parts = FACT_FILES if name == FACT else 1
             size = -(-rows.num_rows // parts)
@@ -106,7 +106,7 @@ def _load(url: str, data: Path) -> int:
 
 def _append_rows(url: str, data: Path, rows: int, count: int) -> None:
     """Append some of the facts again."""
-    facts = pq.read_table(table_path(data, FACT))
+    facts = pq.read_table(get_table_path(data, FACT))
     with RestCatalog("sea", uri=url) as catalog:
         catalog.load_table(f"{NAMESPACE}.{FACT}").append(facts.slice(rows // 2, count))
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from bench.ssb.generate import TABLES, table_path
+from bench.ssb.generate import TABLES, get_table_path
 from seamark.formats.protocol.wire import PLAN_MARK
 
 FACT = "lineorder"
@@ -55,7 +55,7 @@ def write_table(
     The fact is cut by order date into `fact_files` files of about equal rows, ordered within; with None it is copied in
     the order of the source, into a file for each task. A dimension is one file.
     """
-    frame = spark.read.parquet(str(table_path(folder, table)))
+    frame = spark.read.parquet(str(get_table_path(folder, table)))
     if table == FACT and fact_files is not None:
         frame = frame.repartitionByRange(fact_files, *_ORDER[:2]).sortWithinPartitions(*_ORDER)
     elif table != FACT:

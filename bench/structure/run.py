@@ -25,7 +25,7 @@ import pyarrow as pa
 import structlog
 
 from bench.report import Report, Row
-from bench.run import Bench, names_of, parser_of, run_benches
+from bench.run import Bench, build_parser, choose_names, run_benches
 from bench.trino.upstream import upstream
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.write.appends import append
@@ -215,10 +215,10 @@ BENCHES: dict[str, Bench] = {"flows": run}
 
 
 def main() -> None:
-    parser = parser_of("bench.structure.run", __doc__, BENCHES)
+    parser = choose_names("bench.structure.run", __doc__, BENCHES)
     parser.add_argument("--list", action="store_true", help="print the functions in the order of their first call")
     arguments = parser.parse_args()
-    names = names_of(parser, arguments, BENCHES)
+    names = build_parser(parser, arguments, BENCHES)
     run_benches(BENCHES, names, quick=arguments.quick, options=lambda _: {"lists": arguments.list})
 
 

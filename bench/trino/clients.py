@@ -25,7 +25,7 @@ class StatementMeasurement:
     """The last page with rows, as JSON, or empty if no page had rows."""
 
 
-def statement(sql: str, **headers: str) -> Request:
+def build_statement(sql: str, **headers: str) -> Request:
     return request("POST", "/v1/statement", sql.encode(), headers={**SESSION, **headers}, label=sql[:60])
 
 

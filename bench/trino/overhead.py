@@ -17,8 +17,8 @@ from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 from bench.report import OURS, Report, Row
-from bench.targets import LOAD_CORE, SERVER_CORE, Target, on_core
-from bench.trino.clients import StatementMeasurement, follow, statement
+from bench.targets import LOAD_CORE, SERVER_CORE, Target, pin_to_core
+from bench.trino.clients import StatementMeasurement, build_statement, follow
 from bench.trino.points import points
 from bench.trino.served import TRINO, adapter, run_both_targets
 from bench.trino.upstream import upstream
@@ -67,7 +67,7 @@ async def _compare(report: Report, case: str, sql: str, targets: Sequence[Target
     seamark_target = targets[-1]
     connections = {target.name: await Connection.open(target.port) for target in targets}
     results: dict[str, list[StatementMeasurement]] = {target.name: [] for target in targets}
-    posted, cpu_s = statement(sql), 0.0
+    posted, cpu_s = build_statement(sql), 0.0
     for number in range(-min(WARM, runs), runs):
         for target in targets if number % 2 else reversed(targets):
             before_s = seamark_target.cpu_s()
@@ -124,7 +124,7 @@ async def _together(target: Target, clients: int, sqls: Sequence[str]) -> tuple[
             connection = await Connection.open(target.port)
             try:
                 for sql in sqls:
-                    measurement = await follow(connection, statement(sql))
+                    measurement = await follow(connection, build_statement(sql))
                     latencies.append(measurement.ms)
             finally:
                 connection.close()
@@ -146,7 +146,7 @@ async def _measure_repeats(report: Report, behind: str, seamark_target: Target, 
             if number % step == 0:
                 resident.append(seamark_target.rss_mb())
             sql = CASES["SELECT 1"] if number % 10 else f"SELECT price FROM points WHERE note LIKE '%{number}%'"
-            await follow(connection, statement(sql))
+            await follow(connection, build_statement(sql))
         connection.close()
 
     started_s = asyncio.get_running_loop().time()
@@ -168,12 +168,12 @@ async def _measure_repeats(report: Report, behind: str, seamark_target: Target, 
 async def _measure_protocol(report: Report, folder: Path, server: Seamark, statements: int, size: int) -> None:
     """Measure the adapter on one core, while all other processes use the other core."""
     with ExitStack() as running:
-        with on_core(LOAD_CORE):
+        with pin_to_core(LOAD_CORE):
             talker = running.enter_context(upstream(folder))
-        with on_core(SERVER_CORE):
+        with pin_to_core(SERVER_CORE):
             # The simulated coordinator has no access rules.
             adapter_url = running.enter_context(adapter(folder, talker, server.base_url, "--no-rules"))
-        running.enter_context(on_core(LOAD_CORE))
+        running.enter_context(pin_to_core(LOAD_CORE))
         await _per_request(report, (talker, adapter_url), runs=200 if statements < 1000 else 5000)
         for pages in (size // PAGE_BYTES, 1):
             await _measure_pages(report, (talker, adapter_url), pages, size // pages)
@@ -184,7 +184,7 @@ async def _measure_protocol(report: Report, folder: Path, server: Seamark, state
 
 
 async def _per_request(report: Report, targets: Sequence[Target], runs: int) -> None:
-    case, posted = "SELECT 1, a talker behind", statement("SELECT 1")
+    case, posted = "SELECT 1, a talker behind", build_statement("SELECT 1")
     values: dict[str, float] = {}
     cpu_us = 0.0
     for target in targets:
@@ -220,7 +220,7 @@ async def _drain(target: Target, sql: str) -> tuple[float, int]:
     loop = asyncio.get_running_loop()
     started_s, size = loop.time(), 0
     reader, writer = await asyncio.open_connection("127.0.0.1", target.port, limit=1 << 20)
-    raw = statement(sql).raw
+    raw = build_statement(sql).raw
     while raw:
         writer.write(raw)
         head = (await reader.readuntil(b"\r\n\r\n")).lower()

@@ -18,7 +18,7 @@ import numpy as np
 
 from bench.report import OURS, Report, Row
 from bench.targets import Target
-from bench.trino.clients import StatementMeasurement, follow, statement
+from bench.trino.clients import StatementMeasurement, build_statement, follow
 from bench.trino.points import ALONE, INDEX_KIND_BY_COLUMN, NAMESPACE, ORDERED, ROWS, TABLE, key_of, points
 from bench.trino.served import TRINO, run_both_targets
 from bench.wire import Connection, LoadError, request
@@ -64,7 +64,7 @@ async def _measure_lookup(
     for round_number, number in enumerate(numbers):
         sql = f"SELECT {ORDERED}, note FROM {TABLE} WHERE {column} = {key_of(column, number, files)}"
         for target in targets if round_number % 2 else reversed(targets):
-            measurement = await follow(connections[target.name], statement(sql))
+            measurement = await follow(connections[target.name], build_statement(sql))
             rows = json.loads(measurement.last)["data"] if measurement.last else []
             if rows != [[number, f"Note about {number}"]]:
                 raise AnswersDiffer(f"{target.name}: {sql} gave {rows}")
@@ -83,7 +83,7 @@ async def _measure_lookup(
 async def _measure_without_proxy(trino: Target, keys: int) -> float:
     connection = await Connection.open(trino.port)
     sqls = [f"SELECT {ORDERED}, note FROM {ALONE} WHERE {ORDERED} = {number}" for number in range(WARM + keys)]
-    results = [await follow(connection, statement(sql)) for sql in sqls]
+    results = [await follow(connection, build_statement(sql)) for sql in sqls]
     connection.close()
     return statistics.median(result.ms for result in results[WARM:])
 

@@ -18,7 +18,7 @@ from pyspark.sql import functions as sf
 
 from bench.report import OURS, Report, Row
 from bench.writing.session import CATALOG, Lake
-from bench.writing.tables import NAMESPACE, Batches, base
+from bench.writing.tables import NAMESPACE, Batches, open_base
 from bench.writing.writers import MERGE_ON_READ, AnswersDiffer, PythonWriter
 
 BATCHES = 100
@@ -29,7 +29,7 @@ def measure(
     report: Report, lake: Lake, rows: int, batches: int, bases: Path, *, layout: str, strategy: str | None, rounds: int
 ) -> None:
     name = f"aged_{layout}"
-    table = lake.table(base(rows, layout, bases=bases), name, mode=MERGE_ON_READ, indexed=strategy is None)
+    table = lake.table(open_base(rows, layout, bases=bases), name, mode=MERGE_ON_READ, indexed=strategy is None)
     writer, drawn_batches = PythonWriter("aged", table, strategy=strategy), Batches(rows, lake.folder)
     read_s = {"before": _read(lake.spark, name, rounds)}
     durations = []

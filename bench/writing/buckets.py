@@ -20,8 +20,8 @@ import numpy as np
 from pyspark.sql import DataFrame, SparkSession
 
 from bench.report import OURS, Report, Row
-from bench.writing.session import CATALOG, lake
-from bench.writing.tables import BASES, BUCKETED, BUCKETS, FLAT, KEY, NAMESPACE, base, keys_of
+from bench.writing.session import CATALOG, open_lake
+from bench.writing.tables import BASES, BUCKETED, BUCKETS, FLAT, KEY, NAMESPACE, compute_keys, open_base
 from bench.writing.writers import MERGE_ON_READ, AnswersDiffer, configure
 
 ROWS, QUICK_ROWS = 10_000_000, 20_000
@@ -37,10 +37,10 @@ GROUPING_QUERY = "SELECT count(*), max(n), sum(q) FROM (SELECT k, count(*) n, su
 async def run(folder: Path, *, quick: bool = False) -> Report:
     report = Report("writing_buckets", "What do buckets by key save a reader?", peer="the same without buckets")
     rows, rounds, equals, bases = (QUICK_ROWS, 1, 2, folder / "bases") if quick else (ROWS, ROUNDS, EQUALS, BASES)
-    with lake(folder, bases) as new_lake, configure(new_lake.spark, NO_BROADCAST):
+    with open_lake(folder, bases) as new_lake, configure(new_lake.spark, NO_BROADCAST):
         spark = new_lake.spark
         for name, layout in (("left", BUCKETED), ("right", BUCKETED), ("flat", FLAT)):
-            new_lake.table(base(rows, layout, bases=bases), name, mode=MERGE_ON_READ, indexed=False)
+            new_lake.table(open_base(rows, layout, bases=bases), name, mode=MERGE_ON_READ, indexed=False)
         left, right, flat = (f"{CATALOG}.{NAMESPACE}.{name}" for name in ("left", "right", "flat"))
         _equalities(report, spark, rows, {OURS: left, UNBUCKETED: flat}, equals)
         for case, query in (
@@ -60,7 +60,7 @@ def _equalities(report: Report, spark: SparkSession, rows: int, tables: Mapping[
     numbers = np.random.default_rng(5).choice(rows, count + 1, replace=False)
     durations: dict[str, list[float]] = {name: [] for name in tables}
     files: dict[str, list[int]] = {name: [] for name in tables}
-    for round_number, key in enumerate(keys_of(numbers).to_pylist()):
+    for round_number, key in enumerate(compute_keys(numbers).to_pylist()):
         results = set()
         for name, table in tables.items():
             frame = spark.sql(f"SELECT customer, city FROM {table} WHERE {KEY} = '{key}'")

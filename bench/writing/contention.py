@@ -29,7 +29,7 @@ from pyiceberg.exceptions import CommitFailedException
 
 from bench.report import OURS, Report, Row
 from bench.writing.session import serve
-from bench.writing.tables import COLUMNS, KEY, NAMESPACE, create, keys_of, rows_of
+from bench.writing.tables import COLUMNS, KEY, NAMESPACE, compute_keys, create, rows_of
 from bench.writing.writers import INDEX, MERGE_ON_READ, MODES, AnswersDiffer
 from seamark.connector.arrow.partitions import apply_transform
 from seamark.connector.client.client import SeamarkClient
@@ -147,7 +147,7 @@ def _prepare(client: IndexClient, kind: str, name: str, writers: int, times: int
     client.put_index((NAMESPACE, name), INDEX, kind="record", columns=[KEY])
     with closing(InProcessWorkers()) as workers:
         build(client, (NAMESPACE, name), INDEX, workers)
-    buckets = apply_transform(f"bucket[{BUCKETS}]", COLUMNS[KEY], keys_of(stored_keys))
+    buckets = apply_transform(f"bucket[{BUCKETS}]", COLUMNS[KEY], compute_keys(stored_keys))
     bucket = np.array(buckets.values)[buckets.codes]
     batches = []
     for writer in range(writers):

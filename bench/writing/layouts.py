@@ -19,7 +19,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from bench.report import OURS, Report, Row
-from bench.writing.session import CATALOG, lake
+from bench.writing.session import CATALOG, open_lake
 from bench.writing.writers import AnswersDiffer
 from seamark.connector.client.catalog import create_namespace, create_table
 from seamark.connector.client.indexes import IndexClient
@@ -87,7 +87,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     report = Report("writing_layouts", "How many bytes do queries open after a clustering?")
     report.peer = "Iceberg's rewrite_data_files"
     rows = QUICK_ROWS if quick else ROWS
-    with lake(folder) as new_lake:
+    with open_lake(folder) as new_lake:
         create_namespace(new_lake.client, "bench", {})
         for number, column_set in enumerate(SETS):
             _measure(report, new_lake.client, new_lake.spark, column_set, f"bench.t{number}", rows)

@@ -30,7 +30,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
 from bench.report import OURS, Report, Row
-from bench.writing.session import CATALOG, Lake, lake
+from bench.writing.session import CATALOG, Lake, open_lake
 from bench.writing.tables import (
     ARROW,
     BASES,
@@ -99,7 +99,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     report = Report("writing_reader", "Rows chosen by bitmaps, and all of them, read by Spark", peer="Iceberg's reader")
     bases = folder / "bases" if quick else BASES
     bases.mkdir(parents=True, exist_ok=True)
-    with lake(folder, bases) as new_lake:
+    with open_lake(folder, bases) as new_lake:
         for size in QUICK if quick else SIZES:
             table = _fill_table(new_lake, size, bases)
             turns = [_compare(report, new_lake, table, size, case, where) for case, where in _queries(size)]

@@ -43,7 +43,7 @@ def serve(folder: Path, bases: Path = BASES) -> Iterator[Seamark]:
 
 
 @contextmanager
-def lake(folder: Path, bases: Path = BASES) -> Iterator[Lake]:
+def open_lake(folder: Path, bases: Path = BASES) -> Iterator[Lake]:
     with (
         serve(folder, bases) as server,
         closing(IndexClient(server.base_url, timeout_s=600)) as client,

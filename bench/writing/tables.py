@@ -73,7 +73,7 @@ T = TypeVar("T")
 # Rows
 
 
-def keys_of(numbers: Numbers) -> pa.Array:
+def compute_keys(numbers: Numbers) -> pa.Array:
     """Return the UUID of each row number as text."""
     halves = np.stack([_mix_bits(numbers, 1), _mix_bits(numbers, 2)], axis=1).astype(">u8")
     digits = _HEX[halves.view(np.uint8).reshape(len(numbers), 16)].view(np.uint8).reshape(len(numbers), 32)
@@ -96,7 +96,7 @@ def rows_of(numbers: Numbers, version: int) -> pa.Table:
     count = len(numbers)
     draw = np.random.default_rng([version, int(numbers[0]) if count else 0])
     columns = [
-        keys_of(numbers),
+        compute_keys(numbers),
         np.full(count, version),
         draw.integers(0, 1_000_000, count, dtype=np.int32),
         _CITIES.take(pa.array(draw.integers(0, len(_CITIES), count))),
@@ -174,7 +174,7 @@ class Base:
     size_bytes: int
 
 
-def base(rows: int, layout: str, *, bases: Path = BASES) -> Base:
+def open_base(rows: int, layout: str, *, bases: Path = BASES) -> Base:
     """Return the base table, and create it if it does not exist. It takes 40 bytes for each row."""
     return make_once(rows, layout, partial(_write_files, rows=rows, layout=layout), bases=bases)
 

@@ -29,8 +29,8 @@ from bench.report import OURS, Report, Row
 from bench.writing import ageing
 from bench.writing.hudi import HudiWriter
 from bench.writing.merge import TUNINGS, MergeWriter, Tuning, hadoop_catalog
-from bench.writing.session import Lake, lake
-from bench.writing.tables import BASES, BATCH_ROWS, BUCKETED, FLAT, UPDATED_FRACTION, Batch, Batches, base
+from bench.writing.session import Lake, open_lake
+from bench.writing.tables import BASES, BATCH_ROWS, BUCKETED, FLAT, UPDATED_FRACTION, Batch, Batches, open_base
 from bench.writing.writers import (
     COPY_ON_WRITE,
     MERGE_ON_READ,
@@ -130,7 +130,7 @@ async def run(
         sizes, batches = QUICK_SIZES, 4
         plan = Plan(folder / "bases", 1, 0, sizes[0], sizes[0], tuple(first.values()))
     with ExitStack() as running:
-        lake_of_run = running.enter_context(lake(folder, plan.bases))
+        lake_of_run = running.enter_context(open_lake(folder, plan.bases))
         hadoop_catalog(lake_of_run.spark, folder / "hadoop")
         peer = (
             running.enter_context(hudi.session("bench.writing.hudi_peer", folder / "hudi")) if hudi.is_there() else None
@@ -191,7 +191,7 @@ def _ours(lake: Lake, rows: int, plan: Plan) -> Iterator[WriterMeasurements]:
             (PYSPARK, COPY_ON_WRITE, BUCKET),
         ]
     for number, (strategy, mode, located) in enumerate(kinds):
-        base_table = base(rows, FLAT if located == RECORD else BUCKETED, bases=plan.bases)
+        base_table = open_base(rows, FLAT if located == RECORD else BUCKETED, bases=plan.bases)
         table = lake.table(base_table, f"u{rows}_{number}", mode=mode, indexed=located == RECORD)
         name, blind = f"{strategy}, {located}", EQUALITY if located == BLIND else None
         writer = (
@@ -245,12 +245,12 @@ def _open_merge_writer(
     spark: SparkSession, tuning: Tuning, rows: int, number: int, warehouse: Path, bases: Path
 ) -> MergeWriter:
     name = f"m{rows}_{tuning.mode.replace('-', '_')}_{number}"
-    return MergeWriter(tuning, base(rows, tuning.layout, bases=bases), spark, warehouse, name)
+    return MergeWriter(tuning, open_base(rows, tuning.layout, bases=bases), spark, warehouse, name)
 
 
 def _hudi(peer: hudi.Peer, rows: int, folder: Path, plan: Plan) -> Iterator[WriterMeasurements]:
     for mode in (MERGE_ON_READ, COPY_ON_WRITE) if rows <= plan.copied_max else (MERGE_ON_READ,):
-        base_table = base(rows, BUCKETED, bases=plan.bases)
+        base_table = open_base(rows, BUCKETED, bases=plan.bases)
         writer = HudiWriter(HUDI, base_table, peer, folder / f"h{rows}-{mode}", mode=mode, bases=plan.bases)
         yield WriterMeasurements(writer, mode, HUDI, plan.warm, plan.rounds)
 

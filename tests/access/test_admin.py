@@ -13,8 +13,8 @@ from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from tests.api.client import Answer, Api
-from tests.api.plans.planned import append, file_of
-from tests.server.rig import RunningServer, running, some_settings
+from tests.api.plans.planned import append, build_data_file
+from tests.server.rig import RunningServer, build_settings, running
 
 
 class AdminServer:
@@ -37,7 +37,7 @@ async def admin_server(tmp_path: Path) -> AsyncIterator[AdminServer]:
     the catalog.
     """
     clock, secrets = SystemClock(), {}
-    async with open_store(some_settings(tmp_path).database_url(), clock=clock) as store:
+    async with open_store(build_settings(tmp_path).database_url(), clock=clock) as store:
         for name, grant in (("root", Grant("root", "admin")), ("ns", Grant("ns", "admin", ("a",)))):
             secrets[name] = await create_token(store, clock, name, None, [grant])
         secrets["bob"] = await create_token(store, clock, "bob", None, [Grant("bob", "writer")])
@@ -197,7 +197,7 @@ async def test_view_of_a_plan_belongs_to_the_principal_that_asks_first(admin_ser
     """The planner evicts views of a principal with more than half of its budget."""
     root, bob = UserApi(admin_server, "root"), UserApi(admin_server, "bob")
     await root.table()
-    await append(root, "t", [file_of("file:///t/data/0.parquet", 0, 9)], snapshot_id=1)
+    await append(root, "t", [build_data_file("file:///t/data/0.parquet", 0, 9)], snapshot_id=1)
     for item in (bob, root):
         assert (await item("POST", "/v1/namespaces/db/tables/t/plan", {})).status == 200
     [view] = admin_server.server.components.planner._views._views.values()

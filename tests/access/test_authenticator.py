@@ -41,13 +41,13 @@ async def make_authenticator(store: PointerStore, clock: SimulatedClock) -> Asyn
         yield make
 
 
-def bearer(token: str) -> CIMultiDict[str]:
+def build_bearer_headers(token: str) -> CIMultiDict[str]:
     return CIMultiDict({"authorization": f"Bearer {token}"})
 
 
 async def check_rejected(authenticator: Authenticator, token: str, reason: str) -> None:
     with pytest.raises(Unauthenticated, match=reason):
-        await authenticator.authenticate(bearer(token), None)
+        await authenticator.authenticate(build_bearer_headers(token), None)
 
 
 async def test_request_with_two_logins_is_rejected(
@@ -121,11 +121,13 @@ async def test_token_identifies_its_principal_with_current_grants(
 ) -> None:
     secret = await create_token(store, clock, "ann", None, [Grant("ann", "reader", ("a",))])
     authenticator = await make_authenticator()
-    principal = await authenticator.authenticate(bearer(secret), None)
+    principal = await authenticator.authenticate(build_bearer_headers(secret), None)
     assert (principal.name, principal.via) == ("ann", "token")
     assert principal.grants == (Grant("ann", "reader", ("a",)),)
     await store.transact([RemoveGrant(Grant("ann", "reader", ("a",))), SaveGrant(Grant("ann", "admin", ("b",)))])
-    assert (await authenticator.authenticate(bearer(secret), None)).grants == (Grant("ann", "admin", ("b",)),)
+    assert (await authenticator.authenticate(build_bearer_headers(secret), None)).grants == (
+        Grant("ann", "admin", ("b",)),
+    )
 
 
 @pytest.mark.parametrize(
@@ -173,7 +175,7 @@ async def test_revoked_token_is_rejected_on_every_replica(
         open_authenticator(Settings(auth="token"), other, make_fixed_keyring(clock=clock), clock) as replica,
     ):
         for secret_text in (secret, issued_token):
-            assert (await replica.authenticate(bearer(secret_text), None)).name == "ann"
+            assert (await replica.authenticate(build_bearer_headers(secret_text), None)).name == "ann"
         await revoke_token(other, clock, "ann")
     for secret_text in (secret, issued_token):
         await check_rejected(authenticator, secret_text, "ann was revoked")
@@ -190,7 +192,7 @@ async def test_expired_token_and_tokens_issued_from_it_are_rejected(
     issued_token, ttl_s = authenticator.issuer.issue((await authenticator.login(secret)).token)
     assert ttl_s == 100
     clock.advance(99_999)
-    await authenticator.authenticate(bearer(secret), None)
+    await authenticator.authenticate(build_bearer_headers(secret), None)
     clock.advance(1)
     await check_rejected(authenticator, secret, "expired")
     await check_rejected(authenticator, issued_token, "expired")
@@ -206,7 +208,7 @@ async def test_issued_token_lives_as_long_as_the_setting_says(
     issued_token, ttl_s = authenticator.issuer.issue((await authenticator.login(secret)).token)
     assert ttl_s == 10
     assert secret not in issued_token
-    principal = await authenticator.authenticate(bearer(issued_token), None)
+    principal = await authenticator.authenticate(build_bearer_headers(issued_token), None)
     assert (principal.name, principal.grants) == ("ann", (Grant("ann", "writer"),))
     clock.advance(10_000)
     await check_rejected(authenticator, issued_token, "expired")
@@ -239,7 +241,7 @@ async def test_signature_for_another_purpose_is_not_an_access_token(
     key_id, secret_key = make_fixed_keyring(clock=clock).signing_key(PURPOSE)
     key, header = OctKey.import_key(secret_key), {"alg": "HS256", "kid": key_id.hex()}
     claims = {"iss": ISSUER, "aud": ISSUER, "sub": "ann", "exp": 9_999_999_999, "token": digest_of(secret)}
-    await authenticator.authenticate(bearer(jwt.encode(header, claims, key)), None)
+    await authenticator.authenticate(build_bearer_headers(jwt.encode(header, claims, key)), None)
     for wrong in ({"aud": "else"}, {"sub": 7}, {"token": None}):
         await check_rejected(authenticator, jwt.encode(header, claims | wrong, key), "not an access token")
     await check_rejected(authenticator, jwt.encode(header, claims | {"exp": None}, key), "no expiry")
@@ -269,7 +271,7 @@ async def test_each_mode_accepts_only_its_own_kinds_of_login(
         await check_rejected(oidc, secret, "only tokens of its OIDC issuer")
         await check_rejected(oidc, issued_token, "only tokens of its OIDC issuer")
         for secret_text, name in ((secret, "ann"), (issued_token, "ann"), (foreign, "oidc:ann")):
-            assert (await both_methods.authenticate(bearer(secret_text), None)).name == name
+            assert (await both_methods.authenticate(build_bearer_headers(secret_text), None)).name == name
         # Our issuer's name with its own key: such a token is not ours to accept.
         await check_rejected(both_methods, issuer.token(rsa_key(), iss=ISSUER), "signed with HS256")
 

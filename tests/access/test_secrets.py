@@ -12,7 +12,7 @@ from seamark.metaserver.access.tokens import create_token, digest_of
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
-from tests.server.rig import running, some_settings
+from tests.server.rig import build_settings, running
 
 
 async def test_no_token_appears_in_logs_audit_answers_or_files(
@@ -20,7 +20,7 @@ async def test_no_token_appears_in_logs_audit_answers_or_files(
 ) -> None:
     caplog.set_level("DEBUG")
     clock = SystemClock()
-    async with open_store(some_settings(tmp_path).database_url(), clock=clock) as store:
+    async with open_store(build_settings(tmp_path).database_url(), clock=clock) as store:
         secret = await create_token(store, clock, "ann", None, [Grant("ann", "admin")])
     texts: list[str] = []
     with structlog.testing.capture_logs() as logs:

@@ -15,7 +15,7 @@ from seamark.metaserver.store.model import Entry, EntryKind, Grant
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import CreateEntry, CreateNamespace, RemoveGrant
 from seamark.metaserver.store.port import PointerStore
-from tests.server.rig import OffsetClock, RunningServer, running, some_settings
+from tests.server.rig import OffsetClock, RunningServer, build_settings, running
 
 GRANT = Grant("ann", "reader", ("db",))
 STREAM = {"Accept": "text/event-stream"}
@@ -25,7 +25,7 @@ TABLE_TIMELINE = "/api/v1/tables/db/t/timeline"
 @pytest.fixture
 async def secret(tmp_path: Path) -> str:
     clock = SystemClock()
-    async with open_store(some_settings(tmp_path).database_url(), clock=clock) as store:
+    async with open_store(build_settings(tmp_path).database_url(), clock=clock) as store:
         return await create_token(store, clock, "ann", 3600, [GRANT])
 
 

@@ -33,11 +33,11 @@ VIEW_VERSION: dict[str, Any] = {
 }
 
 
-def new_key() -> str:
+def create_key() -> str:
     return str(SystemClock().uuid7())
 
 
-def function_document() -> dict[str, Any]:
+def build_function_document() -> dict[str, Any]:
     return {
         "function-uuid": str(uuid.uuid4()),
         "format-version": 1,

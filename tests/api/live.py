@@ -20,8 +20,8 @@ from tests.planner.lakes.manifests import (
     Manifest,
     PartitionField,
     Style,
+    build_manifest_bytes,
     list_bytes,
-    manifest_bytes,
 )
 
 STYLE = Style(shuffled=False, sparse=False, codec="deflate", old_names=False, summaries=False, seed=0)
@@ -146,7 +146,7 @@ class LiveTable:
             )
             for file in files
         ]
-        data = manifest_bytes(
+        data = build_manifest_bytes(
             entries,
             version=self.version,
             content=content,

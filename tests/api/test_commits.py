@@ -13,11 +13,11 @@ import pytest
 from seamark.formats.protocol.wire import decode_as
 from seamark.metaserver.commit.change_requests.change_body import ChangeBody
 from seamark.metaserver.store.model import IndexFileState
-from tests.api.client import Api, new_key
-from tests.api.indexes.indexed import define, index_bytes, load_index, write
+from tests.api.client import Api, create_key
+from tests.api.indexes.indexed import build_index_file, define, load_index, write
 from tests.api.rest.test_permissions import House, house
 from tests.commits.lake import BY_PART, Lake, Row
-from tests.commits.reader import check, live_files, manifests_of, rows, snapshot_of
+from tests.commits.reader import check, find_snapshot, live_files, read_manifests, read_snapshot_rows
 from tests.connector.lake import catalog_at
 from tests.planner.lakes.lake import DataFile
 from tests.server.rig import running
@@ -68,7 +68,7 @@ async def test_appends_accumulate_in_a_partitioned_table(api: Api) -> None:
 
 async def test_repeat_with_its_idempotency_key_gets_the_first_answer(api: Api) -> None:
     lake = await Lake.create(api)
-    body, key = {"add": [lake.data([(1, 0, "a")])]}, new_key()
+    body, key = {"add": [lake.data([(1, 0, "a")])]}, create_key()
     first = await lake.commit(body, key=key)
     await lake.append([(2, 0, "b")])
     second_answer = await lake.commit(body, key=key)
@@ -83,7 +83,7 @@ async def read_by_specification(lake: Lake, branch: str = "main") -> list[Row]:
     metadata = await lake.metadata()
     snapshot_id = metadata["refs"][branch]["snapshot-id"]
     check(metadata, snapshot_id)
-    return rows(snapshot_of(metadata, snapshot_id))
+    return read_snapshot_rows(find_snapshot(metadata, snapshot_id))
 
 
 def overwrite(read_snapshot: Any, **options: Any) -> dict[str, Any]:
@@ -120,7 +120,7 @@ async def test_position_deletes_remove_rows(api: Api) -> None:
     third = await lake.commit(overwrite(second, add=[position_deletes]))
     assert await read_by_specification(lake) == await read(api) == [(2, 0, "b")]
     await lake.commit(overwrite(third, remove=[{"file-path": second_file["file-path"]}]))
-    paths = {live_file.path for live_file in live_files(snapshot_of(await lake.metadata()))}
+    paths = {live_file.path for live_file in live_files(find_snapshot(await lake.metadata()))}
     assert paths == {data["file-path"], shared_deletes["file-path"]}, "deletes of a file alone go with it"
 
 
@@ -216,12 +216,12 @@ async def test_small_manifests_are_merged(api: Api) -> None:
             await lake.append([(number, 0, "a")])
             metadata = await lake.metadata()
             check(metadata)
-        manifests = len({live_file.snapshot_id for live_file in live_files(snapshot_of(metadata))})
+        manifests = len({live_file.snapshot_id for live_file in live_files(find_snapshot(metadata))})
         assert manifests == 9, "files keep the snapshot that added them"
-        listing = snapshot_of(metadata)
+        listing = find_snapshot(metadata)
         assert listing is not None
-        assert len(manifests_of(listing)) < 6
-        assert [row[0] for row in rows(listing)] == list(range(9))
+        assert len(read_manifests(listing)) < 6
+        assert [row[0] for row in read_snapshot_rows(listing)] == list(range(9))
 
 
 async def test_live_file_is_not_added_twice(api: Api) -> None:
@@ -246,7 +246,7 @@ async def _index_file(api: Api, lake: Lake, data: dict[str, Any], **other: Any) 
     }
     path, count, size = data["file-path"], data["record-count"], data["file-size-in-bytes"]
     file = DataFile(path, 0, "PARQUET", 0, (), count, size, {})
-    return write(build, f"{count}.puffin", index_bytes(build, [file], **other))
+    return write(build, f"{count}.puffin", build_index_file(build, [file], **other))
 
 
 async def test_error_names_an_invalid_file_by_its_number(api: Api) -> None:
@@ -370,9 +370,9 @@ async def test_many_files_are_split_into_several_manifests(api: Api) -> None:
     answer = await lake.commit({"add": files})
     metadata = await lake.metadata()
     check(metadata)
-    snapshot = snapshot_of(metadata)
+    snapshot = find_snapshot(metadata)
     assert snapshot is not None
-    sizes = [manifest["manifest_length"] for manifest in manifests_of(snapshot)]
+    sizes = [manifest["manifest_length"] for manifest in read_manifests(snapshot)]
     assert len(sizes) > 2
     assert max(sizes) < 12_000
     removals = [{"file-path": file["file-path"]} for file in files[::2]]
@@ -474,9 +474,9 @@ async def test_missing_manifest_is_named_and_nothing_is_changed(api: Api) -> Non
     lake = await Lake.create(api)
     first = lake.data([(1, 0, "a")])
     head = await lake.commit({"add": [first]})
-    snapshot = snapshot_of(await lake.metadata())
+    snapshot = find_snapshot(await lake.metadata())
     assert snapshot is not None
-    (manifest,) = manifests_of(snapshot)
+    (manifest,) = read_manifests(snapshot)
     Path(manifest["manifest_path"].removeprefix("file://")).unlink()
     async with running(
         lake.folder.parent / "other", warehouse=api.server.components.settings.warehouse_uri()

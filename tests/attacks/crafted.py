@@ -17,7 +17,16 @@ from tests.attacks.signing import sign_everything
 from tests.attacks.world import EVIL, NAMES, SCHEMA
 from tests.planner.lakes.kinds import to_bytes
 from tests.planner.lakes.lake import DataFile
-from tests.planner.lakes.manifests import ADDED, DELETED, EXISTING, Entry, Manifest, Style, list_bytes, manifest_bytes
+from tests.planner.lakes.manifests import (
+    ADDED,
+    DELETED,
+    EXISTING,
+    Entry,
+    Manifest,
+    Style,
+    build_manifest_bytes,
+    list_bytes,
+)
 from tests.planner.lakes.metrics import ColumnMetrics
 
 OURS = f"/api/v1/tables/{EVIL}"
@@ -40,7 +49,7 @@ STEALING_METADATA = (
 """Properties that decide where a client sends its secrets, or which code it loads."""
 
 
-async def new_table(c: Campaign, name: str, principal: str = "mallory", **options: Any) -> Answer:
+async def create_table(c: Campaign, name: str, principal: str = "mallory", **options: Any) -> Answer:
     return await c.ask(principal, "POST", f"{NAMES}/tables", {"name": name, "schema": SCHEMA, **options})
 
 
@@ -65,7 +74,7 @@ def own_parquet(c: Campaign, path: str, ids: Sequence[int]) -> DataFile:
 
 def write_manifest(c: Campaign, path: str, files: Sequence[Any], *, content: int = 0) -> Manifest:
     entries = [Entry(ADDED, 7, None, None, file) for file in files]
-    data = manifest_bytes(
+    data = build_manifest_bytes(
         entries, version=2, content=content, style=STYLE, spec_id=0, fields=(), kinds=KINDS, schema=SCHEMA
     )
     c.world.write(path, data)
@@ -147,22 +156,22 @@ def search_storage(c: Campaign, place: str) -> None:
         c.report(f"a file of the attacker's table holds {', '.join(map(str, leaks))}")
 
 
-async def own_table(c: Campaign, prefix: str) -> tuple[str, str]:
+async def create_own_table(c: Campaign, prefix: str) -> tuple[str, str]:
     """Create a new table, and return (name, location)."""
     name = c.new_name(prefix)
-    table = await new_table(c, name)
+    table = await create_table(c, name)
     assert table.status == 200, table.raw
     return name, table.json["metadata"]["location"]
 
 
 async def foreign_manifest_list(c: Campaign) -> None:
-    name, _ = await own_table(c, "foreign_list")
+    name, _ = await create_own_table(c, "foreign_list")
     await commit_snapshot(c, name, c.hint("manifest list", f"{c.world.warehouse}/no/snap.avro"))
     await harvest(c, name)
 
 
 async def foreign_manifest(c: Campaign) -> None:
-    name, location = await own_table(c, "foreign_manifest")
+    name, location = await create_own_table(c, "foreign_manifest")
     place = c.hint("manifest", f"{c.world.warehouse}/no/m0.avro")
     try:
         size = len(c.world.read(place))
@@ -174,7 +183,7 @@ async def foreign_manifest(c: Campaign) -> None:
 
 async def foreign_data_file(c: Campaign) -> None:
     """Commit a data file of the victim, which the server reads when a join uses the table as a dimension."""
-    name, location = await own_table(c, "foreign_data")
+    name, location = await create_own_table(c, "foreign_data")
     place = c.hint("data file", f"{c.world.warehouse}/no/0.parquet")
     try:
         size = len(c.world.read(place))
@@ -183,7 +192,7 @@ async def foreign_data_file(c: Campaign) -> None:
     manifest = write_manifest(c, f"{location}/metadata/m0.avro", [data_file(place, 1, 10**18, size)])
     snapshot = await commit_snapshot(c, name, write_list(c, f"{location}/metadata/snap.avro", [manifest]))
     await harvest(c, name)
-    fact, where = await own_table(c, "fact")
+    fact, where = await create_own_table(c, "fact")
     manifest = write_manifest(c, f"{where}/metadata/m0.avro", [own_parquet(c, f"{where}/data/0.parquet", [1, 2, 3])])
     await commit_snapshot(c, fact, write_list(c, f"{where}/metadata/snap.avro", [manifest]))
     join = {"table": [EVIL, name], "on": {"id": c.rng.choice(("id", "amount"))}, "predicate": "id > 0"}
@@ -197,7 +206,7 @@ async def foreign_data_file(c: Campaign) -> None:
 
 async def foreign_delete_files(c: Campaign) -> None:
     """Commit a data file of the attacker with the victim's files as delete files."""
-    name, location = await own_table(c, "foreign_deletes")
+    name, location = await create_own_table(c, "foreign_deletes")
     data = own_parquet(c, f"{location}/data/0.parquet", [1, 2, 3])
     place = c.hint("data file", f"{c.world.warehouse}/no/0.parquet")
     delete = data_file(place, 1, 10**18)
@@ -214,7 +223,7 @@ async def foreign_delete_files(c: Campaign) -> None:
 
 async def native_commit(c: Campaign) -> None:
     """Commit through the native route, where the server writes manifests: they may name only files in the table."""
-    name, location = await own_table(c, "native")
+    name, location = await create_own_table(c, "native")
     content = c.rng.choice(("data", "data", "position-deletes", "equality-deletes"))
     file = {
         "spec-id": 0,
@@ -236,7 +245,7 @@ async def native_commit(c: Campaign) -> None:
 
 
 async def statistics(c: Campaign) -> None:
-    name, location = await own_table(c, "statistics")
+    name, location = await create_own_table(c, "statistics")
     manifest = write_manifest(c, f"{location}/metadata/m0.avro", [own_parquet(c, f"{location}/data/0.parquet", [1, 2])])
     await commit_snapshot(c, name, write_list(c, f"{location}/metadata/snap.avro", [manifest]))
     place = c.hint(c.rng.choice(("data file", "manifest", "metadata file")), f"{location}/x.puffin")
@@ -258,18 +267,18 @@ async def foreign_location(c: Campaign) -> None:
     place = c.rng.choice(forms)
     name, way = c.new_name("over"), c.rng.randrange(6)
     if way < 2:
-        table = await new_table(c, name, **{"location": place, "stage-create": way == 1})
+        table = await create_table(c, name, **{"location": place, "stage-create": way == 1})
         if way == 1 and table.status == 200:
             token = next((item for item in table.json.get("config", {}).values() if "stage=" in item), "")
             await sign_everything(c, name, f"?stage={token.partition('stage=')[2]}" if token else "")
     elif way == 2:
-        await own_table(c, "base")
+        await create_own_table(c, "base")
         update = {"action": "set-location", "location": place}
         name = f"base{c.name_count}"
         await c.ask("mallory", "POST", f"{NAMES}/tables/{name}", {"requirements": [], "updates": [update]})
     elif way == 3:
         key = f"write.{c.rng.choice(('data', 'metadata', 'object-storage', 'folder-storage'))}.path"
-        await new_table(c, name, properties={key: place})
+        await create_table(c, name, properties={key: place})
     elif way == 4:
         body = {"name": name, "schema": SCHEMA, "view-version": VIEW_VERSION, "location": place, "properties": {}}
         await c.ask("mallory", "POST", f"{NAMES}/views", body)
@@ -310,7 +319,7 @@ async def take_names(c: Campaign) -> None:
         target = {"namespace": [EVIL], "name": c.new_name("undropped")}
         await c.ask(principal, "POST", f"/api/v1/dropped/{dropped}/undrop", target)
         await c.ask(principal, "DELETE", f"/api/v1/dropped/{dropped}")
-    name, _ = await own_table(c, "ids")
+    name, _ = await create_own_table(c, "ids")
     table_name = f"{OURS}/{name}"
     await c.ask("mallory", "PUT", f"{table_name}/indexes/i", {"kind": "bloom", "columns": ["id"]})
     build = c.hint("build")
@@ -339,7 +348,7 @@ async def use_moved_name(c: Campaign) -> None:
         await c.ask(principal, "GET", f"{OURS}/moved/files")
     name = c.rng.choice(("moved", c.new_name("recreated")))
     place = c.hint("moved location", f"{c.world.warehouse}/no")
-    await new_table(c, name, location=place + c.rng.choice(("", "/", "/data", "/metadata")))
+    await create_table(c, name, location=place + c.rng.choice(("", "/", "/data", "/metadata")))
     await check_claim(c, name)
     await sign_everything(c, name)
     uuid = {"action": "assign-uuid", "uuid": c.hint("moved uuid", "0")}
@@ -356,9 +365,9 @@ async def stolen_tokens(c: Campaign) -> None:
     name, key = c.new_name("steal"), c.rng.choice(STEALING_METADATA)
     value = c.rng.choice((CANARY, f"{CANARY}/x", "canary.evil.Code"))
     if c.rng.random() < 0.5:
-        await new_table(c, name, properties={key: value})
+        await create_table(c, name, properties={key: value})
     else:
-        await new_table(c, name)
+        await create_table(c, name)
         update = {"action": "set-properties", "updates": {key: value}}
         await c.ask("mallory", "POST", f"{NAMES}/tables/{name}", {"requirements": [], "updates": [update]})
     answer = await c.world.ask("rita", "GET", f"{NAMES}/tables/{name}")
@@ -385,13 +394,13 @@ async def borrow_owner(c: Campaign) -> None:
 
 
 async def sign_own(c: Campaign) -> None:
-    name, _ = await own_table(c, "signs")
+    name, _ = await create_own_table(c, "signs")
     await sign_everything(c, name)
 
 
 async def undrop_elsewhere(c: Campaign) -> None:
     """Undrop an entry of the attacker under another name: it claims its old location, and no more."""
-    name, _ = await own_table(c, "back")
+    name, _ = await create_own_table(c, "back")
     await c.ask("mallory", "DELETE", f"{NAMES}/tables/{name}")
     dropped = await c.ask("mallory", "GET", f"/api/v1/dropped?namespace={EVIL}")
     rows = dropped.json["dropped"] if dropped.status == 200 else []
@@ -402,7 +411,7 @@ async def undrop_elsewhere(c: Campaign) -> None:
 
 async def swap_manifests(c: Campaign) -> None:
     """Commit the attacker's own manifests, and overwrite them before they are read."""
-    name, location = await own_table(c, "swapped")
+    name, location = await create_own_table(c, "swapped")
     manifest = write_manifest(c, f"{location}/metadata/m0.avro", [own_parquet(c, f"{location}/data/0.parquet", [1, 2])])
     place = write_list(c, f"{location}/metadata/snap.avro", [manifest])
     await commit_snapshot(c, name, place)
@@ -418,7 +427,7 @@ async def swap_manifests(c: Campaign) -> None:
 
 async def swap_metadata(c: Campaign) -> None:
     """Overwrite the table's own metadata file, which a server without a cached file then reads."""
-    name, location = await own_table(c, "swapped_metadata")
+    name, location = await create_own_table(c, "swapped_metadata")
     answer = await c.ask("mallory", "GET", f"{NAMES}/tables/{name}")
     place = answer.json["metadata-location"]
     forged = dict(answer.json["metadata"])
@@ -490,7 +499,7 @@ async def swap_view(c: Campaign) -> None:
 
 async def nameless_table(c: Campaign) -> None:
     """Give the victim's UUID to a table without one, which an admin registered."""
-    name, location = await own_table(c, "nameless")
+    name, location = await create_own_table(c, "nameless")
     answer = await c.ask("mallory", "GET", f"{NAMES}/tables/{name}")
     old_metadata = {**answer.json["metadata"], "format-version": 1, "location": f"{location}-old"}
     del old_metadata["table-uuid"]

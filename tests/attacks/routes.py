@@ -14,8 +14,8 @@ from typing import Any
 from urllib.parse import quote
 from uuid import UUID
 
-from tests.api.client import VIEW_VERSION, function_document, new_key
-from tests.api.rest.standard import operations
+from tests.api.client import VIEW_VERSION, build_function_document, create_key
+from tests.api.rest.standard import read_operations
 from tests.attacks.campaign import Campaign
 from tests.attacks.world import EVIL, HOSTILE, SCHEMA
 
@@ -33,7 +33,8 @@ _TRUE: dict[str, Any] = {"type": "true"}
 def routes() -> tuple[tuple[str, str, str], ...]:
     """Return (operation id, method, template) of all published routes."""
     results = [
-        (operation.id, operation.method, operation.template.replace("/{prefix}/", "/")) for operation in operations()
+        (operation.id, operation.method, operation.template.replace("/{prefix}/", "/"))
+        for operation in read_operations()
     ]
     for template, methods in json.loads(OPENAPI.read_text())["paths"].items():
         results += [(operation["operationId"], method.upper(), template) for method, operation in methods.items()]
@@ -64,7 +65,7 @@ async def attack_route(c: Campaign, operation: str, method: str, template: str) 
     body = _BODIES[operation](names) if operation in _BODIES else None
     headers = {}
     if method == "POST" and c.rng.random() < 0.3:
-        headers["Idempotency-Key"] = c.hint("idempotency key", new_key())
+        headers["Idempotency-Key"] = c.hint("idempotency key", create_key())
     if operation == "getToken":
         headers["Content-Type"] = "application/x-www-form-urlencoded"
     if operation == "leasePlanSnapshots" or c.rng.random() < 0.2:
@@ -357,7 +358,10 @@ _BODIES: dict[str, _Body] = {
     "planTableScan": lambda n: {"snapshot-id": n.snapshot(), "filter": _TRUE},
     "fetchScanTasks": lambda n: {"plan-task": n.c.hint("plan task")},
     "undrop": lambda n: n.rng.choice((None, {"namespace": [EVIL], "name": "undropped"}, {"namespace": n.namespace()})),
-    "putFunction": lambda n: {**function_document(), "function-uuid": str(UUID(int=n.rng.getrandbits(128), version=4))},
+    "putFunction": lambda n: {
+        **build_function_document(),
+        "function-uuid": str(UUID(int=n.rng.getrandbits(128), version=4)),
+    },
     "addGrant": lambda n: {"principal": "mallory", "role": "admin", "namespace": n.namespace()},
     "createToken": lambda n: {"name": "mallory2", "grants": [{"role": "admin"}]},
     "selectRows": lambda n: {"where": "id > 0", "snapshot-id": n.snapshot()},

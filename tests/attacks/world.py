@@ -28,7 +28,7 @@ from seamark.metaserver.objects.s3 import S3Objects
 from seamark.metaserver.server import gateway
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
-from tests.api.client import VIEW_VERSION, Answer, Api, function_document, new_key
+from tests.api.client import VIEW_VERSION, Answer, Api, build_function_document, create_key
 from tests.attacks.oracle import Secrets
 from tests.server.rig import RunningServer, running
 from tests.services.process import free_port
@@ -369,7 +369,7 @@ class _Planting:
         self.hint("page token", page["next-page-token"])
         page = await world.good("rita", "GET", f"{table_name}/stats/{columns[0]}?limit=1")
         self.hint("page token", page["next-page-token"])
-        key = new_key()
+        key = create_key()
         staged = {"name": f"staged{self.mark}", "schema": SCHEMA, "stage-create": True}
         creation = await world.good("viola", "POST", f"/v1/namespaces/{world.victim}/tables", staged)
         for text in creation.get("config", {}).values():
@@ -411,7 +411,7 @@ class _Planting:
         answer = await world.good("viola", "POST", f"{names}/views", view)
         self.hint("view file", answer["metadata-location"])
         self.hint("location", answer["metadata"]["location"])
-        document = function_document()
+        document = build_function_document()
         version = document["definitions"][0]["versions"][0]
         version["representations"][0]["sql"] = f"x + '{self.secret('body of a function')}'"
         name = self.hint("function", f"score{self.mark}")

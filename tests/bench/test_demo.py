@@ -26,7 +26,7 @@ from seamark.commands.demo.demo import DemoLookup, DemoResult
 from seamark.commands.demo.demo import show as show_lookup
 from seamark.connector.client.engines import catalog_conf
 from tests.services.java import SHORT_LIVED
-from tests.services.process import REPO, http_ok
+from tests.services.process import REPO, is_http_ok
 
 
 def demo(**env: str) -> subprocess.CompletedProcess[str]:
@@ -130,9 +130,9 @@ def test_demo_gives_right_answers_from_fewer_files_and_a_kept_server_runs_the_pr
     finally:
         os.kill(document["pid"], signal.SIGTERM)
         deadline = time.monotonic() + 40
-        while http_ok(f"{document['url']}/healthz") and time.monotonic() < deadline:
+        while is_http_ok(f"{document['url']}/healthz") and time.monotonic() < deadline:
             time.sleep(0.1)
-    assert not http_ok(f"{document['url']}/healthz")
+    assert not is_http_ok(f"{document['url']}/healthz")
 
 
 def check_table(output: str) -> None:

@@ -14,7 +14,7 @@ from seamark.formats.index.keys.terms import resolve
 from seamark.formats.runtime.errors import BadRequest, TooLarge
 from seamark.metaserver.planner.rows.lookup_keys import arrays_of, keys_of_arrays
 from seamark.metaserver.streams.incoming.arrow_body import read_stream
-from tests.bombs.peak import peak_of
+from tests.bombs.peak import measure_peak
 
 ROWS = 60
 KINDS = {"n": "long", "s": "string", "x": "fixed[4]"}
@@ -72,7 +72,7 @@ def view_of_a_null() -> str:
 
 
 def test_null_may_have_any_view() -> None:
-    assert peak_of(view_of_a_null)[1] == "3 keys"
+    assert measure_peak(view_of_a_null)[1] == "3 keys"
 
 
 def outcomes(seed: str) -> str:
@@ -96,4 +96,4 @@ def outcomes(seed: str) -> str:
 
 @pytest.mark.parametrize("seed", ["1", "2"])
 def test_damaged_streams_are_read_or_rejected(seed: str) -> None:
-    assert peak_of(outcomes, seed)[1] == "[]"
+    assert measure_peak(outcomes, seed)[1] == "[]"

@@ -18,7 +18,7 @@ UNIT = 1000 - ENTRY_OVERHEAD_BYTES
 """The size of a value that counts as 1000 bytes."""
 
 
-def _cache(entries: int, **options: object) -> AdmittingCache[object, int]:
+def _build_cache(entries: int, **options: object) -> AdmittingCache[object, int]:
     return AdmittingCache(entries * 1000, FrequencySketch(entries), **options)  # type: ignore[arg-type]
 
 
@@ -70,7 +70,7 @@ def test_scan_of_ten_times_the_cache_costs_the_hot_set_less_than_five_points() -
             del remaining_keys[len(remaining_keys) - share :]
         return hits / requests
 
-    cache = _cache(entries)
+    cache = _build_cache(entries)
     rate(cache, [])
     base_rate = rate(cache, [])
     with_scan = rate(cache, list(range(10 * entries)))
@@ -82,7 +82,7 @@ def test_scan_of_ten_times_the_cache_costs_the_hot_set_less_than_five_points() -
 
 
 def test_new_hot_set_replaces_the_old_one() -> None:
-    cache = _cache(100)
+    cache = _build_cache(100)
     for round_number in range(2):
         for _ in range(30):
             for number in range(60):
@@ -92,7 +92,7 @@ def test_new_hot_set_replaces_the_old_one() -> None:
 
 
 def test_sequential_read_makes_nothing_popular() -> None:
-    cache = _cache(10)
+    cache = _build_cache(10)
     for number in range(9):
         for _ in range(3):
             cache.get(number)
@@ -106,7 +106,7 @@ def test_sequential_read_makes_nothing_popular() -> None:
 
 
 def test_pinned_entries_stay_and_have_a_separate_budget() -> None:
-    cache = _cache(20, pinned_bytes=5000)
+    cache = _build_cache(20, pinned_bytes=5000)
     for number in range(5):
         assert cache.put(("pin", number), number, UNIT, pinned=True)
     for number in range(200):
@@ -121,7 +121,7 @@ def test_pinned_entries_stay_and_have_a_separate_budget() -> None:
 
 
 def test_holder_at_its_share_evicts_its_own_entries() -> None:
-    cache = _cache(20, holder_bytes=10_000)
+    cache = _build_cache(20, holder_bytes=10_000)
     for number in range(8):
         cache.put(("a", number), number, UNIT, "a")
     for number in range(100):
@@ -134,7 +134,7 @@ def test_holder_at_its_share_evicts_its_own_entries() -> None:
 
 
 def test_holder_that_pins_much_evicts_its_own_pinned_entries() -> None:
-    cache = _cache(40, pinned_bytes=10_000, holder_bytes=20_000)
+    cache = _build_cache(40, pinned_bytes=10_000, holder_bytes=20_000)
     for number in range(4):
         assert cache.put(("a", number), number, UNIT, "a", pinned=True)
     for number in range(100):

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from seamark.cache.disk import DiskTier
-from tests.cache.payloads import payload_of
-from tests.cache.test_disk import disk_bytes, path_of
-from tests.faults.rigs.disk import small_disk
+from tests.cache.payloads import make_payload
+from tests.cache.test_disk import get_path, measure_disk_bytes
+from tests.faults.rigs.disk import mount_small_disk
 from tests.seeds import quick
 
 BUDGET_BYTES = 8 << 20
@@ -28,7 +28,7 @@ SIZES = {"small": 500, "read": 40_000, "mapped": 300_000, "large": 2_000_000}
 
 def fill(tier: DiskTier) -> None:
     for key, size in SIZES.items():
-        assert tier.put(key, payload_of(key, size)), tier.stats().last_error
+        assert tier.put(key, make_payload(key, size)), tier.stats().last_error
 
 
 def check_no_wrong_values(tier: DiskTier) -> set[str]:
@@ -37,7 +37,7 @@ def check_no_wrong_values(tier: DiskTier) -> set[str]:
     for key, size in SIZES.items():
         view = tier.get(key)
         if view is not None:
-            assert view == payload_of(key, size), f"a wrong value for {key}"
+            assert view == make_payload(key, size), f"a wrong value for {key}"
             stored_keys.add(key)
     return stored_keys
 
@@ -81,7 +81,7 @@ def test_damaged_file_is_a_counted_miss_and_is_removed(
 ) -> None:
     with closing(DiskTier(tmp_path, BUDGET_BYTES)) as tier:
         fill(tier)
-        path = path_of(tmp_path, key)
+        path = get_path(tmp_path, key)
         data = bytearray(path.read_bytes())
         damage(data, random.Random(f"{key} {damage.__name__}"))
         path.write_bytes(data)
@@ -97,7 +97,7 @@ def test_damaged_file_is_a_counted_miss_and_is_removed(
 def test_two_swapped_files_are_two_misses(tmp_path: Path) -> None:
     with closing(DiskTier(tmp_path, BUDGET_BYTES)) as tier:
         fill(tier)
-        path, other = path_of(tmp_path, "mapped"), path_of(tmp_path, "large")
+        path, other = get_path(tmp_path, "mapped"), get_path(tmp_path, "large")
         path.rename(tmp_path / "aside")
         other.rename(path)
         (tmp_path / "aside").rename(other)
@@ -130,8 +130,8 @@ def test_no_wrong_value_is_served_whatever_happens_to_files_of_the_folder(
         check_no_wrong_values(tier)
         for number in range(12):
             # However wrong the account is, a few puts correct it, and then the budget holds.
-            tier.put(f"more {number}", payload_of(f"more {number}", 900_000))
-        assert tier.get("more 11") == payload_of("more 11", 900_000), f"seed {seed}: {tier.stats().last_error}"
+            tier.put(f"more {number}", make_payload(f"more {number}", 900_000))
+        assert tier.get("more 11") == make_payload("more 11", 900_000), f"seed {seed}: {tier.stats().last_error}"
         check_no_wrong_values(tier)
     finally:
         tier.close()
@@ -140,22 +140,25 @@ def test_no_wrong_value_is_served_whatever_happens_to_files_of_the_folder(
     fill(tier)
     assert check_no_wrong_values(tier) == set(SIZES)
     tier.check_invariants()
-    assert disk_bytes(tmp_path) <= BUDGET_BYTES, f"seed {seed}"
+    assert measure_disk_bytes(tmp_path) <= BUDGET_BYTES, f"seed {seed}"
     tier.close()
 
 
 def test_full_disk_loses_only_puts_until_there_is_space(tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk", "16m") as disk, closing(DiskTier(disk.root / "cache", BUDGET_BYTES)) as tier:
+    with (
+        mount_small_disk(tmp_path / "disk", "16m") as disk,
+        closing(DiskTier(disk.root / "cache", BUDGET_BYTES)) as tier,
+    ):
         fill(tier)
         for _ in range(3):
             disk.fill()
-            assert not tier.put("more", payload_of("more", 1 << 20))
+            assert not tier.put("more", make_payload("more", 1 << 20))
             assert tier.stats().last_error
             assert check_no_wrong_values(tier) == set(SIZES)
             tier.discard("large")
             assert tier.get("large") is None
             disk.free_space()
-            assert tier.put("more", payload_of("more", 1 << 20)), tier.stats().last_error
+            assert tier.put("more", make_payload("more", 1 << 20)), tier.stats().last_error
             tier.discard("more")
             fill(tier)
             assert check_no_wrong_values(tier) == set(SIZES)
@@ -163,7 +166,7 @@ def test_full_disk_loses_only_puts_until_there_is_space(tmp_path: Path) -> None:
 
 
 def test_cache_misses_if_its_disk_is_full_from_the_start(tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk", "16m") as disk:
+    with mount_small_disk(tmp_path / "disk", "16m") as disk:
         disk.fill()
         with closing(DiskTier(disk.root / "cache", BUDGET_BYTES)) as tier:
             assert tier.get("small") is None
@@ -175,7 +178,7 @@ def test_cache_misses_if_its_disk_is_full_from_the_start(tmp_path: Path) -> None
 
 
 def test_folder_that_becomes_read_only_still_serves_its_values(tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk", "16m") as disk, closing(DiskTier(disk.root, BUDGET_BYTES)) as tier:
+    with mount_small_disk(tmp_path / "disk", "16m") as disk, closing(DiskTier(disk.root, BUDGET_BYTES)) as tier:
         fill(tier)
         disk.fill()
         assert not tier.put("more", b"x"), "and lets go of SQLite's files, which would keep the disk from turning"
@@ -249,7 +252,7 @@ def test_files_left_by_a_crash_are_removed_at_the_next_start(tmp_path: Path) -> 
     (tmp_path / "3").mkdir(exist_ok=True)
     half = tmp_path / "3" / "tmpabcdef"
     half.write_bytes(bytes(1 << 20))
-    path_of(tmp_path, "small").unlink()
+    get_path(tmp_path, "small").unlink()
     with closing(DiskTier(tmp_path, BUDGET_BYTES)) as tier:
         assert not half.exists()
         assert check_no_wrong_values(tier) == set(SIZES) - {"small"}

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from seamark.cache.disk import DiskTier
-from tests.cache.payloads import payload_of
+from tests.cache.payloads import make_payload
 
 KEYS = 24
 BUDGET_BYTES = 6 << 20
@@ -23,7 +23,7 @@ def size_of(key: str) -> int:
 
 def main(folder: Path, seed: int, steps: int) -> None:
     source = random.Random(seed)
-    values = {key: payload_of(key, size_of(key)) for key in (f"k{number}" for number in range(KEYS))}
+    values = {key: make_payload(key, size_of(key)) for key in (f"k{number}" for number in range(KEYS))}
     tier = DiskTier(folder, BUDGET_BYTES, mapped_max=4)
     wrong: list[str] = []
     step = 0

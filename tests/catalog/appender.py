@@ -51,7 +51,7 @@ def _list_schema(version: int) -> Row:
     }
 
 
-def local(place: str) -> Path:
+def to_local_path(place: str) -> Path:
     """Return the local path of a location in an engine's form: file:///a or file:/a."""
     return Path("/" + place.removeprefix("file:").lstrip("/"))
 
@@ -59,14 +59,14 @@ def local(place: str) -> Path:
 def _write(place: str, schema: Row, rows: Iterable[Row], header: dict[str, str]) -> int:
     sink = io.BytesIO()
     fastavro.writer(sink, schema, rows, codec="deflate", metadata=header)
-    path = local(place)
+    path = to_local_path(place)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(sink.getvalue())
     return len(sink.getvalue())
 
 
 def _rows(place: str) -> list[Row]:
-    with local(place).open("rb") as file:
+    with to_local_path(place).open("rb") as file:
         return list(fastavro.reader(file))  # type: ignore[arg-type]
 
 

@@ -39,7 +39,7 @@ from tests.support.wrapper_capture import WrapperCapture
 DB = ("db",)
 
 
-def properties(**values: str) -> list[dict[str, Any]]:
+def build_property_update(**values: str) -> list[dict[str, Any]]:
     return [{"action": "set-properties", "updates": values}]
 
 
@@ -113,7 +113,7 @@ async def test_repeated_transaction_gets_its_first_outcome_and_a_different_one_d
         stands = [await rig.catalog.tables.entry(DB, name) for name in ("a", "b")]
         await rig.commits.commit_transaction(CALLER, list(reversed(changes)))
         assert [await rig.catalog.tables.entry(DB, name) for name in ("a", "b")] == stands
-        other = TableChange(namespace=DB, name="b", requirements=[], updates=properties(x="1"))
+        other = TableChange(namespace=DB, name="b", requirements=[], updates=build_property_update(x="1"))
         for invalid_changes in ([changes[0]], [changes[0], other]):
             with pytest.raises(CommitConflict):
                 await rig.commits.commit_transaction(CALLER, invalid_changes)
@@ -134,10 +134,10 @@ async def test_lost_swap_is_repeated_while_its_requirements_hold(tmp_path: Path)
         await rig.table()
 
         async def intrude() -> None:
-            await other.commits.commit_table(CALLER, DB, "t", [], properties(theirs="1"))
+            await other.commits.commit_table(CALLER, DB, "t", [], build_property_update(theirs="1"))
 
         racing_store.intruder = intrude
-        table = await rig.commits.commit_table(CALLER, DB, "t", [], properties(ours="1"))
+        table = await rig.commits.commit_table(CALLER, DB, "t", [], build_property_update(ours="1"))
         assert {"ours", "theirs"} <= set(table.metadata.properties)
         await rig.publisher.close()
         log = {entry.metadata_file for entry in table.metadata.metadata_log}
@@ -162,7 +162,7 @@ async def test_transaction_moves_all_pointers_or_none(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await rig.table("a")
         await rig.table("b")
-        good = TableChange(namespace=DB, name="a", requirements=[], updates=properties(x="1"))
+        good = TableChange(namespace=DB, name="a", requirements=[], updates=build_property_update(x="1"))
         bad = TableChange(
             namespace=DB,
             name="b",
@@ -175,7 +175,7 @@ async def test_transaction_moves_all_pointers_or_none(tmp_path: Path) -> None:
         await rig.publisher.close()
         assert await rig.files() == before
         assert "x" not in (await rig.catalog.tables.load(DB, "a")).metadata.properties
-        fine = TableChange(namespace=DB, name="b", requirements=[], updates=properties(y="1"))
+        fine = TableChange(namespace=DB, name="b", requirements=[], updates=build_property_update(y="1"))
         await rig.commits.commit_transaction(CALLER, [good, fine])
         assert (await rig.catalog.tables.load(DB, "a")).metadata.properties["x"] == "1"
         assert (await rig.catalog.tables.load(DB, "b")).metadata.properties["y"] == "1"
@@ -184,7 +184,7 @@ async def test_transaction_moves_all_pointers_or_none(tmp_path: Path) -> None:
 async def test_transaction_that_names_a_table_twice_is_rejected(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await rig.table()
-        change = TableChange(namespace=DB, name="t", requirements=[], updates=properties(x="1"))
+        change = TableChange(namespace=DB, name="t", requirements=[], updates=build_property_update(x="1"))
         with pytest.raises(BadRequest, match="two changes"):
             await rig.commits.commit_transaction(CALLER, [change, change])
 
@@ -206,14 +206,14 @@ async def test_idempotency_key_is_recorded_with_the_commit_and_only_once(tmp_pat
         keyed = Caller(
             principal_name="w", request_id="r", idempotency=IdempotencyKey(key="k", scope="s", request_hash="h")
         )
-        table = await rig.commits.commit_table(keyed, DB, "t", [], properties(x="1"))
+        table = await rig.commits.commit_table(keyed, DB, "t", [], build_property_update(x="1"))
         record = await rig.store.idempotency("k", 0)
         assert record is not None
         assert table.entry is not None
         assert (record.status, record.metadata_location) == (200, table.entry.metadata_location)
         before = await rig.files()
         with pytest.raises(IdempotencyTaken):
-            await rig.commits.commit_table(keyed, DB, "t", [], properties(x="2"))
+            await rig.commits.commit_table(keyed, DB, "t", [], build_property_update(x="2"))
         await rig.publisher.close()
         assert await rig.files() == before
         assert (await rig.catalog.tables.load(DB, "t")).metadata.properties["x"] == "1"
@@ -270,7 +270,7 @@ async def test_missing_objects_are_named_in_the_error(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await rig.catalog.namespaces.create(CALLER, DB, {})
         with pytest.raises(NoSuchTable, match=r"Table does not exist: db\.none"):
-            await rig.commits.commit_table(CALLER, DB, "none", [], properties(x="1"))
+            await rig.commits.commit_table(CALLER, DB, "none", [], build_property_update(x="1"))
         with pytest.raises(NoSuchNamespace, match="Namespace does not exist: none"):
             await rig.catalog.tables.create(CALLER, ("none",), CreateTable(name="t", schema=SCHEMA))
         with pytest.raises(BadRequest, match="outside the warehouse"):
@@ -282,7 +282,7 @@ async def test_old_metadata_files_are_deleted_as_the_properties_say(tmp_path: Pa
         keep = {"write.metadata.previous-versions-max": "2", "write.metadata.delete-after-commit.enabled": "true"}
         await rig.table(properties=keep)
         for value in range(6):
-            table = await rig.commits.commit_table(CALLER, DB, "t", [], properties(x=str(value)))
+            table = await rig.commits.commit_table(CALLER, DB, "t", [], build_property_update(x=str(value)))
         await rig.publisher.close()
         assert table.entry is not None
         metadata_files = {log.metadata_file for log in table.metadata.metadata_log}
@@ -294,7 +294,7 @@ async def test_copy_never_deletes_the_metadata_files_of_its_source_table(tmp_pat
     async with open_rig(tmp_path) as rig:
         keep = {"write.metadata.previous-versions-max": "1", "write.metadata.delete-after-commit.enabled": "true"}
         await rig.table(properties=keep)
-        await rig.commits.commit_table(CALLER, DB, "t", [], properties(x="1"))
+        await rig.commits.commit_table(CALLER, DB, "t", [], build_property_update(x="1"))
         await rig.publisher.close()
         entry, files = await rig.catalog.tables.entry(DB, "t"), await rig.files()
         copied = json.loads(await rig.objects.read(entry.metadata_location))
@@ -305,7 +305,7 @@ async def test_copy_never_deletes_the_metadata_files_of_its_source_table(tmp_pat
         await rig.objects.create(place, json.dumps(copied).encode())
         await rig.catalog.tables.register(CALLER, DB, "copy", place, overwrite=False)
         for value in range(3):
-            await rig.commits.commit_table(CALLER, DB, "copy", [], properties(y=str(value)))
+            await rig.commits.commit_table(CALLER, DB, "copy", [], build_property_update(y=str(value)))
         await rig.publisher.close()
         assert files <= await rig.files()
         assert place not in await rig.files()
@@ -327,11 +327,11 @@ async def test_metadata_file_numbers_continue_after_register(tmp_path: Path) -> 
     async with open_rig(tmp_path) as rig:
         await rig.table()
         for value in range(3):
-            table = await rig.commits.commit_table(CALLER, DB, "t", [], properties(x=str(value)))
+            table = await rig.commits.commit_table(CALLER, DB, "t", [], build_property_update(x=str(value)))
         assert table.entry is not None
         await rig.catalog.tables.unregister(CALLER, DB, "t")
         await rig.catalog.tables.register(CALLER, DB, "u", table.entry.metadata_location, overwrite=False)
-        second_table = await rig.commits.commit_table(CALLER, DB, "u", [], properties(x="again"))
+        second_table = await rig.commits.commit_table(CALLER, DB, "u", [], build_property_update(x="again"))
         assert second_table.entry is not None
         names = [entry.metadata_location.rpartition("/")[2][:6] for entry in (table.entry, second_table.entry)]
         assert names == ["00003-", "00004-"]
@@ -396,7 +396,7 @@ async def test_commit_that_cannot_be_published_leaves_no_trace(tmp_path: Path) -
     async with open_rig(tmp_path) as rig:
         await rig.table()
         loaded_table = await rig.catalog.tables.load(DB, "t")
-        await rig.commits.commit_table(CALLER, DB, "t", [], properties(x="1"))
+        await rig.commits.commit_table(CALLER, DB, "t", [], build_property_update(x="1"))
         stands, before = await rig.catalog.tables.load(DB, "t"), await rig.files()
         assert stands.entry is not None
         with pytest.raises(CommitConflict, match="changed by another commit"):
@@ -466,7 +466,7 @@ async def test_publications_and_commits_of_one_process_take_turns(tmp_path: Path
         await rig.table()
         async with rig.publisher.lock(DB, "t"):
             loaded_table = await rig.catalog.tables.load(DB, "t")
-            waiting = asyncio.create_task(rig.commits.commit_table(CALLER, DB, "t", [], properties(x="1")))
+            waiting = asyncio.create_task(rig.commits.commit_table(CALLER, DB, "t", [], build_property_update(x="1")))
             for _ in range(20):
                 await asyncio.sleep(0.001)
             publication = await publish(rig, loaded_table, 7)

@@ -26,7 +26,7 @@ from seamark.metaserver.store.operations import (
     SaveAudit,
     SaveMetricsReport,
 )
-from tests.api.client import Answer, Api, new_key
+from tests.api.client import Answer, Api, create_key
 from tests.attacks.world import SCHEMA
 from tests.server.rig import RunningServer, running
 from tests.store.samples import make_instant
@@ -110,7 +110,7 @@ async def test_writes_of_a_principal_are_limited_by_the_hour_and_others_continue
         statuses = []
         for number in range(40):
             body = {"updates": {"n": str(number)}}
-            key = {"Idempotency-Key": new_key()}
+            key = {"Idempotency-Key": create_key()}
             statuses.append((await ask("ann", "POST", "/v1/namespaces/a/properties", body, **key)).status)
         assert statuses[0] == 200
         assert statuses[-1] == 429

@@ -24,7 +24,7 @@ from seamark.metaserver.settings.settings import Settings
 from tests.api.client import Api
 from tests.commits.claims import Claims
 from tests.commits.lake import Lake
-from tests.commits.reader import live_files, snapshot_of
+from tests.commits.reader import find_snapshot, live_files
 from tests.server.rig import running
 from tests.waits import until
 
@@ -80,7 +80,7 @@ async def test_entries_of_large_manifests_are_compared_off_the_event_loop(
         first = await lake.commit({"add": files})
         body = {"read-snapshot-id": first["snapshot-id"], "remove": [{"file-path": files[1]["file-path"]}]}
         assert (await lake.commit(body))["summary"]["total-data-files"] == "2"
-        paths = {live_file.path for live_file in live_files(snapshot_of(await lake.metadata()))}
+        paths = {live_file.path for live_file in live_files(find_snapshot(await lake.metadata()))}
         assert paths == {files[0]["file-path"], files[2]["file-path"]}
         assert threads
         assert threading.get_ident() not in threads

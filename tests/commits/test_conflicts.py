@@ -10,7 +10,7 @@ import pytest
 
 from tests.api.client import Api
 from tests.commits.model import Case
-from tests.commits.reader import check, rows, snapshot_of
+from tests.commits.reader import check, find_snapshot, read_snapshot_rows
 from tests.seeds import first_seed
 from tests.server.rig import running
 
@@ -26,7 +26,7 @@ async def _play(api: Api, seed: int, name: str, outcomes: Counter[str]) -> None:
     second = await case.lake.send(bodies[1])
     metadata = await case.lake.metadata()
     check(metadata)
-    counts = Counter(rows(snapshot_of(metadata)))
+    counts = Counter(read_snapshot_rows(find_snapshot(metadata)))
     if second.status == 200:
         assert counts in case.list_allowed_results(), (label, counts, case.list_allowed_results())
     else:

@@ -18,7 +18,7 @@ from seamark.connector.client.errors import ServerFailed, Unreachable
 from seamark.metaserver.store.operations import AdvanceProducer
 from tests.api.client import Api
 from tests.commits.lake import SCHEMA, Lake
-from tests.commits.reader import check, rows, snapshot_of
+from tests.commits.reader import check, find_snapshot, read_snapshot_rows
 from tests.faults.rigs.http import Client
 from tests.faults.rigs.lossy_proxy import FATES, choose_fates, lossy_proxy
 from tests.faults.rigs.mortal import MortalServer
@@ -42,7 +42,7 @@ def make_numbered_change(lake: Lake, sequence: int, producer: str = "p") -> dict
 async def read_rows(lake: Lake) -> list[Any]:
     metadata = await lake.metadata()
     check(metadata)
-    return rows(snapshot_of(metadata))
+    return read_snapshot_rows(find_snapshot(metadata))
 
 
 async def test_sequence_is_committed_once_and_repeats_get_its_answer(api: Api) -> None:
@@ -139,7 +139,7 @@ def _lake(base_url: str, name: str) -> Lake:
 def _ids(base_url: str, name: str) -> list[int]:
     _, loaded_table = Client(base_url).call("GET", f"/v1/namespaces/db/tables/{name}")
     check(loaded_table["metadata"])
-    return sorted(row[0] for row in rows(snapshot_of(loaded_table["metadata"])))
+    return sorted(row[0] for row in read_snapshot_rows(find_snapshot(loaded_table["metadata"])))
 
 
 def test_lost_requests_and_replies_lose_and_duplicate_nothing(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ POOLS: dict[int, list[Any]] = {
 }
 
 
-def _table(specs: list[PartitionSpec]) -> TableMetadata:
+def _build_table(specs: list[PartitionSpec]) -> TableMetadata:
     fields = tuple(Field(number, f"c{number}", False, kind) for number, kind in KINDS.items())
     return TableMetadata(
         format_version=2,
@@ -77,7 +77,7 @@ def test_partitions_beyond_the_comparison_limit_count_as_overlapping(
         PartitionSpec(number, (PartitionField("f", transform, 1, (), 1000 + number),))
         for number, transform in enumerate(("bucket[4]", "bucket[8]"))
     ]
-    partitions = PartitionOverlap(_table(specs))
+    partitions = PartitionOverlap(_build_table(specs))
     targets = Targets(partitions, [(0, (3,))] * 2 + [(1, (5,))])
     apart, inside = partitions.partition(1, (2,)), partitions.partition(1, (7,))
     assert targets.contain(inside)
@@ -99,7 +99,7 @@ def test_proved_relations_of_two_partitions_hold_for_every_row() -> None:
             break
         assert round_number < 600, (seed, proved)
         spec, other = _some_spec(rng, 0), _some_spec(rng, 1)
-        partitions = PartitionOverlap(_table([spec, other]))
+        partitions = PartitionOverlap(_build_table([spec, other]))
         pairs = [(_tuple(spec, row), _tuple(other, row)) for row in rows]
         together = set(pairs)
         lefts, rights = sorted({left for left, _ in pairs}, key=repr), sorted({right for _, right in pairs}, key=repr)
@@ -123,7 +123,7 @@ def test_partitions_of_the_same_spec_are_found_by_value_and_others_one_by_one() 
     rows = [dict(zip(POOLS, values, strict=True)) for values in itertools.product(*POOLS.values())]
     for _ in range(60):
         specs = [_some_spec(rng, 0), _some_spec(rng, 1)]
-        partitions = PartitionOverlap(_table(specs))
+        partitions = PartitionOverlap(_build_table(specs))
         expected = [
             (n, _tuple(specs[n], rng.choice(rows))) for n in (rng.randint(0, 1) for _ in range(rng.randint(1, 6)))
         ]
@@ -155,7 +155,7 @@ def test_partitions_of_the_same_spec_are_found_by_value_and_others_one_by_one() 
 def test_comparing_a_thousand_partitions_with_a_thousand_needs_about_one_lookup_each(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    partitions = PartitionOverlap(_table([PartitionSpec(0, (PartitionField("f", "identity", 1, (), 1000),))]))
+    partitions = PartitionOverlap(_build_table([PartitionSpec(0, (PartitionField("f", "identity", 1, (), 1000),))]))
     looks = 0
     constraints = PartitionOverlap.constraints
 
@@ -176,7 +176,7 @@ def test_comparing_a_thousand_partitions_with_a_thousand_needs_about_one_lookup_
 
 @pytest.mark.parametrize("zeros", [(0.0, -0.0), (-0.0, 0.0)])
 def test_zeros_are_distinct_and_nan_equals_nan(zeros: tuple[float, float]) -> None:
-    partitions = PartitionOverlap(_table([PartitionSpec(0, (PartitionField("f", "identity", 4, (), 1000),))]))
+    partitions = PartitionOverlap(_build_table([PartitionSpec(0, (PartitionField("f", "identity", 4, (), 1000),))]))
     targets = Targets(partitions, [(0, (zeros[0],)), (0, (math.nan,))])
     assert targets.contain(partitions.partition(0, (zeros[0],)))
     assert not targets.overlap(partitions.partition(0, (zeros[1],)))
@@ -191,7 +191,7 @@ def _two_partitions(
         PartitionSpec(number, (PartitionField("f", transform, source, (), 1000 + number),))
         for number, (transform, _) in enumerate((first, other))
     ]
-    partitions = PartitionOverlap(_table(specs))
+    partitions = PartitionOverlap(_build_table(specs))
     return partitions, (0, (first[1],)), (1, (other[1],))
 
 
@@ -301,7 +301,7 @@ def test_every_row_that_a_filter_excludes_matches_its_rest() -> None:
     seed = first_seed()
     print(f"rest: seed {seed}")
     rng = random.Random(seed)
-    table = _table([PartitionSpec(0, ())])
+    table = _build_table([PartitionSpec(0, ())])
     for _ in range(400):
         json = _some_filter(rng)
         bound = bind(parse_expression(json), table.current_schema, table.schemas, case_sensitive=True)

@@ -27,14 +27,14 @@ from seamark.connector.client.errors import (
 from seamark.connector.client.names import hide_credentials, split_name
 from seamark.connector.client.values import At, parse_as_of
 from seamark.connector.sql.session import SqlSession
-from tests.api.plans.planned import append, file_of
+from tests.api.plans.planned import append, build_data_file
 from tests.connector.server_thread import ServerThread
-from tests.planner.lakes.history import random_lake
+from tests.planner.lakes.history import write_random_lake
 
 
 def tens(count: int, first: int = 0) -> list[Any]:
     """Return files. File n contains the ids from 10 n to 10 n + 9."""
-    return [file_of(f"file:///t/{n:03d}.parquet", 10 * n, 10 * n + 9) for n in range(first, first + count)]
+    return [build_data_file(f"file:///t/{n:03d}.parquet", 10 * n, 10 * n + 9) for n in range(first, first + count)]
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_pages_of_a_listing_are_from_one_snapshot(server: ServerThread, client: 
 
 
 def test_pages_with_different_dictionaries_are_joined_to_one_table(server: ServerThread) -> None:
-    lake = random_lake(3, server.home / "lake")
+    lake = write_random_lake(3, server.home / "lake")
     body = {"name": "lake", "metadata-location": lake.metadata_location}
     assert server.run(server.api("POST", "/v1/namespaces/db/register", body)).status == 200
     with_client = SeamarkClient(server.url)

@@ -13,8 +13,8 @@ from tests.console.browser import RecordedPage, open_browser, open_page
 from tests.console.world import (
     SCHEMA,
     ask,
+    build_content_file,
     change,
-    content_file,
     create_table,
     create_tokens,
     make_large,
@@ -49,7 +49,7 @@ PAGES = {
 """A text of the shown data, by address"""
 
 
-async def see(watched: RecordedPage, text: str) -> None:
+async def wait_for_text(watched: RecordedPage, text: str) -> None:
     await watched.page.get_by_text(text).first.wait_for()
 
 
@@ -63,7 +63,7 @@ async def test_every_page_shows_its_data_and_updates_with_changes(tmp_path: Path
         before, after = await make_orders(server)
         for address, text in PAGES.items():
             await watched.open(address)
-            await see(watched, text)
+            await wait_for_text(watched, text)
             assert await watched.violations() == [], address
         module = "new URL('format.js', document.querySelector('script[type=module]').src)"
         sizes = [0, 999, 1023, 1024, 1280, 30_000, 104_806, 10**6, 512 << 20, 999_999_999, 1 << 40]
@@ -82,31 +82,31 @@ async def test_every_page_shows_its_data_and_updates_with_changes(tmp_path: Path
         await watched.page.get_by_role("link", name="db.orders").click()
         await watched.page.get_by_role("link", name="Layout").click()
         await watched.page.get_by_role("button", name="Before and after the last rewrite").click()
-        await see(watched, "Ranges of the files: before")
+        await wait_for_text(watched, "Ranges of the files: before")
         assert f"snapshot={after}" in watched.page.url
         assert f"before={before}" in watched.page.url
         await watched.page.get_by_role("link", name="Explain").click()
         box = watched.page.get_by_label("Predicate or query in SQL")
         await box.fill("customer_id = 4711")
         await watched.page.keyboard.press("Control+Enter")
-        await see(watched, "of 480: 8.3 %")
+        await wait_for_text(watched, "of 480: 8.3 %")
         text = await watched.page.inner_text("main")
         assert "Layouts that would help" not in text, "each of the 40 partitions has a file for the value"
         await box.fill("country LIKE '%A'")
         await watched.page.keyboard.press("Control+Enter")
-        await see(watched, "Only the parts that cannot prune")
+        await wait_for_text(watched, "Only the parts that cannot prune")
         await box.fill("amount BETWEEN 5 AND 9")
         await watched.page.keyboard.press("Control+Enter")
-        await see(watched, "Clustered by customer_id, amount")
-        await see(watched, "seamark table set db.orders seamark.clustering.columns=customer_id,amount")
+        await wait_for_text(watched, "Clustered by customer_id, amount")
+        await wait_for_text(watched, "seamark table set db.orders seamark.clustering.columns=customer_id,amount")
         await watched.page.get_by_role("link", name="Timeline").last.click()
         await watched.page.get_by_text("live", exact=True).wait_for()
         location = await create_table(server, "other")
-        await change(server, "orders", [content_file(f"{location}/x", {"id": (1, 2)}, rows=31_337, day=20_000)])
-        await see(watched, "31,337")  # Without a reload
+        await change(server, "orders", [build_content_file(f"{location}/x", {"id": (1, 2)}, rows=31_337, day=20_000)])
+        await wait_for_text(watched, "31,337")  # Without a reload
         await watched.page.get_by_role("link", name="Health").click()
         await watched.page.get_by_role("button", name="Expire snapshots: dry run").click()
-        await see(watched, "Would remove 0 snapshots")
+        await wait_for_text(watched, "Would remove 0 snapshots")
         check(watched, server)
 
 
@@ -127,19 +127,19 @@ async def test_user_signs_in_and_sees_what_its_grants_allow(tmp_path: Path) -> N
         async with open_page(browser, server.url) as watched:
             await watched.page.goto(f"{server.url}/#/tables")
             await sign_in(watched, "wrong")
-            await see(watched, "The server does not accept this token.")
+            await wait_for_text(watched, "The server does not accept this token.")
             await sign_in(watched, reader)
-            await see(watched, "db.t_db")
+            await wait_for_text(watched, "db.t_db")
             assert "secret" not in await watched.page.inner_text("main")
             assert reader not in await watched.run("JSON.stringify(localStorage) + document.cookie + location")
             for address, refused_operation in (("#/admin", "listAudit"), ("#/timeline", "listTimeline")):
                 await watched.open(address)
-                await see(watched, f"rita may not {refused_operation}")
+                await wait_for_text(watched, f"rita may not {refused_operation}")
             await watched.open("#/table/secret/t_secret")
-            await see(watched, "rita may not loadTable in secret")
+            await wait_for_text(watched, "rita may not loadTable in secret")
             await watched.open("#/table/db/t_db/health")
             await watched.page.get_by_role("button", name="Expire snapshots: dry run").click()
-            await see(watched, "rita may not expireSnapshots in db")
+            await wait_for_text(watched, "rita may not expireSnapshots in db")
             await ask(server, "DELETE", "/api/v1/tokens/rita", token=admin)
             await watched.page.get_by_role("link", name="Indexes").click()
             await watched.page.get_by_label("Token").wait_for()  # The token is revoked.
@@ -147,7 +147,7 @@ async def test_user_signs_in_and_sees_what_its_grants_allow(tmp_path: Path) -> N
             await sign_in(watched, admin)
             await watched.page.get_by_role("button", name="Sign out").wait_for()  # The page is loaded again.
             await watched.open("#/admin")
-            await see(watched, "rita")
+            await wait_for_text(watched, "rita")
             await watched.page.get_by_role("button", name="Sign out").click()
             await watched.page.get_by_label("Token").wait_for()
             assert await watched.run("sessionStorage.length") == 0
@@ -185,14 +185,14 @@ async def test_running_jobs_are_shown_with_their_progress(tmp_path: Path) -> Non
     async with running(tmp_path) as server, open_browser() as browser, open_page(browser, server.url) as watched:
         await watched.page.route("**/api/v1/jobs", lambda route: route.fulfill(json=state))
         await watched.open("#/services")
-        await see(watched, "30 of 120 files, 1 MiB of 4 MiB")
-        await see(watched, "reads no data files, or has just begun")
-        await see(watched, "in its turn")
-        await see(watched, "not before 2100-01-01 00:00:00 UTC")
-        await see(watched, "The first 2; more jobs wait.")
+        await wait_for_text(watched, "30 of 120 files, 1 MiB of 4 MiB")
+        await wait_for_text(watched, "reads no data files, or has just begun")
+        await wait_for_text(watched, "in its turn")
+        await wait_for_text(watched, "not before 2100-01-01 00:00:00 UTC")
+        await wait_for_text(watched, "The first 2; more jobs wait.")
         assert await watched.violations() == []
         jobs.clear()
-        await see(watched, "No job is running.")  # Without a reload
+        await wait_for_text(watched, "No job is running.")  # Without a reload
         check(watched, server)
 
 
@@ -206,13 +206,13 @@ async def test_the_streams_page_shows_offsets_pauses_and_rates_without_a_reload(
     async with running(tmp_path) as server, open_browser() as browser, open_page(browser, server.url) as watched:
         await watched.page.route("**/api/v1/streams*", lambda route: route.fulfill(json=state))
         await watched.open("#/streams")
-        await see(watched, "a move of the table")
-        await see(watched, "1,200")
-        await see(watched, "1,700")
-        await see(watched, "1 MiB")
+        await wait_for_text(watched, "a move of the table")
+        await wait_for_text(watched, "1,200")
+        await wait_for_text(watched, "1,700")
+        await wait_for_text(watched, "1 MiB")
         assert await watched.violations() == []
         shards[1]["durable"] = 1_000_200
-        await see(watched, "1,001,700")
+        await wait_for_text(watched, "1,001,700")
         rates = await watched.page.locator("tbody tr:first-child td:nth-child(3)").all_inner_texts()
         assert float(rates[0].replace(",", "")) > 0
         check(watched, server)
@@ -221,10 +221,10 @@ async def test_the_streams_page_shows_offsets_pauses_and_rates_without_a_reload(
 async def test_keyboard_reaches_the_content_first(tmp_path: Path) -> None:
     async with running(tmp_path) as server, open_browser() as browser, open_page(browser, server.url) as watched:
         await watched.open("#/tables")
-        await see(watched, "seamark connect pyiceberg")
+        await wait_for_text(watched, "seamark connect pyiceberg")
         await create_table(server, "first")
         await watched.page.reload()
-        await see(watched, "1 of 1 table")
+        await wait_for_text(watched, "1 of 1 table")
         await watched.page.keyboard.press("Tab")
         assert await watched.run("document.activeElement.textContent") == "Skip to the content"
         await watched.page.keyboard.press("Enter")
@@ -265,13 +265,13 @@ async def test_console_shows_ten_thousand_tables_and_a_hundred_thousand_files(tm
         await make_many(server, 10_000)
         await make_large(server, 100_000)
         await watched.open("#/tables")
-        await see(watched, "10,002 of 10,002 tables in all namespaces")
+        await wait_for_text(watched, "10,002 of 10,002 tables in all namespaces")
         assert await watched.page.locator(".long li").count() < 100
         await watched.page.get_by_label("Search").fill("events 07777")
         await watched.page.get_by_role("link", name="many.events_07777").wait_for()
         await watched.open("#/table/db/large/layout?column=customer_id")
-        await see(watched, "about 100 files")
+        await wait_for_text(watched, "about 100 files")
         assert await watched.page.locator(".ranges rect.solid").count() == 1000
         await watched.open(f"#/table/db/large/explain?{WHERE}")
-        await see(watched, "of 100,000:")
+        await wait_for_text(watched, "of 100,000:")
         assert watched.errors == []

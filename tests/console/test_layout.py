@@ -15,7 +15,7 @@ from seamark.formats.iceberg.types.values import decode_json, encode
 from seamark.formats.index.packing import Form
 from seamark.metaserver.planner.lookup.layout import read_layouts
 from seamark.metaserver.planner.lookup.lookup import FoundFiles, RequestedColumn
-from tests.console.world import IDS, ask, change, content_file, create_table
+from tests.console.world import IDS, ask, build_content_file, change, create_table
 from tests.seeds import first_seed
 from tests.server.rig import RunningServer, running
 
@@ -53,7 +53,7 @@ def draw_files(location: str, count: int, rng: random.Random) -> tuple[list[dict
         bounds.append(own_files)
     sizes = [rng.choice((0, 1, 2, 1023, 1024, rng.randrange(1 << 34))) for _ in bounds]
     content_files = [
-        content_file(f"{location}/data/{rng.getrandbits(64):x}.parquet", own_files, size=size)
+        build_content_file(f"{location}/data/{rng.getrandbits(64):x}.parquet", own_files, size=size)
         for own_files, size in zip(bounds, sizes, strict=True)
     ]
     return content_files, bounds
@@ -192,7 +192,7 @@ async def test_layout_equals_that_of_a_loop_over_the_files(tables: int, tmp_path
 async def test_column_without_a_layout_is_rejected(tmp_path: Path) -> None:
     async with running(tmp_path) as server:
         location = await create_table(server, "t")
-        await change(server, "t", [content_file(f"{location}/data/a", {"id": (1, 2)})])
+        await change(server, "t", [build_content_file(f"{location}/data/a", {"id": (1, 2)})])
         for path, message in (
             ("nothing", "Cannot find column 'nothing'"),
             ("id?scale=log", "it must be value or rank"),

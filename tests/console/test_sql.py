@@ -12,7 +12,7 @@ from playwright.async_api import expect
 
 from tests.connector.lake import append, create, spread
 from tests.console.browser import RecordedPage, open_browser, open_page
-from tests.console.test_console import check, see
+from tests.console.test_console import check, wait_for_text
 from tests.server.rig import running
 
 LONG_STATEMENT = "SELECT count(*) FROM " + ", ".join(f"db.t t{n}" for n in range(12))
@@ -39,23 +39,23 @@ async def test_statement_is_run_explained_cancelled_and_listed(tmp_path: Path) -
         await enter(
             watched, f"SELECT id, country, CAST(NULL AS bigint) AS n, '{markup}' AS m FROM t WHERE id < 2 ORDER BY id"
         )
-        await see(watched, "2 rows in")
+        await wait_for_text(watched, "2 rows in")
         rows = page.get_by_role("region", name="Result").locator("tbody tr")
         assert await rows.all_inner_texts() == [f"{number}\tc{number}\tnull\t{markup}" for number in range(2)]
-        await see(watched, "duckdb, because")
+        await wait_for_text(watched, "duckdb, because")
         cells = page.get_by_role("region", name="Tables").locator("tbody td")
         table, files, considered, _, columns, joins = await cells.all_inner_texts()
         assert (table, files, considered, columns, joins) == ("db.t", "2 (66.7 %)", "3", "2", "")
 
         await enter(watched, "SELECT * FROM db.t", "Control+Shift+Enter")
-        await see(watched, "explained")
+        await wait_for_text(watched, "explained")
         assert await page.get_by_role("region", name="Result").count() == 0
         assert "3 (100 %)" in await page.get_by_role("region", name="Tables").inner_text()
 
         await page.get_by_label("Rows shown").select_option("100")
         await enter(watched, "SELECT a.id FROM db.t a, db.t b")
-        await see(watched, "100 rows in")
-        await see(watched, "there are more")
+        await wait_for_text(watched, "100 rows in")
+        await wait_for_text(watched, "there are more")
         assert await rows.count() == 100
         assert watched.errors == []
 
@@ -64,7 +64,7 @@ async def test_statement_is_run_explained_cancelled_and_listed(tmp_path: Path) -
         await enter(watched, LONG_STATEMENT)
         await expect(page.get_by_role("button", name="Run")).to_be_disabled()
         await page.keyboard.press("Escape")
-        await see(watched, "Cancelled")
+        await wait_for_text(watched, "Cancelled")
         # A cancelled statement gets an answer, unless the connection is closed first.
         assert all("400 (Bad Request)" in error or "404 (Not Found)" in error for error in watched.errors)
 
@@ -93,7 +93,7 @@ async def test_page_of_a_server_without_sql_says_how_to_enable_it(tmp_path: Path
         open_page(browser, server.url) as watched,
     ):
         await watched.open("#/sql")
-        await see(watched, "an operator switches it on with the setting sql = on")
+        await wait_for_text(watched, "an operator switches it on with the setting sql = on")
         assert await watched.page.get_by_label("Statement", exact=True).count() == 0
         assert await watched.violations() == []
         check(watched, server)

@@ -16,7 +16,7 @@ from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.store.model import Entry, EntryKind, Grant
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import CreateEntry, CreateNamespace
-from tests.server.rig import RunningServer, some_settings
+from tests.server.rig import RunningServer, build_settings
 
 COLUMNS = (("id", "long"), ("customer_id", "long"), ("country", "string"), ("amount", "double"), ("day", "date"))
 IDS = {name: number for number, (name, _) in enumerate(COLUMNS, start=1)}
@@ -32,7 +32,9 @@ Bounds = dict[str, tuple[Any, Any]]
 _ADDED_AT_ONCE = 1_000
 
 
-def content_file(path: str, bounds: Bounds, rows: int = 1000, size: int = 1 << 20, **partition: Any) -> dict[str, Any]:
+def build_content_file(
+    path: str, bounds: Bounds, rows: int = 1000, size: int = 1 << 20, **partition: Any
+) -> dict[str, Any]:
     """Return a data file as clients send it.
 
     Args:
@@ -63,7 +65,7 @@ def content_file(path: str, bounds: Bounds, rows: int = 1000, size: int = 1 << 2
 async def create_tokens(home: Path) -> dict[str, str]:
     """Return secrets of an admin, and of Rita, a reader of `db`; called before the server starts."""
     clock = SystemClock()
-    async with open_store(some_settings(home).database_url(), clock=clock) as store:
+    async with open_store(build_settings(home).database_url(), clock=clock) as store:
         await store.transact([CreateNamespace(path=("db",), properties={})])
         return {
             "admin": await create_token(store, clock, "admin", None, [Grant("admin", "admin")]),
@@ -113,7 +115,7 @@ def make_unclustered(location: str, count: int, rng: random.Random, days: int = 
             "amount": (rng.random() * 5, 900 + rng.random() * 100),
             "day": (day, day),
         }
-        yield content_file(
+        yield build_content_file(
             f"{location}/data/a-{number}.parquet", bounds, size=int((1 << 18) * 2 ** (rng.random() * 5)), day=day
         )
 
@@ -131,7 +133,7 @@ def make_clustered(location: str, count: int, rng: random.Random, days: int = 40
             "amount": (0.5, 999.5),
             "day": (day, day),
         }
-        yield content_file(
+        yield build_content_file(
             f"{location}/data/b-{number}.parquet", bounds, 1250, (1 << 24) + rng.randrange(1 << 22), day=day
         )
 

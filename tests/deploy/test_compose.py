@@ -22,7 +22,7 @@ import yaml
 from seamark.commands.main import cli
 from seamark.connector.client.engines import catalog_conf
 from seamark.metaserver.settings.settings import Settings
-from tests.docs.commands import subcommands
+from tests.docs.commands import list_subcommands
 from tests.services import postgres, s3, trino
 from tests.services.process import DEPLOY, REPO
 
@@ -143,7 +143,7 @@ def test_indexer_uses_the_servers_image_and_the_engines_token_and_keys() -> None
     service, spark = SERVICES["indexer"], SERVICES["spark"]["environment"]
     assert service["image"] == SERVICES["seamark"]["image"]
     name, *arguments = service["command"]
-    command = subcommands(cli)[name]
+    command = list_subcommands(cli)[name]
     parameters = command.make_context(name, list(arguments)).params
     assert parameters["url"] == "http://seamark:8181"
     assert not parameters["once"]

@@ -18,7 +18,7 @@ from bench.ssb.queries import QUERIES
 from seamark.connector.sql.choice import DUCKDB, TRINO
 from seamark.connector.sql.session import Engines, SqlSession
 from tests.connector.analysis.statements import Statements
-from tests.connector.sql.comparing import rows_of
+from tests.connector.sql.comparing import count_rows
 from tests.services.needs import NEEDS_TRINO
 from tests.services.trino import CATALOG
 from tests.services.trino_lake import TrinoLake
@@ -72,7 +72,7 @@ def test_sql_entry_answers_the_queries_of_both_benchmarks_like_trino(trino_lake:
             SqlSession(trino_lake.seamark.base_url, schema=schema, engines=Engines(TRINO, url)) as trino_session,
         ):
             for sql in queries[::every]:
-                assert rows_of(duckdb_session.sql(sql)) == rows_of(trino_session.sql(sql)), sql
+                assert count_rows(duckdb_session.sql(sql)) == count_rows(trino_session.sql(sql)), sql
 
 
 # Other statements

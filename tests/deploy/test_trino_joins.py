@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog import Catalog, load_catalog
 
-from tests.deploy.shop import Shop, post, rows_of, run_both_ways
+from tests.deploy.shop import Shop, post, query_rows, run_both_ways
 from tests.services.needs import NEEDS_TRINO
 
 pytestmark = NEEDS_TRINO
@@ -241,7 +241,7 @@ def test_dimension_that_changes_is_read_at_its_planned_snapshot(star: Shop) -> N
     try:
         sql = "SELECT count(*), min(s_item) / 10 FROM sales, turning WHERE s_item = t_key AND hue = 3"
         for _ in range(25):
-            ((count, first),) = rows_of(star.proxy.port, sql, schema="star")
+            ((count, first),) = query_rows(star.proxy.port, sql, schema="star")
             assert count == 100
             plans.add(first)
     finally:

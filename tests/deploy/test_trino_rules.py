@@ -19,7 +19,7 @@ import pytest
 import trino.exceptions
 from pyiceberg.catalog import load_catalog
 
-from tests.deploy.shop import eventually, post, rows_of
+from tests.deploy.shop import eventually, post, query_rows
 from tests.services.needs import NEEDS_TRINO
 from tests.services.seamark import Seamark
 from tests.services.trino import PLANS, Trino
@@ -87,14 +87,16 @@ def rig(trino_lake: TrinoLake, tmp_path_factory: pytest.TempPathFactory) -> Iter
         seamark=seamark.base_url,
     ) as proxy:
         for name, security, text in VIEWS:
-            rows_of(coordinator.port, f"CREATE VIEW {name} SECURITY {security} AS {text}", user="anna", schema="ruled")
+            query_rows(
+                coordinator.port, f"CREATE VIEW {name} SECURITY {security} AS {text}", user="anna", schema="ruled"
+            )
         yield RulesRig(seamark, coordinator, proxy)
 
 
 def answer(port: int, sql: str, user: str) -> list[list[Any]] | str:
     """Return the sorted rows, or Trino's error message."""
     try:
-        return sorted(rows_of(port, sql, user=user, schema="ruled"), key=repr)
+        return sorted(query_rows(port, sql, user=user, schema="ruled"), key=repr)
     except trino.exceptions.TrinoQueryError as error:
         return f"{error.error_name}: {error.message}"
 
@@ -261,9 +263,11 @@ def test_snapshots_can_be_expired_through_the_catalog_that_sees_plans(rig: Rules
 
     If a plan is among them, it is dropped, and nothing uses its files later.
     """
-    rows_of(rig.trino.port, "CREATE TABLE kept AS SELECT * FROM orders", user="anna", schema="ruled")
+    query_rows(rig.trino.port, "CREATE TABLE kept AS SELECT * FROM orders", user="anna", schema="ruled")
     for number in range(3):
-        rows_of(rig.trino.port, f"INSERT INTO kept VALUES ({1000 + number}, 1, 'FR', 'c')", user="anna", schema="ruled")
+        query_rows(
+            rig.trino.port, f"INSERT INTO kept VALUES ({1000 + number}, 1, 'FR', 'c')", user="anna", schema="ruled"
+        )
     plans = [post_json(rig, "tables/ruled/kept/plan-tables", {"predicate": f"id = {one}"}) for one in (1000, 1001)]
     session = {
         "seamark.expire_snapshots_min_retention": "0s",
@@ -271,7 +275,7 @@ def test_snapshots_can_be_expired_through_the_catalog_that_sees_plans(rig: Rules
     }
     for _ in range(2):
         for procedure in ("expire_snapshots", "remove_orphan_files"):
-            rows_of(
+            query_rows(
                 rig.trino.port,
                 f"ALTER TABLE kept EXECUTE {procedure}(retention_threshold => '0s')",
                 user="anna",
@@ -287,13 +291,13 @@ def test_snapshots_can_be_expired_through_the_catalog_that_sees_plans(rig: Rules
     for number in (1000, 1001, 5):
         actual = run_both(rig, f"SELECT id FROM kept WHERE id = {number}", "anna")
         assert actual == [[number]]
-    rows_of(rig.trino.port, "DROP TABLE kept", user="anna", schema="ruled")
+    query_rows(rig.trino.port, "DROP TABLE kept", user="anna", schema="ruled")
 
 
 def test_statement_runs_unchanged_when_trino_requires_partition_filters(rig: RulesRig) -> None:
     session = {"seamark.query_partition_filter_required": "true"}
     before = rig.proxy.statements("rewritten")
-    rows_of(
+    query_rows(
         rig.proxy.port, "SELECT id FROM orders WHERE id = 5", user="anna", schema="ruled", session_properties=session
     )
     assert rig.proxy.statements("rewritten") == before

@@ -20,7 +20,7 @@ from seamark.connector.sql.choice import DUCKDB, TRINO
 from seamark.connector.sql.session import Engines, SqlSession
 from tests.connector.lake import catalog_at
 from tests.connector.sql import hand_made
-from tests.connector.sql.comparing import rows_of
+from tests.connector.sql.comparing import count_rows
 from tests.connector.sql.mixed_predicates import MixedPredicates
 from tests.connector.sql.random_queries import SCHEMA, TABLES, RandomQueries, random_rows
 from tests.seeds import examples, first_seed
@@ -95,14 +95,14 @@ def check(lake: TrinoLake, proxy: TrinoProxy, seed: int, queries: int) -> Counte
             counts["queries"] += 1
             try:
                 expected = trino_session.sql(text)
-                rows = rows_of(expected)
+                rows = count_rows(expected)
             except InvalidRequest as error:
                 counts[f"refused: {str(error)[:60]}"] += 1
                 continue
-            assert rows_of(proxied.sql(text)) == rows, f"the proxy, {where}"
+            assert count_rows(proxied.sql(text)) == rows, f"the proxy, {where}"
             try:
                 actual = duckdb_session.sql(text)
-                rows_read = rows_of(actual)
+                rows_read = count_rows(actual)
             except InvalidRequest as error:
                 if "DuckDB does not run this" not in str(error):
                     raise
@@ -196,13 +196,13 @@ def test_handwritten_statements_give_the_same_rows_on_duckdb_and_trino(hand_made
     with session(hand_made_tables, DUCKDB) as duckdb_session, session(hand_made_tables, TRINO) as trino_session:
         for text in (re.sub(r"\bdb\b", HAND_MADE, one) for one in (*hand_made.STATEMENTS, *hand_made.OF_TRINO)):
             try:
-                rows = rows_of(duckdb_session.sql(text))
+                rows = count_rows(duckdb_session.sql(text))
             except InvalidRequest as error:
                 if "DuckDB does not run this" not in str(error):
                     raise
                 continue
             try:
-                expected = rows_of(trino_session.sql(text))
+                expected = count_rows(trino_session.sql(text))
             except InvalidRequest as error:
                 if "correlated subquery" not in str(error):  # Trino refuses some of the statements.
                     wrong.append(f"{text}\n  {error}")

@@ -15,7 +15,7 @@ from pyiceberg.catalog import load_catalog
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType
 
-from tests.deploy.shop import rows_of
+from tests.deploy.shop import query_rows
 from tests.seeds import first_seed
 from tests.services.needs import NEEDS_TRINO
 from tests.services.seamark import Seamark
@@ -49,7 +49,7 @@ class TrinoStream:
 
     def sql(self, statement: str, *, is_planned: bool = True) -> list[Any]:
         port = self._proxy_port if is_planned else self._direct_port
-        rows = rows_of(port, statement, schema="events")
+        rows = query_rows(port, statement, schema="events")
         return [row[0] if len(row) == 1 else tuple(row) for row in rows]
 
 

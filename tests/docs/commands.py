@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 
-def subcommands(command: click.Command) -> dict[str, click.Command]:
+def list_subcommands(command: click.Command) -> dict[str, click.Command]:
     """Return the visible subcommands by name, in the order of the help.
 
     The result is empty for a command that is not a group.

@@ -24,7 +24,7 @@ from _pytest.mark.structures import ParameterSet
 
 from tests.docs.pages import Block, Page, all_pages
 from tests.services.forking_command import forking_command
-from tests.services.process import ManagedProcess, free_port, http_ok
+from tests.services.process import ManagedProcess, free_port, is_http_ok
 
 EXECUTED_PAGES = [page for page in all_pages() if any(block.mark for block in page.blocks)]
 CATALOG = "sea"
@@ -131,7 +131,7 @@ class Run:
             ["bash", "-euc", text], log=self.folder / "server.log", env=self.environment, cwd=self.folder
         )
         self.running.callback(process.stop)
-        process.start(lambda: http_ok(f"http://127.0.0.1:{self.port}/readyz"), timeout_s=90)
+        process.start(lambda: is_http_ok(f"http://127.0.0.1:{self.port}/readyz"), timeout_s=90)
         return process.log.read_text()
 
     def _spark_catalog(self, text: str) -> str:

@@ -20,7 +20,7 @@ from seamark.metaserver.api.http.observability.metrics import ServerMetrics
 from seamark.metaserver.settings.issuers import read_issuers
 from seamark.metaserver.settings.settings import FIELDS, Settings, environment_name
 from seamark.metaserver.settings.sources import CONFIG_VARIABLE, load
-from tests.docs.commands import subcommands
+from tests.docs.commands import list_subcommands
 from tests.docs.pages import REPO, Block, Page, all_pages
 from tests.docs.runner import EXECUTED_PAGES, check_output, spark_conf
 from tests.services.process import DEPLOY
@@ -193,8 +193,8 @@ def test_seamark_commands_of_the_pages_exist_with_their_flags() -> None:
         offset = 0
         while isinstance(command, click.Group):
             assert words[offset : offset + 1], f"{where}: {words} is an incomplete command"
-            assert words[offset] in subcommands(command), f"{where}: no such command: {words}"
-            command, offset = subcommands(command)[words[offset]], offset + 1
+            assert words[offset] in list_subcommands(command), f"{where}: no such command: {words}"
+            command, offset = list_subcommands(command)[words[offset]], offset + 1
         flags = {flag for param in command.params for flag in (*param.opts, *param.secondary_opts)} | {"--help", "-h"}
         for word in words[offset:]:
             if word.startswith("--"):

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.write.buckets import resize
 from seamark.connector.write.upserts import MODES, delete, upsert
-from tests.engines.conftest import rows
+from tests.engines.conftest import collect_rows
 from tests.engines.test_unlocated import make_rows
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
@@ -36,7 +36,7 @@ class Lake:
     """The name of a catalog that caches loaded tables, as Iceberg does by default."""
 
     def sql(self, text: str) -> list[tuple[Any, ...]]:
-        return rows(self.spark.sql(text.format(db=self.db, old=self.old)))
+        return collect_rows(self.spark.sql(text.format(db=self.db, old=self.old)))
 
     def read_rows(self, name: str) -> Model:
         actual = self.sql(f"SELECT id, v FROM {{db}}.{name}")

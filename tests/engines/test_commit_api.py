@@ -13,10 +13,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.commits.lake import BY_PART, Lake
-from tests.commits.reader import check, snapshot_of
-from tests.commits.reader import rows as read_rows
+from tests.commits.reader import check, find_snapshot
+from tests.commits.reader import read_snapshot_rows as read_rows
 from tests.connector.server_thread import ServerThread
-from tests.engines.conftest import rows
+from tests.engines.conftest import collect_rows
 from tests.services.spark import new_catalog
 
 T = TypeVar("T")
@@ -43,13 +43,13 @@ class Table:
         return self.run(self.lake.commit(body))
 
     def sql(self, statement: str) -> list[tuple[Any, ...]]:
-        return rows(self.spark.sql(statement.replace("{t}", self.name)))
+        return collect_rows(self.spark.sql(statement.replace("{t}", self.name)))
 
     def agree(self) -> list[tuple[Any, ...]]:
         """Check that Spark and a reader of the specification return the same rows, and return these rows."""
         self.sql("REFRESH TABLE {t}")
         metadata = self.run(self.lake.metadata())
-        snapshot = snapshot_of(metadata)
+        snapshot = find_snapshot(metadata)
         spark_rows = _sort_rows(self.sql("SELECT id, part, value FROM {t}"))
         assert spark_rows == read_rows(snapshot)
         return spark_rows

@@ -46,7 +46,7 @@ def con(server: Seamark) -> Iterator[duckdb.DuckDBPyConnection]:
         yield con
 
 
-def people(con: duckdb.DuckDBPyConnection, name: str, version: int = 2) -> str:
+def create_people(con: duckdb.DuckDBPyConnection, name: str, version: int = 2) -> str:
     con.execute(
         f"CREATE TABLE sea.shop.{name} (id BIGINT, name VARCHAR, score DOUBLE) WITH ('format-version' = {version})"
     )
@@ -63,7 +63,7 @@ def read(con: duckdb.DuckDBPyConnection, text: str) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("version", [2, 3])
 def test_duckdb_inserts_updates_and_deletes_rows(con: duckdb.DuckDBPyConnection, server: Seamark, version: int) -> None:
-    table = people(con, f"people_v{version}", version)
+    table = create_people(con, f"people_v{version}", version)
     con.execute(f"UPDATE {table} SET name = 'bo' WHERE id = 2")
     con.execute(f"DELETE FROM {table} WHERE id = 1")
     expected = [(2, "bo", None), (3, "cy", 2.5)]
@@ -80,7 +80,7 @@ def test_duckdb_inserts_updates_and_deletes_rows(con: duckdb.DuckDBPyConnection,
 
 
 def test_duckdb_reads_rows_of_an_evolved_schema(con: duckdb.DuckDBPyConnection) -> None:
-    table = people(con, "evolving")
+    table = create_people(con, "evolving")
     con.execute(f"ALTER TABLE {table} ADD COLUMN note VARCHAR")
     con.execute(f"ALTER TABLE {table} RENAME COLUMN name TO title")
     con.execute(f"ALTER TABLE {table} DROP COLUMN score")
@@ -91,7 +91,7 @@ def test_duckdb_reads_rows_of_an_evolved_schema(con: duckdb.DuckDBPyConnection) 
 
 
 def test_duckdb_reads_an_earlier_snapshot(con: duckdb.DuckDBPyConnection, server: Seamark) -> None:
-    table = people(con, "travel")
+    table = create_people(con, "travel")
     with RestCatalog("sea", uri=server.base_url) as catalog:
         before = catalog.load_table("shop.travel").current_snapshot()
     assert before is not None
@@ -127,7 +127,7 @@ def test_duckdb_and_pyiceberg_read_each_others_rows(con: duckdb.DuckDBPyConnecti
 def test_conflicting_insert_of_a_transaction_is_not_lost_silently(
     con: duckdb.DuckDBPyConnection, server: Seamark
 ) -> None:
-    table = people(con, "race")
+    table = create_people(con, "race")
     with closing(seamark.duckdb.connect(server.base_url)) as other:
         con.begin()
         con.execute(f"INSERT INTO {table} VALUES (10, 'mine', 0)")
@@ -143,7 +143,7 @@ def test_conflicting_insert_of_a_transaction_is_not_lost_silently(
 
 
 def test_duckdb_drops_a_table(con: duckdb.DuckDBPyConnection) -> None:
-    table = people(con, "gone")
+    table = create_people(con, "gone")
     con.execute(f"DROP TABLE {table}")
     with pytest.raises(duckdb.CatalogException):
         con.sql(f"FROM {table}")
@@ -158,7 +158,7 @@ def test_duckdb_sends_the_token_and_does_not_show_it(tmp_path: Path) -> None:
             seamark.duckdb.connect(server.base_url).execute("CREATE SCHEMA sea.shop")
         with closing(seamark.duckdb.connect(server.base_url, token=token)) as con:
             con.execute("CREATE SCHEMA sea.shop")
-            table = people(con, "people")
+            table = create_people(con, "people")
             assert read(con, f"FROM {table} WHERE id = 3") == ROWS[2:]
             assert seamark.duckdb.rewrite_query(con, f"FROM {table} WHERE id = 3").files == 1
             assert token not in repr(con.sql("FROM duckdb_secrets()").fetchall())
@@ -171,7 +171,7 @@ def test_duckdb_writes_and_reads_tables_in_s3(s3: S3, tmp_path: Path) -> None:
         closing(seamark.duckdb.connect(server.base_url, on_s3=True)) as con,
     ):
         con.execute("CREATE SCHEMA sea.shop")
-        table = people(con, "people")
+        table = create_people(con, "people")
         con.execute(f"DELETE FROM {table} WHERE id = 1")
         con.execute(f"CREATE TABLE sea.shop.copy AS FROM {table}")
         assert read(con, "SELECT id FROM sea.shop.copy WHERE id <> 2") == [(3,)]
@@ -196,7 +196,7 @@ def test_sql_on_encrypted_files_is_refused_with_the_reason(
     con: duckdb.DuckDBPyConnection, server: Seamark, footer: str
 ) -> None:
     """A refused statement changes no row."""
-    table = people(con, f"secret_{footer}").removeprefix("sea.")
+    table = create_people(con, f"secret_{footer}").removeprefix("sea.")
     client = IndexClient(server.base_url)
     for location in client.files(table, content="data")["file_path"].to_pylist():
         encrypt(location.removeprefix("file://"), {"columns": {"k1": ["name"]}, "plaintext_footer": footer == "plain"})

@@ -16,7 +16,7 @@ from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.expressions import In
 from pyspark.sql import SparkSession
 
-from tests.engines.conftest import rows
+from tests.engines.conftest import collect_rows
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 
@@ -89,11 +89,11 @@ def test_rows_are_right_if_long_residuals_are_shortened(spark: SparkSession, tmp
             assert set(residuals(server, table, where, {})) == {None}
             text = ", ".join(map(str, expected))
             read = spark.sql(f"SELECT id FROM {catalog}.db.{table} WHERE id IN ({text}) ORDER BY id")
-            assert [one for (one,) in rows(read)] == expected
+            assert [one for (one,) in collect_rows(read)] == expected
             count_query = spark.sql(f"SELECT count(*) FROM {catalog}.db.{table} WHERE id IN ({text})")
-            assert rows(count_query) == [(len(expected),)]
+            assert collect_rows(count_query) == [(len(expected),)]
             narrowed = spark.sql(f"SELECT count(*) FROM {catalog}.db.{table} WHERE p = 1 AND id IN ({text})")
-            assert rows(narrowed) == [(len([one for one in expected if one % 3 == 1]),)]
+            assert collect_rows(narrowed) == [(len([one for one in expected if one % 3 == 1]),)]
             scan = python.load_table(f"db.{table}").scan(row_filter=In("id", expected))
             assert sorted(scan.to_arrow()["id"].to_pylist()) == expected
             assert scan.count() == len(expected)
@@ -101,4 +101,6 @@ def test_rows_are_right_if_long_residuals_are_shortened(spark: SparkSession, tmp
             texts = python.load_table(f"db.{table}").scan(row_filter=In("s", names))
             assert texts.count() == 4500
             literals = ", ".join(f"'{name}'" for name in names)
-            assert rows(spark.sql(f"SELECT count(*) FROM {catalog}.db.{table} WHERE s IN ({literals})")) == [(4500,)]
+            assert collect_rows(spark.sql(f"SELECT count(*) FROM {catalog}.db.{table} WHERE s IN ({literals})")) == [
+                (4500,)
+            ]

@@ -17,7 +17,7 @@ from pyiceberg.catalog.rest import RestCatalog
 from pyspark.sql import SparkSession
 
 from seamark.connector.client.client import SeamarkClient
-from tests.engines.conftest import Lake, rows
+from tests.engines.conftest import Lake, collect_rows
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 
@@ -31,7 +31,7 @@ class Engines:
     python: RestCatalog
 
     def sql(self, statement: str) -> list[tuple[Any, ...]]:
-        return rows(self.spark.sql(statement.replace("{db}", self.db)))
+        return collect_rows(self.spark.sql(statement.replace("{db}", self.db)))
 
     def files(self, table: str, snapshot_id: int | None = None) -> set[str]:
         """Return the data files that Spark finds in the manifests."""
@@ -198,6 +198,6 @@ def test_plan_table_is_read_with_the_credentials_of_its_table(lake: Lake, spark:
     plan = client.plan_table("db.t", "id IN (5, 38)")
     client.close()
     assert (plan.files, plan.considered_files) == (2, 4)
-    rows_read = rows(spark.sql(f"SELECT id, _row_id FROM {db}.`{plan.name}` ORDER BY id"))
-    expected = rows(spark.sql(f"SELECT id, _row_id FROM {db}.t WHERE id < 10 OR id >= 30 ORDER BY id"))
+    rows_read = collect_rows(spark.sql(f"SELECT id, _row_id FROM {db}.`{plan.name}` ORDER BY id"))
+    expected = collect_rows(spark.sql(f"SELECT id, _row_id FROM {db}.t WHERE id < 10 OR id >= 30 ORDER BY id"))
     assert rows_read == expected

@@ -19,7 +19,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.rest import RestCatalog
 from pyspark.sql import SparkSession
 
-from tests.engines.conftest import rows
+from tests.engines.conftest import collect_rows
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 
@@ -43,11 +43,15 @@ class Engines:
 
         `{db}` stands for catalog and namespace.
         """
-        return rows(self.spark.sql(statement.replace("{db}", f"{self.catalog}.db").replace("{cat}", self.catalog)))
+        return collect_rows(
+            self.spark.sql(statement.replace("{db}", f"{self.catalog}.db").replace("{cat}", self.catalog))
+        )
 
     def sql_by_itself(self, statement: str) -> list[tuple[Any, ...]]:
         """Run the statement in a Spark that plans itself."""
-        return rows(self.spark.sql(statement.replace("{db}", f"{self.by_itself}.db").replace("{cat}", self.by_itself)))
+        return collect_rows(
+            self.spark.sql(statement.replace("{db}", f"{self.by_itself}.db").replace("{cat}", self.by_itself))
+        )
 
     def plan(self, table: str, where: Any = True, **fields: Any) -> list[str]:
         """Return the data files in all pages of the server's plan."""
@@ -419,7 +423,7 @@ def test_engines_wait_for_a_plan_that_is_answered_later(
     env = {"SEAMARK_LOG_FORMAT": "json", "SEAMARK_PLAN_ASYNC_FILES": "0"}
     with Seamark(home, env=env, warehouse=warehouse, database=database) as server:
         catalog = new_catalog(engines.spark, server.base_url)
-        rows_read = rows(engines.spark.sql(f"SELECT id FROM {catalog}.db.ranges WHERE id > 55"))
+        rows_read = collect_rows(engines.spark.sql(f"SELECT id FROM {catalog}.db.ranges WHERE id > 55"))
         assert sorted(rows_read) == [(56,), (57,), (58,), (59,)]
         log = server.log.read_text()
         assert '"fetchPlanningResult"' in log

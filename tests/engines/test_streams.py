@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from seamark.connector.spark.session import read
 from seamark.connector.spark.source.source import register
 from seamark.connector.spark.sql import sql
-from tests.engines.conftest import rows
+from tests.engines.conftest import collect_rows
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 from tests.waits import block_until
@@ -38,25 +38,25 @@ class Stream:
         self._fresh = new_catalog(spark, server.base_url, extra={"header.X-Seamark-Fresh": "true"})
 
     def sql(self, statement: str) -> list[tuple[Any, ...]]:
-        return rows(self._spark.sql(statement.replace("{db}", f"{self._catalog}.db")))
+        return collect_rows(self._spark.sql(statement.replace("{db}", f"{self._catalog}.db")))
 
     def sql_fresh(self, statement: str) -> list[tuple[Any, ...]]:
         """Run a statement in a catalog with the header for engines that plan themselves."""
-        return rows(self._spark.sql(statement.replace("{db}", f"{self._fresh}.db")))
+        return collect_rows(self._spark.sql(statement.replace("{db}", f"{self._fresh}.db")))
 
     def sql_by_plans(self, statement: str) -> list[tuple[Any, ...]]:
         """Run a statement with `seamark.spark.sql`, which reads plan tables."""
-        return rows(sql(self._spark, statement.replace("{db}", f"{self._catalog}.db")))
+        return collect_rows(sql(self._spark, statement.replace("{db}", f"{self._catalog}.db")))
 
     def load(self, table: str, **options: str) -> list[tuple[Any, ...]]:
         """Read a table with `format("seamark")`."""
         register(self._spark)
         options |= {"uri": self.server.base_url, "table": f"db.{table}"}
-        return rows(self._spark.read.format("seamark").options(**options).load())
+        return collect_rows(self._spark.read.format("seamark").options(**options).load())
 
     def read(self, table: str) -> list[tuple[Any, ...]]:
         """Read a table with `seamark.spark.read`."""
-        return rows(read(self._spark, f"{self._catalog}.db.{table}"))
+        return collect_rows(read(self._spark, f"{self._catalog}.db.{table}"))
 
     def flush(self, table: str) -> None:
         request = urllib.request.Request(f"{self.server.base_url}/api/v1/tables/db/{table}/flush", b"", method="POST")

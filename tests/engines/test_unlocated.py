@@ -15,7 +15,7 @@ from seamark.connector.spark.frames.writes import write
 from seamark.connector.write.buckets import resize
 from seamark.connector.write.equality_upserts import EQUALITY
 from seamark.connector.write.upserts import MODES, delete, upsert
-from tests.engines.conftest import rows
+from tests.engines.conftest import collect_rows
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 
@@ -79,7 +79,7 @@ def test_spark_reads_the_rows_after_equality_upserts_and_deletes(
             model = {one: value for one, value in model.items() if not (one in spread and one < 10)}
             if partitioned and step == 1:
                 resize(client, "db.t", buckets=8)
-            rows_read = rows(spark.sql(f"SELECT id, v FROM {db}.t"))
+            rows_read = collect_rows(spark.sql(f"SELECT id, v FROM {db}.t"))
             assert sorted(rows_read) == sorted(model.items()), f"version {version}, step {step}"
         client.close()
 

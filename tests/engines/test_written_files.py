@@ -44,7 +44,7 @@ from seamark.connector.write.target import WriteTarget
 from seamark.formats.iceberg.types.types import base_name
 from seamark.formats.iceberg.types.values import decode
 from tests.connector.read import typed
-from tests.engines.conftest import rows
+from tests.engines.conftest import collect_rows
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 
@@ -61,7 +61,7 @@ class Lake:
     python: RestCatalog
 
     def sql(self, text: str) -> list[tuple[Any, ...]]:
-        return rows(self.spark.sql(text.format(db=f"{self.catalog}.db")))
+        return collect_rows(self.spark.sql(text.format(db=f"{self.catalog}.db")))
 
 
 @pytest.fixture(scope="module")

@@ -50,7 +50,7 @@ def register_table(server: Seamark, name: str, manifests: int, per_manifest: int
     return table
 
 
-def numbers(answer: Any) -> list[int]:
+def list_file_numbers(answer: Any) -> list[int]:
     return [int(task["data-file"]["file-path"][-14:-8]) for task in answer["file-scan-tasks"]]
 
 
@@ -86,7 +86,7 @@ def test_manifest_decoded_by_one_worker_is_mapped_by_the_other(start_seamark: St
         answers = list(pool.map(lambda want: plan_on_new_connection(server, make_between(*want)), expected))
     for (low, high), (status, answer) in zip(expected, answers, strict=True):
         assert status == 200, answer
-        assert numbers(answer) == list(range(low, high + 1))
+        assert list_file_numbers(answer) == list(range(low, high + 1))
     assert workers_that_did(server, "planTableScan") == {0, 1}
     eventually(lambda: count_decoded_manifests(server) >= 60)
     time.sleep(1.5)  # A worker that decodes a manifest again reports it within a second.
@@ -109,7 +109,7 @@ def test_plan_task_of_one_worker_is_answered_by_the_other(start_seamark: Start) 
             status, page = client.call("POST", f"{T}/tasks", {"plan-task": token})
             client.close()
             assert status == 200, page
-            results[-1] += numbers(page)
+            results[-1] += list_file_numbers(page)
     assert results == [list(range(5, 81))] * 8
     assert workers_that_did(server, "fetchScanTasks") == {0, 1}
 
@@ -131,7 +131,7 @@ def test_worker_killed_during_a_cold_plan_does_not_affect_the_others(start_seama
         except OutcomeUnknown:
             return None
         assert status == 200, answer
-        return numbers(answer)
+        return list_file_numbers(answer)
 
     with ThreadPoolExecutor(8) as pool:
         futures = [pool.submit(ask, result_number) for result_number in range(8)]
@@ -207,7 +207,7 @@ def test_every_plan_during_commits_equals_that_of_its_own_snapshot(start_seamark
                 status, answer = plan_on_new_connection(server, make_between(low, high))
                 oldest, newest = before, head[0] + 1  # A commit may have succeeded without being recorded yet.
             assert status == 200, answer
-            answers.append((oldest, newest, low, high, numbers(answer)))
+            answers.append((oldest, newest, low, high, list_file_numbers(answer)))
         return answers
 
     with ThreadPoolExecutor(5) as pool:

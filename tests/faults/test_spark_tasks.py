@@ -23,7 +23,7 @@ from seamark.connector.client.indexes import IndexClient
 from tests.connector.write.test_upserts import create
 from tests.faults.test_killed_writers import FIELDS, every_snapshot_is_of_whole_batches
 from tests.seeds import first_seed
-from tests.services.java import java_17
+from tests.services.java import find_java_17
 from tests.services.seamark import Seamark
 
 HELD_UP_S = 1.5
@@ -90,7 +90,7 @@ def run_campaign(home: Path, *, failures: int, seed: int, version: int, indexed:
     context = f"FAULT_SEED={seed} version={version} indexed={indexed}"
     source = random.Random(seed)
     notes, scratch = home / "notes", home / "scratch"
-    java_17()
+    find_java_17()
     with Seamark(home / "server") as server, closing(IndexClient(server.base_url)) as client:
         client._request("POST", "/v1/namespaces", {}, b'{"namespace": ["db"]}')
         properties = {"seamark.index.ids": "record(id)"} if indexed else {}

@@ -149,10 +149,10 @@ class Rig:
 
     def keys(self, name: str, *, namespace: str = "ns", token: str = "") -> Keys:
         loaded_table = self.request("GET", f"/v1/namespaces/{namespace}/tables/{name}", token=token)
-        return keys_of(loaded_table)
+        return read_keys(loaded_table)
 
 
-def keys_of(loaded_table: dict[str, Any]) -> Keys:
+def read_keys(loaded_table: dict[str, Any]) -> Keys:
     config, location = loaded_table["config"], loaded_table["metadata"]["location"]
     bucket, _, prefix = location.removeprefix("s3://").partition("/")
     return Keys(

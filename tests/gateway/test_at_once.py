@@ -31,7 +31,7 @@ from seamark.metaserver.gateway.backend import S3Call
 from seamark.metaserver.gateway.caching.caching import CachingBackend
 from seamark.metaserver.gateway.connection import GatewayConnection
 from seamark.metaserver.server import gateway
-from tests.gateway.rig import SCHEMA, Keys, Rig, keys_of
+from tests.gateway.rig import SCHEMA, Keys, Rig, read_keys
 from tests.server.rig import running
 from tests.services.process import free_port
 from tests.services.s3 import S3
@@ -169,7 +169,7 @@ async def test_reads_from_memory_need_no_task_and_their_idle_connection_is_close
         await server.http.post(f"{server.url}/v1/namespaces", json={"namespace": ["db"]})
         create_request = {"name": "t", "schema": SCHEMA}
         async with server.http.post(f"{server.url}/v1/namespaces/db/tables", json=create_request) as answer:
-            keys = keys_of(await answer.json())
+            keys = read_keys(await answer.json())
 
         def make() -> CachedObject:
             with closing(keys.client()) as client:

@@ -120,11 +120,11 @@ async def open_worker(
     tiers.blocks.memory.check_invariants()
 
 
-def new_name(rng: random.Random, extension: str = "parquet") -> str:
+def draw_name(rng: random.Random, extension: str = "parquet") -> str:
     return f"{PREFIX}00000-0-{uuid.UUID(bytes=rng.randbytes(16), version=4)}.{extension}"
 
 
-def location(path: str) -> str:
+def to_location(path: str) -> str:
     return f"s3:/{path}"
 
 
@@ -152,9 +152,9 @@ def test_only_objects_with_names_that_are_written_once_are_cached(key: str, kind
 
 async def test_blocks_come_from_memory_then_disk_after_a_restart_then_the_store(tmp_path: Path) -> None:
     rng, clock = random.Random(1), SimulatedClock(1)
-    store, path = FakeStore(rng), new_name(rng)
+    store, path = FakeStore(rng), draw_name(rng)
     data = rng.randbytes(5 * BLOCK + 100)
-    store.put(location(path), data)
+    store.put(to_location(path), data)
     async with open_worker(store, tmp_path, clock) as first_worker:
         assert await first_worker.get(path, Range=f"bytes={BLOCK}-{2 * BLOCK}") == data[BLOCK : 2 * BLOCK + 1]
         assert len(store.requests) == 1
@@ -183,9 +183,9 @@ async def test_blocks_come_from_memory_then_disk_after_a_restart_then_the_store(
 
 async def test_concurrent_readers_of_a_block_share_one_request(tmp_path: Path) -> None:
     rng = random.Random(1)
-    store, path = FakeStore(rng), new_name(rng)
+    store, path = FakeStore(rng), draw_name(rng)
     data = rng.randbytes(3 * BLOCK)
-    store.put(location(path), data)
+    store.put(to_location(path), data)
     async with open_worker(store, tmp_path, SimulatedClock(1)) as worker:
         answers = await asyncio.gather(*(worker.get(path) for _ in range(30)))
     assert all(answer == data for answer in answers)
@@ -194,9 +194,9 @@ async def test_concurrent_readers_of_a_block_share_one_request(tmp_path: Path) -
 
 async def test_sequential_reads_are_read_ahead(tmp_path: Path) -> None:
     rng = random.Random(1)
-    store, path = FakeStore(rng), new_name(rng)
+    store, path = FakeStore(rng), draw_name(rng)
     data = rng.randbytes(40 * BLOCK)
-    store.put(location(path), data)
+    store.put(to_location(path), data)
     changes = {"gateway_cache_fetch_bytes": 32 << 20, "gateway_cache_request_bytes": 16 * BLOCK}
     async with open_worker(store, tmp_path, SimulatedClock(1), gateway_cache_memory_bytes=8 << 20, **changes) as worker:
         for start in range(0, len(data), BLOCK):
@@ -207,12 +207,12 @@ async def test_sequential_reads_are_read_ahead(tmp_path: Path) -> None:
 async def test_metadata_files_are_read_completely_and_pinned(tmp_path: Path) -> None:
     rng = random.Random(1)
     store = FakeStore(rng)
-    path = new_name(rng, "avro").replace("/data/", "/metadata/")
+    path = draw_name(rng, "avro").replace("/data/", "/metadata/")
     data = rng.randbytes(3 * BLOCK)
-    store.put(location(path), data)
-    scanned = [new_name(rng) for _ in range(60)]
+    store.put(to_location(path), data)
+    scanned = [draw_name(rng) for _ in range(60)]
     for other in scanned:
-        store.put(location(other), rng.randbytes(2 * BLOCK))
+        store.put(to_location(other), rng.randbytes(2 * BLOCK))
     async with open_worker(store, tmp_path, SimulatedClock(1)) as first_worker:
         assert await first_worker.get(path, Range="bytes=0-9") == data[:10]
         assert await first_worker.get(path) == data
@@ -226,9 +226,9 @@ async def test_metadata_files_are_read_completely_and_pinned(tmp_path: Path) -> 
 
 async def test_answer_is_passed_through_when_the_read_budget_is_exhausted(tmp_path: Path) -> None:
     rng = random.Random(1)
-    store, path = FakeStore(rng), new_name(rng)
+    store, path = FakeStore(rng), draw_name(rng)
     data = rng.randbytes(12 * BLOCK)
-    store.put(location(path), data)
+    store.put(to_location(path), data)
     changes = {"gateway_cache_fetch_bytes": BLOCK - 1, "gateway_cache_disk_bytes": 0}
     async with open_worker(store, tmp_path, SimulatedClock(1), **changes) as worker:
         assert await worker.get(path) == data
@@ -244,12 +244,12 @@ async def test_blocks_of_others_stay_cached_while_one_principal_reads_and_pins_a
 
     rng = random.Random(first_seed())
     store = FakeStore(rng)
-    hot, pinned, metadata = new_name(rng), new_name(rng), new_name(rng, "avro")
+    hot, pinned, metadata = draw_name(rng), draw_name(rng), draw_name(rng, "avro")
     for name in (hot, pinned, metadata):
-        store.put(location(name), rng.randbytes(BLOCK))
-    loud = [new_name(rng, rng.choice(["parquet", "avro"])) for _ in range(300)]
+        store.put(to_location(name), rng.randbytes(BLOCK))
+    loud = [draw_name(rng, rng.choice(["parquet", "avro"])) for _ in range(300)]
     for number, name in enumerate(loud):
-        store.put(location(name), rng.randbytes(2 * BLOCK if number % 4 else 100))
+        store.put(to_location(name), rng.randbytes(2 * BLOCK if number % 4 else 100))
     shares = {"auth": "token", "gateway_cache_memory_bytes": 4 << 20, "gateway_cache_disk_bytes": disk_bytes}
     async with open_worker(store, tmp_path, SimulatedClock(seed=1), **shares) as worker:
         for _ in range(4):
@@ -262,36 +262,36 @@ async def test_blocks_of_others_stay_cached_while_one_principal_reads_and_pins_a
         store.requests.clear()
         served = worker.count_served()
         for name, pin_metadata in ((hot, {}), (pinned, {"test_pinned": "yes"}), (metadata, {})):
-            assert await worker.get(name, **pin_metadata) == store.objects[location(name)].data
+            assert await worker.get(name, **pin_metadata) == store.objects[to_location(name)].data
         assert store.requests == []
         assert worker.count_served()["memory"] == served["memory"] + 3 * BLOCK
 
 
 async def test_unavailable_store_fails_only_what_is_not_cached(tmp_path: Path) -> None:
     rng, clock = random.Random(1), SimulatedClock(1)
-    store, path = FakeStore(rng), new_name(rng)
+    store, path = FakeStore(rng), draw_name(rng)
     data = rng.randbytes(2 * BLOCK)
-    store.put(location(path), data)
+    store.put(to_location(path), data)
     async with open_worker(store, tmp_path, clock) as worker:
         await worker.get(path)
         store.away = True
         assert await worker.get(path) == data
         clock.advance(10 * AFTER_RECHECK_MS)
         assert await worker.get(path) == data, "the age of a record is no reason to refuse what is immutable"
-        status, _, _ = await worker.send("GET", new_name(rng))
+        status, _, _ = await worker.send("GET", draw_name(rng))
         assert status == 503
 
 
 async def test_object_replaced_behind_the_gateway_is_noticed_within_the_recheck_time(tmp_path: Path) -> None:
     rng, clock = random.Random(1), SimulatedClock(1)
-    store, path = FakeStore(rng), new_name(rng)
-    store.put(location(path), b"old" * BLOCK)
+    store, path = FakeStore(rng), draw_name(rng)
+    store.put(to_location(path), b"old" * BLOCK)
     async with open_worker(store, tmp_path, clock) as worker:
         assert await worker.get(path) == b"old" * BLOCK
-        store.put(location(path), b"new" * BLOCK)
+        store.put(to_location(path), b"new" * BLOCK)
         clock.advance(AFTER_RECHECK_MS)
         assert await worker.get(path) == b"new" * BLOCK
-        del store.objects[location(path)]
+        del store.objects[to_location(path)]
         clock.advance(AFTER_RECHECK_MS)
         status, _, _ = await worker.send("GET", path)
         assert status == 404
@@ -299,7 +299,7 @@ async def test_object_replaced_behind_the_gateway_is_noticed_within_the_recheck_
 
 async def test_write_through_one_worker_is_visible_to_all_at_once(tmp_path: Path) -> None:
     rng, clock = random.Random(1), SimulatedClock(1)
-    store, path = FakeStore(rng), new_name(rng)
+    store, path = FakeStore(rng), draw_name(rng)
     async with (
         open_worker(store, tmp_path, clock) as first_worker,
         open_worker(store, tmp_path, clock) as second_worker,
@@ -332,9 +332,9 @@ def _damage(folder: Path, rng: random.Random) -> None:
 async def test_damaged_blocks_are_read_again_and_never_served(tmp_path: Path) -> None:
     rng, clock = random.Random(first_seed()), SimulatedClock(1)
     store = FakeStore(rng)
-    objects = {new_name(rng): rng.randbytes(rng.randrange(1, 5 * BLOCK)) for _ in range(12)}
+    objects = {draw_name(rng): rng.randbytes(rng.randrange(1, 5 * BLOCK)) for _ in range(12)}
     for path, data in objects.items():
-        store.put(location(path), data)
+        store.put(to_location(path), data)
     for _ in range(4):
         async with open_worker(store, tmp_path, clock, gateway_cache_memory_bytes=0) as worker:
             for path, data in objects.items():
@@ -373,7 +373,7 @@ class _Model:
 async def _run_campaign(seed: int, folder: Path, steps: int) -> None:
     rng, clock = random.Random(seed), SimulatedClock(seed)
     store, model = FakeStore(rng), _Model()
-    paths = [new_name(rng, rng.choice(("parquet", "avro", "puffin"))) for _ in range(8)] + [f"{PREFIX}plain.parquet"]
+    paths = [draw_name(rng, rng.choice(("parquet", "avro", "puffin"))) for _ in range(8)] + [f"{PREFIX}plain.parquet"]
     locks = {path: asyncio.Lock() for path in paths}
     changes = {
         "gateway_cache_memory_bytes": rng.choice((0, BLOCK * 6, 4 << 20)),

@@ -14,7 +14,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from seamark.metaserver.server import gateway
-from tests.gateway.rig import SCHEMA, Rig, keys_of, open_rig
+from tests.gateway.rig import SCHEMA, Rig, open_rig, read_keys
 from tests.server.rig import running
 from tests.server.test_processes import eventually
 from tests.services.authority import Authority
@@ -111,7 +111,7 @@ async def test_gateway_serves_tls(tmp_path: Path, s3: S3) -> None:
         async with server.http.post(
             f"{url}/v1/namespaces/db/tables", json={"name": "t", "schema": SCHEMA}, ssl=context
         ) as answer:
-            keys = keys_of(await answer.json())
+            keys = read_keys(await answer.json())
         assert keys.endpoint.startswith("https://")
 
         def use() -> None:

@@ -18,7 +18,7 @@ from seamark.metaserver.gateway.caching import hedging
 from seamark.metaserver.gateway.caching.hedging import HedgedStore
 from seamark.metaserver.gateway.caching.store import StoreAnswer
 from tests.gateway.fake_store import FakeStore
-from tests.gateway.test_cache import BLOCK, location, new_name, open_worker
+from tests.gateway.test_cache import BLOCK, draw_name, open_worker, to_location
 from tests.seeds import first_seed
 from tests.waits import until
 
@@ -153,15 +153,15 @@ async def test_no_read_has_wrong_bytes_whichever_answer_is_used(tmp_path: Path) 
     """The store fails and breaks answers at random, and most reads send two requests."""
     rng = random.Random(first_seed())
     store = FakeStore(rng)
-    paths = [new_name(rng) for _ in range(6)]
+    paths = [draw_name(rng) for _ in range(6)]
     for path in paths:
-        store.put(location(path), rng.randbytes(rng.randrange(1, 12 * BLOCK)))
+        store.put(to_location(path), rng.randbytes(rng.randrange(1, 12 * BLOCK)))
     nothing_kept = {"gateway_cache_memory_bytes": 0, "gateway_cache_disk_bytes": 0}
     async with open_worker(store, tmp_path, SimulatedClock(1), gateway_hedged_percent=100, **nothing_kept) as worker:
         for round_number in range(150):
             store.fails = (0.0, 0.1)[round_number % 2]
             path = rng.choice(paths)
-            data = store.objects[location(path)].data
+            data = store.objects[to_location(path)].data
             start = rng.randrange(len(data))
             end = rng.randrange(start, len(data)) + 1
             try:

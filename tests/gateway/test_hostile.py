@@ -25,7 +25,7 @@ from seamark.metaserver.gateway.s3_errors import S3Error
 from seamark.metaserver.gateway.sigv4 import SignatureClaim, signing_key
 from seamark.metaserver.objects.s3_scope import UNSIGNED_PAYLOAD, parse_delete_body
 from tests.gateway.rig import Keys, Rig
-from tests.gateway.test_isolation import raw
+from tests.gateway.test_isolation import send_raw
 from tests.seeds import examples
 
 _numbers = itertools.count()
@@ -46,7 +46,7 @@ def test_xml_entities_are_rejected_in_every_encoding(folder_rig: Rig) -> None:
     target = f"/{keys.bucket}/{keys.prefix}data/o?uploadId={upload}"
     for encoding in ("utf-16", "utf-16-le", "utf-8"):
         text = _ENTITIES.replace("utf-16", encoding)
-        status, answer = raw(keys, "POST", target, body=text.encode(encoding))
+        status, answer = send_raw(keys, "POST", target, body=text.encode(encoding))
         assert (status, b"MalformedXML" in answer) == (400, True), (encoding, answer)
 
 
@@ -93,7 +93,7 @@ def test_part_number_out_of_range_is_rejected_in_any_spelling(folder_rig: Rig, n
     with closing(keys.client()) as client:
         upload = client.create_multipart_upload(Bucket=keys.bucket, Key=keys.prefix + "data/o")["UploadId"]
         target = f"/{keys.bucket}/{keys.prefix}data/o?partNumber={quote(number)}&uploadId={upload}"
-        status, answer = raw(keys, "PUT", target, body=b"x")
+        status, answer = send_raw(keys, "PUT", target, body=b"x")
         assert (status, b"InvalidArgument" in answer) == (400, True), answer
         parts = client.list_parts(Bucket=keys.bucket, Key=keys.prefix + "data/o", UploadId=upload)
     assert "Parts" not in parts
@@ -141,12 +141,12 @@ def test_errors_contain_no_path_of_the_server(folder_rig: Rig) -> None:
     ):
         if (method, name) == ("PUT", "out"):
             continue
-        status, answer = raw(keys, method, f"/{keys.bucket}/{keys.prefix}{name}", body=b"x" * (method == "PUT"))
+        status, answer = send_raw(keys, method, f"/{keys.bucket}/{keys.prefix}{name}", body=b"x" * (method == "PUT"))
         assert status < 500, (method, name, answer)
         assert str(folder_rig.folder).encode() not in answer, (method, name, answer)
     object_elements = "".join(f"<Object><Key>{keys.prefix}{name}</Key></Object>" for name in ("x" * 300, "data"))
     body = f"<Delete>{object_elements}</Delete>"
-    status, answer = raw(keys, "POST", f"/{keys.bucket}/?delete=", body=body.encode())
+    status, answer = send_raw(keys, "POST", f"/{keys.bucket}/?delete=", body=body.encode())
     assert (status, f"<Deleted><Key>{keys.prefix}data</Key>".encode() in answer) == (200, True)
     assert str(folder_rig.folder).encode() not in answer
 
@@ -175,7 +175,9 @@ def test_no_object_is_hidden_from_listings(folder_rig: Rig) -> None:
     for name in (".seamark-tmp-a", "data/.seamark-tmp-a", "data/.seamark-tmp-a/b"):
         for target in (name, f"{name}?uploads="):
             method = "POST" if "?" in target else "PUT"
-            status, answer = raw(keys, method, f"/{keys.bucket}/{keys.prefix}{target}", body=b"x" * (method == "PUT"))
+            status, answer = send_raw(
+                keys, method, f"/{keys.bucket}/{keys.prefix}{target}", body=b"x" * (method == "PUT")
+            )
             assert (status, b"InvalidArgument" in answer) == (400, True), (target, answer)
 
 

@@ -51,7 +51,7 @@ def _code(call: Any, **arguments: Any) -> str:
     return "OK" if "Body" not in answer else f"OK {answer['Body'].read()!r}"
 
 
-def raw(
+def send_raw(
     keys: Keys, method: str, target: str, headers: dict[str, str] | None = None, body: bytes = b""
 ) -> tuple[int, bytes]:
     """Send a request whose target is not normalised, with a valid signature of exactly that target; return the
@@ -142,7 +142,7 @@ def test_no_spelling_of_a_key_reaches_another_table(victim_keys: Keys, own_keys:
     for key in _spellings(own_keys.prefix, victim_keys.prefix):
         queries = ("", "?uploadId=..%2F..", "?partNumber=1&uploadId=x")
         for method, query in itertools.product(("GET", "PUT", "DELETE"), queries):
-            status, body = raw(
+            status, body = send_raw(
                 own_keys, method, f"/{own_keys.bucket}/{key}{query}", body=b"forged" if method == "PUT" else b""
             )
             assert SECRET not in body, (method, key)
@@ -150,10 +150,10 @@ def test_no_spelling_of_a_key_reaches_another_table(victim_keys: Keys, own_keys:
             if method != "DELETE" and not key.startswith(own_keys.prefix):
                 assert status in (400, 403), (method, key, query, body)
         listing = f"/{own_keys.bucket}?list-type=2&prefix={quote(key.replace('data/secret', ''), safe='/%')}"
-        status, body = raw(own_keys, "GET", listing)
+        status, body = send_raw(own_keys, "GET", listing)
         assert b"secret" not in body.partition(b"<Contents>")[2], (listing, body)
         source = {"x-amz-copy-source": f"/{own_keys.bucket}/{key}"}
-        status, body = raw(own_keys, "PUT", f"/{own_keys.bucket}/{own_keys.prefix}copied", source)
+        status, body = send_raw(own_keys, "PUT", f"/{own_keys.bucket}/{own_keys.prefix}copied", source)
         assert status >= 400, (key, body)
     with_victim = victim_keys.client()
     objects = with_victim.list_objects_v2(Bucket=victim_keys.bucket, Prefix=victim_keys.prefix + "data/")
@@ -167,7 +167,7 @@ def test_no_spelling_of_a_key_reaches_another_table(victim_keys: Keys, own_keys:
 
 def test_very_long_key_is_rejected(own_keys: Keys) -> None:
     for key in (own_keys.prefix + "a" * 5000, own_keys.prefix + "a/" * 3000 + "b", own_keys.prefix + "%2541" * 1200):
-        status, body = raw(own_keys, "GET", f"/{own_keys.bucket}/{key}")
+        status, body = send_raw(own_keys, "GET", f"/{own_keys.bucket}/{key}")
         assert status in (400, 403, 404, 431), body[:200]
 
 

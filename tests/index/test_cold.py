@@ -26,7 +26,7 @@ from seamark.formats.runtime.errors import SeamarkError
 from seamark.metaserver.index.files import remote as cold
 from seamark.metaserver.index.files.remote import RemoteIndexFile, open_remote
 from seamark.metaserver.store.model import RegisteredIndexFile
-from tests.index.kinds.columns import KINDS, Kind, draw_column, draw_predicate, kind_of
+from tests.index.kinds.columns import KINDS, Kind, draw_column, draw_predicate, get_kind
 from tests.seeds import quick
 
 LOCATION = "file:///t/index.puffin"
@@ -53,7 +53,7 @@ class RecordingStorage:
         return self.data[start : start + length]
 
 
-def file_of(kind: str, columns: Sequence[Keys]) -> bytes:
+def build_index_file(kind: str, columns: Sequence[Keys]) -> bytes:
     built = [BUILD[kind](keys) for keys in columns]
     records = [keys.rows for keys in columns]
     paths = [f"file:///t/{number}" for number in range(len(columns))]
@@ -77,7 +77,7 @@ async def open_remote_file(kind: str, storage: RecordingStorage) -> RemoteIndexF
 
 def some_keys(rng: random.Random, kind: Kind, columns: Sequence[Sequence[Any]]) -> Keys:
     values = [rng.choice(column) for column in columns if column and rng.random() < 0.5] + [kind.draw(rng)]
-    return keys_of(kind.arrow([value for value in values if value is not None]), kind_of(kind))
+    return keys_of(kind.arrow([value for value in values if value is not None]), get_kind(kind))
 
 
 def query(rng: random.Random, index: str, kind: Kind, columns: Sequence[Sequence[Any]]) -> IndexQuery:
@@ -109,7 +109,7 @@ async def test_answers_by_range_equal_those_of_the_whole_file(
     kind = rng.choice(KINDS)
     pool = [kind.draw(rng) for _ in range(60)] if seed % 2 else None
     columns = [draw_column(rng, kind, rng.choice([0, 1, 65, 700]), pool) for _ in range(rng.choice([1, 3, 40]))]
-    data = file_of(index, [keys_of(kind.arrow(values), kind_of(kind)) for values in columns])
+    data = build_index_file(index, [keys_of(kind.arrow(values), get_kind(kind)) for values in columns])
     whole_index = OPENED[index].open(open_index_file(data, LOCATION).blob)
     remote_file = await open_remote_file(index, RecordingStorage(data))
     for _ in range(12):
@@ -137,7 +137,7 @@ async def test_flipped_bytes_never_cause_a_wrong_answer(index: str, seed: int, s
     rng = random.Random(f"flipped {index} {seed}")
     kind = rng.choice(KINDS)
     columns = [draw_column(rng, kind, rng.choice([1, 65, 300])) for _ in range(6)]
-    data = file_of(index, [keys_of(kind.arrow(values), kind_of(kind)) for values in columns])
+    data = build_index_file(index, [keys_of(kind.arrow(values), get_kind(kind)) for values in columns])
     whole_index = OPENED[index].open(open_index_file(data, LOCATION).blob)
     queries = [query(rng, index, kind, columns) for _ in range(4)]
     broken = 0
@@ -169,7 +169,7 @@ def long_keys(count: int, files: int) -> list[Keys]:
 
 
 async def test_lookup_of_a_key_needs_at_most_two_reads_of_a_record_index() -> None:
-    storage = RecordingStorage(file_of("record", long_keys(100_000, 10)))
+    storage = RecordingStorage(build_index_file("record", long_keys(100_000, 10)))
     remote_file = await open_remote_file("record", storage)
     assert len(storage.read) <= 5
     rng = random.Random(4)
@@ -189,7 +189,7 @@ async def test_lookup_of_a_key_needs_at_most_two_reads_of_a_record_index() -> No
 async def test_bitmap_index_reads_the_sections_of_the_predicate_once() -> None:
     rng = np.random.default_rng(6)
     values = [np.sort(rng.integers(n << 40, (n + 1) << 40, 20_000)) for n in range(20)]
-    storage = RecordingStorage(file_of("bitmap", [keys_of(pa.array(value), "long") for value in values]))
+    storage = RecordingStorage(build_index_file("bitmap", [keys_of(pa.array(value), "long") for value in values]))
     remote_file = await open_remote_file("bitmap", storage)
     key = int(values[3][777]) + (1 << 63)
     bitmap_query = BitmapQuery(KeyRanges("long", (KeyRange(key, key),)))
@@ -215,14 +215,14 @@ async def test_bitmap_index_reads_the_sections_of_the_predicate_once() -> None:
 
 
 async def test_probe_with_too_many_reads_or_bytes_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    storage = RecordingStorage(file_of("record", long_keys(100_000, 10)))
+    storage = RecordingStorage(build_index_file("record", long_keys(100_000, 10)))
     remote_file = await open_remote_file("record", storage)
     query = RecordQuery.from_keys([keys_of(pa.array(range(0, 100_000, 500), pa.int64()), "long")])
     before = len(storage.read)
     monkeypatch.setattr(cold, "RANGES_MAX", 50)
     assert await remote_file.probe(query) is None
     assert len(storage.read) == before
-    storage = RecordingStorage(file_of("bitmap", long_keys(20_000, 4)))
+    storage = RecordingStorage(build_index_file("bitmap", long_keys(20_000, 4)))
     monkeypatch.setattr(cold, "_GUESS_BYTES", 64)
     remote_file = await open_remote_file("bitmap", storage)
     monkeypatch.setattr(bitmap, "FILLED_MAX_BYTES", 100)

@@ -33,9 +33,9 @@ from tests.log.contract import (
     DurableLogContract,
     Opener,
     StreamLogContract,
-    batch,
+    build_batch,
     read_all,
-    texts,
+    read_texts,
 )
 from tests.log.disk import DirectRunner, SimulatedDisk, copy_of
 from tests.log.written_rows import LIMITS, SHARDS, AcknowledgedAppend, check_rows
@@ -87,15 +87,17 @@ async def test_no_acknowledged_row_is_lost_when_the_writer_is_killed(tmp_path: P
 async def test_one_sync_is_shared_by_the_appends_that_wait(tmp_path: Path) -> None:
     async with open_segment_log(tmp_path, SystemClock(), SegmentLimits()) as log:
         shards = [Shard(f"table-{number}", 0) for number in range(500)]
-        await asyncio.gather(*(log.append({shard: batch("x")}) for shard in shards))
+        await asyncio.gather(*(log.append({shard: build_batch("x")}) for shard in shards))
         assert log.syncs <= 3
 
 
 async def test_too_many_waiting_bytes_are_refused(tmp_path: Path) -> None:
     async with open_segment_log(tmp_path, SystemClock(), SegmentLimits(waiting_bytes_max=1000)) as log:
-        answers = await asyncio.gather(*(log.append({A: batch("x" * 400)}) for _ in range(5)), return_exceptions=True)
+        answers = await asyncio.gather(
+            *(log.append({A: build_batch("x" * 400)}) for _ in range(5)), return_exceptions=True
+        )
         assert [isinstance(each, TooManyRequests) for each in answers] == [False, False, True, True, True]
-        await log.append({A: batch("x" * 2000)})
+        await log.append({A: build_batch("x" * 2000)})
 
 
 async def test_second_process_cannot_open_the_folder(tmp_path: Path) -> None:
@@ -110,7 +112,7 @@ async def test_second_process_cannot_open_the_folder(tmp_path: Path) -> None:
 async def test_files_are_private(tmp_path: Path) -> None:
     async with open_segment_log(tmp_path / "log", SystemClock(), SMALL_SEGMENTS) as log:
         for number in range(20):
-            await log.append({A: batch(f"{number}" * 50)})
+            await log.append({A: build_batch(f"{number}" * 50)})
         await log.store_indexes()
     files = [tmp_path / "log", *(tmp_path / "log").iterdir()]
     assert len(files) > 5
@@ -121,7 +123,7 @@ async def test_many_opens_leave_no_descriptor_open(tmp_path: Path) -> None:
     before = None
     for _ in range(20):
         async with open_segment_log(tmp_path, SystemClock(), SMALL_SEGMENTS) as log:
-            await log.append({A: batch("x" * 300)})
+            await log.append({A: build_batch("x" * 300)})
         now = len(os.listdir("/proc/self/fd"))
         before = before or now
         assert now <= before
@@ -158,7 +160,7 @@ def copy_without_indexes(disk: SimulatedDisk) -> SimulatedDisk:
 
 async def fill(log: SegmentLog, count: int = 20) -> None:
     for number in range(count):
-        await log.append({A: batch(f"{number:3}" * 30, 10), B: batch("y")})
+        await log.append({A: build_batch(f"{number:3}" * 30, 10), B: build_batch("y")})
 
 
 async def test_released_rows_are_removed_by_age_and_others_stay() -> None:
@@ -168,7 +170,7 @@ async def test_released_rows_are_removed_by_age_and_others_stay() -> None:
         await log.release({A: 200, B: 20})
         assert await log.trim() == 0
         clock.advance(2000)
-        await log.append({A: batch("new", 10), B: batch("y")})
+        await log.append({A: build_batch("new", 10), B: build_batch("y")})
         await log.trim()
         state = log.shards()[A]
         assert (state.start, state.watermark, state.released) == (200, 210, 200)
@@ -225,28 +227,28 @@ async def test_segments_with_rows_of_a_removed_stream_are_deleted() -> None:
         await log.remove(A.stream)
         assert await log.trim() > 1
         with pytest.raises(StreamRemoved):
-            await log.append({A: batch("x")})
+            await log.append({A: build_batch("x")})
         clock.advance(5000)
         for _ in range(3):  # A new segment begins. The log deletes the old segment, and forgets the producer in it.
-            await log.append({OTHER: batch("x" * 1000)})
+            await log.append({OTHER: build_batch("x" * 1000)})
             clock.advance(10)
             await log.release({OTHER: 99})
             await log.trim()
-        answer = await log.append({A: batch("x")})
+        answer = await log.append({A: build_batch("x")})
         assert answer.positions[0].offset == 0
-        assert await texts(log, A) == ["x"]
+        assert await read_texts(log, A) == ["x"]
         clock.advance(1)
     async with open_log(disk, clock) as log:
-        assert await texts(log, A) == ["x"]
+        assert await read_texts(log, A) == ["x"]
 
 
 async def test_log_without_appends_also_removes_old_rows() -> None:
     disk, clock = SimulatedDisk(), SimulatedClock(1)
     async with open_log(disk, clock, retention_ms=1000, trim_interval_s=3600) as log:
-        await log.append({A: batch("old")})
+        await log.append({A: build_batch("old")})
         await log.release({A: 1})
         clock.advance(5000)
-        await log.append({B: batch("new")})
+        await log.append({B: build_batch("new")})
         await log.trim()
         assert log.shards()[A].start == 1
 
@@ -255,24 +257,24 @@ async def test_producers_are_forgotten_after_the_retention() -> None:
     disk, clock = SimulatedDisk(), SimulatedClock(1)
     async with open_log(disk, clock, retention_ms=1000, producers_max=2, trim_interval_s=3600) as log:
         for name in ("p", "q"):
-            await log.append({A: batch("x" * 400)}, StreamProducer(name, 0))
+            await log.append({A: build_batch("x" * 400)}, StreamProducer(name, 0))
         with pytest.raises(TooManyRequests):
-            await log.append({A: batch("x")}, StreamProducer("r", 0))
+            await log.append({A: build_batch("x")}, StreamProducer("r", 0))
         clock.advance(5000)
-        await log.append({A: batch("x" * 900)})
-        await log.append({A: batch("x")}, StreamProducer("r", 0))
+        await log.append({A: build_batch("x" * 900)})
+        await log.append({A: build_batch("x")}, StreamProducer("r", 0))
         assert log.producer("p") is None
 
 
 async def test_positions_of_idle_producers_are_forgotten_and_their_numbers_stay() -> None:
     disk, clock = SimulatedDisk(), SimulatedClock(1)
     async with open_log(disk, clock) as log:
-        await log.append({A: batch("x" * 500)}, StreamProducer("p", 0))
+        await log.append({A: build_batch("x" * 500)}, StreamProducer("p", 0))
         clock.advance(3_600_000)
-        await log.append({A: batch("x" * 900)})
-        repeated = await log.append({A: batch("x" * 500)}, StreamProducer("p", 0))
+        await log.append({A: build_batch("x" * 900)})
+        repeated = await log.append({A: build_batch("x" * 500)}, StreamProducer("p", 0))
         assert (repeated.duplicate, repeated.positions) == (True, ())
-        await log.append({A: batch("y")}, StreamProducer("p", 1))
+        await log.append({A: build_batch("y")}, StreamProducer("p", 1))
 
 
 # -- a real full disk ------------------------------------------------------------------------------------------------

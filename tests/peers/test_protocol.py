@@ -33,7 +33,7 @@ from seamark.metaserver.peers.protocol import (
 )
 from seamark.metaserver.peers.used_tickets import UsedTickets
 from tests.access.keyrings import make_fixed_keyring
-from tests.peers.rig import Node, meet, open_node
+from tests.peers.rig import Node, open_node, wait_for_all_nodes
 from tests.peers.test_files import create, name_of, set_long_timeouts
 from tests.services.authority import Authority
 
@@ -191,7 +191,7 @@ async def test_replicas_with_a_certificate_use_https_and_verify_each_other(
         folder = tmp_path / trusted.stem
         folder.mkdir()
         async with open_node(folder, "a", **tls) as a, open_node(folder, "b", **tls) as b:
-            await meet(a, b)
+            await wait_for_all_nodes(a, b)
             set_long_timeouts(a)
             files = await create([a], 20, 100)
             assert [await a.read(location) for location in files] == list(files.values())

@@ -32,16 +32,16 @@ from tests.planner.lakes.delete_tables import (
     B,
     F,
     block_of,
-    manifest_file,
+    build_manifest_file,
+    build_specs,
     rows_of,
     schema_json,
-    specs,
 )
-from tests.planner.lakes.history import random_lake
-from tests.planner.lakes.kinds import DAY_US, FLOATS, LONG_MAX, LONG_MIN, pool
+from tests.planner.lakes.history import write_random_lake
+from tests.planner.lakes.kinds import DAY_US, FLOATS, LONG_MAX, LONG_MIN, draw_pool
 from tests.planner.lakes.lake import DATA, EQUALITY_DELETES, PATH_ID, POSITION_DELETES, DataFile, DeleteFile
-from tests.planner.lakes.manifests import ADDED, DELETED, EXISTING, Entry, Style, manifest_bytes
-from tests.planner.lakes.metrics import ColumnMetrics, column_metrics
+from tests.planner.lakes.manifests import ADDED, DELETED, EXISTING, Entry, Style, build_manifest_bytes
+from tests.planner.lakes.metrics import ColumnMetrics, draw_metrics
 from tests.seeds import examples
 
 GLOBAL_SPECS = (0, 3)
@@ -97,7 +97,7 @@ class Situation:
         self.units = {
             key: UNITS_PER_DAY.get(kind, 1) if old_kinds[key] == "date" else 1 for key, kind in new_kinds.items()
         }
-        self.pools = {key: pool(rng, kind, rng.choice([2, 4, 8])) for key, kind in old_kinds.items()}
+        self.pools = {key: draw_pool(rng, kind, rng.choice([2, 4, 8])) for key, kind in old_kinds.items()}
         for key, unit in self.units.items():
             if unit > 1:
                 self.pools[key] = [day for day in self.pools[key] if abs(day) * unit <= LONG_MAX] or [0]
@@ -150,7 +150,7 @@ class Situation:
     def _metrics(self, schema_id: int, values: dict[int, list[Any]]) -> dict[int, ColumnMetrics]:
         kinds = self.kinds[schema_id]
         document = {
-            key: column_metrics(self.rng, kinds[key], [self._to_stored(schema_id, key, value) for value in of])
+            key: draw_metrics(self.rng, kinds[key], [self._to_stored(schema_id, key, value) for value in of])
             for key, of in values.items()
         }
         return {key: of for key, of in document.items() if of != ColumnMetrics()}
@@ -233,7 +233,7 @@ class Situation:
             return [block_of(f"m{number}.avro", self.bytes_of(one)) for number, one in enumerate(listeds)]
 
         def files(listeds: list[ListedManifest]) -> list[ManifestFile]:
-            return [manifest_file(item.content, item.spec_id, item.sequence) for item in listeds]
+            return [build_manifest_file(item.content, item.spec_id, item.sequence) for item in listeds]
 
         return TableView(
             files(self.manifests), blocks(self.manifests), files(self.delete_manifests), blocks(self.delete_manifests)
@@ -246,7 +246,7 @@ class Situation:
             parts = zip(sources, entry.file.partition, strict=True)
             partition = tuple(self._to_stored(listing.schema_id, source, value) for source, value in parts)
             entries.append(replace(entry, file=replace(entry.file, partition=partition)))
-        return manifest_bytes(
+        return build_manifest_bytes(
             entries,
             version=listing.version,
             content=listing.content,
@@ -259,7 +259,7 @@ class Situation:
 
     def index(self, view: TableView) -> DeleteIndex:
         schemas = [msgspec.convert(schema, type=Schema) for schema in self.schemas.values()]
-        return DeleteIndex(view, specs(), schemas)
+        return DeleteIndex(view, build_specs(), schemas)
 
     # The oracle
 
@@ -400,7 +400,7 @@ def test_data_files_are_split_into_several_searches_when_there_are_many_pairs(mo
 def test_all_delete_files_that_remove_rows_of_a_random_history_are_named(tmp_path: Path) -> None:
     removing, count = 0, examples(30, 8)
     for seed in range(count):
-        lake = random_lake(seed, tmp_path / str(seed))
+        lake = write_random_lake(seed, tmp_path / str(seed))
         location = lake.metadata_location
         metadata = decode_table(Path(location.removeprefix("file://")).read_bytes(), location)
         for snapshot in lake.snapshots.values():

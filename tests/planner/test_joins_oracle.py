@@ -26,7 +26,7 @@ from seamark.formats.index.keys import key_set
 from seamark.formats.index.kinds import bloom
 from seamark.metaserver.planner.pruning import dynamic_filters as dynamic_filters
 from tests.api.client import Api
-from tests.planner.lakes.kinds import base, decimal_text, default_json, pool
+from tests.planner.lakes.kinds import decimal_text, default_json, draw_pool, strip_parameters
 from tests.planner.lakes.lake import DataFile
 from tests.planner.lakes.manifests import PartitionField
 from tests.planner.lakes.stars import Col, Row, StarTable
@@ -133,16 +133,16 @@ async def draw_table(
     starts_as = "int" if key_kind == "long" and rng.random() < 0.5 else key_kind
     kinds = {"k": starts_as, "also": rng.choice(KEY_KINDS)}
     kinds |= {f"c{number}": rng.choice(PREDICATE_KINDS) for number in range(rng.choice([1, 2, 3]))}
-    pools = {column: pool(rng, kind, rng.choice([3, 12, 30])) for column, kind in kinds.items()}
+    pools = {column: draw_pool(rng, kind, rng.choice([3, 12, 30])) for column, kind in kinds.items()}
     random_table = RandomTable(None, pools, "k", (key_kind,))  # type: ignore[arg-type]
     for number, other in enumerate(leads):
         lead, kind = f"f{number}", other.key_kinds[-1]
         kinds[lead] = ALIKE.get(kind, kind) if rng.random() < 0.4 else kind
-        pools[lead] = _values_of_kind(kinds[lead], other.pools["k"]) + pool(rng, kinds[lead], 4)
+        pools[lead] = _values_of_kind(kinds[lead], other.pools["k"]) + draw_pool(rng, kinds[lead], 4)
         random_table.leads[lead] = other
         if rng.random() < 0.25:
             kinds[f"g{number}"] = other.table.columns[1].kind
-            pools[f"g{number}"] = other.pools["also"] + pool(rng, kinds[f"g{number}"], 2)
+            pools[f"g{number}"] = other.pools["also"] + draw_pool(rng, kinds[f"g{number}"], 2)
             random_table.also[lead] = f"g{number}"
     columns = [Col(number, one, kind) for number, (one, kind) in enumerate(kinds.items(), 1)]
     parts = []
@@ -157,7 +157,7 @@ async def draw_table(
             Col(column.id, column.name, key_kind if column.name == "k" else column.kind) for column in columns
         ]
         kind = rng.choice(PREDICATE_KINDS)
-        pools["new"] = pool(rng, kind, 5)
+        pools["new"] = draw_pool(rng, kind, 5)
         default = rng.choice(_unambiguous_values(pools["new"])) if version == 3 and rng.random() < 0.7 else None
         default_value = None if default is None else default_json(kind, default)
         await random_table.table.evolve([*new_columns, Col(len(columns) + 1, "new", kind, default_value)])
@@ -230,7 +230,7 @@ def into_duckdb(con: duckdb.DuckDBPyConnection, random_table: RandomTable) -> No
 
 
 def _oracles(kind: str, values: Sequence[Any]) -> pa.Array:
-    name = base(kind)
+    name = strip_parameters(kind)
     if name in ("string", "uuid", "fixed", "binary"):
         spelling = [value.encode() if isinstance(value, str) else value for value in values]
         return pa.array([None if item is None else item.hex() for item in spelling], pa.string())

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from pyiceberg.table import StaticTable
 
-from tests.planner.lakes.cases import Case, cases
-from tests.planner.lakes.history import random_lake
+from tests.planner.lakes.cases import Case, draw_cases
+from tests.planner.lakes.history import write_random_lake
 from tests.planner.lakes.lake import EQUALITY_DELETES, Lake
 from tests.planner.lakes.predicates import JAVA_MEANING, SPARK_MEANING, Names, is_judged_otherwise_by_java, matches
 from tests.planner.lakes.schemas import Field, Schema
@@ -23,7 +23,7 @@ LAKES = 40
 @pytest.fixture(scope="module")
 def lakes(tmp_path_factory: pytest.TempPathFactory) -> list[Lake]:
     folder = tmp_path_factory.mktemp("lakes")
-    return [random_lake(seed, folder / str(seed)) for seed in range(LAKES)]
+    return [write_random_lake(seed, folder / str(seed)) for seed in range(LAKES)]
 
 
 def is_partitioned_by_fixed(lake: Lake) -> bool:
@@ -94,7 +94,7 @@ def judge_java(case: Case, answer: JavaPlan) -> Counter[str]:
 
 
 def test_java_keeps_every_matching_file_with_residuals_equal_to_the_filter(tmp_path: Path, java: JavaPlanner) -> None:
-    random_cases = [case for seed in range(1000, 1000 + LAKES) for case in cases(seed, tmp_path, 6)]
+    random_cases = [case for seed in range(1000, 1000 + LAKES) for case in draw_cases(seed, tmp_path, 6)]
     answers = java.plan([case.java_request() for case in random_cases])
     counts: Counter[str] = Counter()
     for case, answer in zip(random_cases, answers, strict=True):
@@ -109,7 +109,7 @@ def test_one_seed_always_makes_the_same_table(tmp_path: Path) -> None:
         files = [file for snapshot in lake.snapshots.values() for file in snapshot.data_files]
         return [repr((file.partition, file.rows, file.sequence, file.metrics)) for file in files]
 
-    first, second = (random_lake(7, tmp_path / name) for name in ("one", "two"))
+    first, second = (write_random_lake(7, tmp_path / name) for name in ("one", "two"))
     assert describe(first) == describe(second)
     assert first.metadata["schemas"] == second.metadata["schemas"]
 

@@ -35,7 +35,7 @@ from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.planner.view.view import TableView
 from seamark.metaserver.settings.settings import Settings
 from tests.planner.lakes import partitioning
-from tests.planner.lakes.history import random_lake
+from tests.planner.lakes.history import write_random_lake
 from tests.planner.lakes.kinds import FLOATS
 from tests.planner.lakes.lake import DATA, ContentFile, DataFile, Lake, Snapshot
 from tests.planner.lakes.literal_forms import render
@@ -47,8 +47,8 @@ from tests.planner.lakes.manifests import (
     Manifest,
     PartitionField,
     Style,
+    build_manifest_bytes,
     list_bytes,
-    manifest_bytes,
 )
 from tests.seeds import examples
 
@@ -61,7 +61,7 @@ async def open_lookup_planner(folder: Path) -> AsyncIterator[Planner]:
         yield planner
 
 
-async def views(lake: Lake, planner: Planner) -> list[tuple[TableMetadata, Snapshot, TableView]]:
+async def build_views(lake: Lake, planner: Planner) -> list[tuple[TableMetadata, Snapshot, TableView]]:
     """Return the view of each snapshot, and a view of its delete files as if they were data files."""
     metadata = decode_table(Path(lake.metadata_location.removeprefix("file://")).read_bytes(), lake.metadata_location)
     results = []
@@ -117,7 +117,7 @@ def prefix_json(lake: Lake, expected: dict[str, Any]) -> str:
     document: dict[str, Any] = {}
     for name, value in expected.items():
         part = next(field for fields in lake.specs.values() for field in fields if field.name == name)
-        kind = partitioning.result_kind(part.transform, lake.all_columns[part.source].kind)
+        kind = partitioning.infer_result_kind(part.transform, lake.all_columns[part.source].kind)
         if value is None or (isinstance(value, float) and math.isnan(value)):
             document[name] = None if value is None else "NaN"
         else:
@@ -126,9 +126,9 @@ def prefix_json(lake: Lake, expected: dict[str, Any]) -> str:
 
 
 async def judge_prefixes(seed: int, folder: Path, planner: Planner, counts: Counter[str]) -> None:
-    lake = random_lake(seed, folder / str(seed))
+    lake = write_random_lake(seed, folder / str(seed))
     rng = random.Random(~seed)
-    for metadata, snapshot, view in await views(lake, planner):
+    for metadata, snapshot, view in await build_views(lake, planner):
         for files, expected_files in (
             (snapshot.data_files, view),
             (snapshot.delete_files, TableView(view.delete_manifests, view.delete_blocks)),
@@ -178,8 +178,8 @@ def stats_value(kind: str, actual: Any, row: int) -> Any:
 
 async def judge_stats(seed: int, folder: Path, planner: Planner, outcomes: Counter[str]) -> None:
     """Compare with the blocks row by row; tests/index/ compares blocks with manifests."""
-    lake = random_lake(seed, folder / str(seed))
-    for _, snapshot, view in await views(lake, planner):
+    lake = write_random_lake(seed, folder / str(seed))
+    for _, snapshot, view in await build_views(lake, planner):
         lookup_result = lookup(view)
         files = snapshot.data_files
         assert lookup_result.longs("record_count").tolist() == [file.record_count for file in files]
@@ -216,9 +216,9 @@ async def test_file_statistics_equal_those_of_the_manifests(tmp_path: Path) -> N
 async def test_slice_of_a_lookup_result_equals_the_slice_of_its_columns(tmp_path: Path) -> None:
     async with open_lookup_planner(tmp_path) as planner:
         for seed in range(10):
-            lake = random_lake(seed, tmp_path / str(seed))
+            lake = write_random_lake(seed, tmp_path / str(seed))
             rng = random.Random(seed)
-            for _, _, view in await views(lake, planner):
+            for _, _, view in await build_views(lake, planner):
                 all_results = lookup(view)
                 picked = np.flatnonzero([rng.random() < 0.6 for _ in range(all_results.files)])
                 files = files_at(view, all_results.entry_ids()[picked])
@@ -231,8 +231,8 @@ async def test_slice_of_a_lookup_result_equals_the_slice_of_its_columns(tmp_path
 async def test_partition_totals_equal_the_sums_over_their_files(tmp_path: Path) -> None:
     async with open_lookup_planner(tmp_path) as planner:
         for seed in range(200, 200 + examples(40, 6)):
-            lake = random_lake(seed, tmp_path / str(seed))
-            for _, snapshot, view in await views(lake, planner):
+            lake = write_random_lake(seed, tmp_path / str(seed))
+            for _, snapshot, view in await build_views(lake, planner):
                 lookup_result = lookup(view)
                 files_by_partition = group_by_partition(lookup_result)
                 records: dict[tuple[object, ...], int] = {}
@@ -255,7 +255,7 @@ def a_view(folder: Path, parts: Sequence[tuple[str, Sequence[Any]]]) -> TableVie
         fields = (PartitionField(1000, "p", 1, "identity"),)
         files = [DataFile(f"{number}-{at}", DATA, "PARQUET", 0, (value,), 1, 1, {}) for at, value in enumerate(values)]
         schema = {"type": "struct", "schema-id": 0, "fields": [{"id": 1, "name": "c", "required": False, "type": kind}]}
-        data = manifest_bytes(
+        data = build_manifest_bytes(
             [Entry(ADDED, 1, 1, 1, file) for file in files],
             version=2,
             content=0,

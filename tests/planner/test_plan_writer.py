@@ -28,12 +28,12 @@ from seamark.metaserver.planner.plan.plan_writer import KeptManifests, PlanFiles
 from seamark.metaserver.planner.plan.planner import Planner, open_planner
 from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.settings.settings import Settings
-from tests.planner.lakes.cases import Case, cases
+from tests.planner.lakes.cases import Case, draw_cases
 from tests.planner.lakes.entries import Record, assert_same, entries, read_data_files, read_manifest_list
-from tests.planner.lakes.history import random_lake
+from tests.planner.lakes.history import write_random_lake
 from tests.planner.lakes.lake import DataFile
 from tests.planner.lakes.lake import Snapshot as KnownSnapshot
-from tests.planner.test_oracle import seeds
+from tests.planner.test_oracle import read_seeds
 from tests.services.java_planner import JavaPlan, JavaPlanner, PlanRequest
 
 
@@ -145,7 +145,7 @@ async def run_campaign(seeds: Sequence[int], per_lake: int, folder: Path, java: 
     async with open_objects(settings, clock) as objects, open_planner(settings, objects, clock) as planner:
         tables = Tables(planner, PlanWriter(objects, budget_bytes=1 << 20, limit_bytes=1 << 30))
         for seed in seeds:
-            random_cases = [case for case in cases(seed, folder, per_lake) if not case.names_of_snapshot]
+            random_cases = [case for case in draw_cases(seed, folder, per_lake) if not case.names_of_snapshot]
             results = [await check_case(tables, case) for case in random_cases]
             queries = []
             for case, (location, _, written_plan) in zip(random_cases, results, strict=True):
@@ -165,7 +165,7 @@ def with_plan_options(request: PlanRequest, **options: Any) -> PlanRequest:
 
 
 async def test_plan_tables_have_the_unchanged_entries_of_their_plan(tmp_path: Path, java: JavaPlanner) -> None:
-    counts = await run_campaign(seeds(range(35)), 8, tmp_path, java)
+    counts = await run_campaign(read_seeds(range(35)), 8, tmp_path, java)
     print(dict(counts))
     assert counts["planned by java"] > 0.8 * counts["case"]
     assert min(counts[f"version {version}"] for version in (1, 2, 3)) > 20
@@ -175,7 +175,7 @@ async def test_plan_tables_have_the_unchanged_entries_of_their_plan(tmp_path: Pa
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 async def test_plan_tables_have_the_unchanged_entries_in_thousands_of_cases(tmp_path: Path, java: JavaPlanner) -> None:
-    counts = await run_campaign(seeds(range(20_000, 20_400)), 8, tmp_path, java)
+    counts = await run_campaign(read_seeds(range(20_000, 20_400)), 8, tmp_path, java)
     print(dict(counts))
 
 
@@ -190,8 +190,8 @@ async def tables(tmp_path: Path) -> AsyncIterator[Tables]:
 def some_cases(folder: Path, version: int, count: int = 30) -> list[Case]:
     """Return cases of one lake of this format version."""
     for seed in range(500, 600):
-        if random_lake(seed, folder / "look" / str(seed)).version == version:
-            return [case for case in cases(seed, folder, count) if not case.names_of_snapshot]
+        if write_random_lake(seed, folder / "look" / str(seed)).version == version:
+            return [case for case in draw_cases(seed, folder, count) if not case.names_of_snapshot]
     raise AssertionError(f"no lake has format version {version}")
 
 

@@ -13,7 +13,7 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.services.java import RCK, SHORT_LIVED, java_17
+from tests.services.java import RCK, SHORT_LIVED, find_java_17
 
 # The kit itself skips these, whatever the server supports: its base class returns false for empty namespaces, nested
 # namespaces and names with slashes, and one test is disabled.
@@ -71,7 +71,7 @@ def run_kit(uri: str, folder: Path, *, warehouse: str = "", description: str = "
     """
     temporary = folder / "tmp"
     temporary.mkdir(parents=True)
-    java_home = Path(java_17()).parent.parent
+    java_home = Path(find_java_17()).parent.parent
     env = {
         **os.environ,
         "PATH": f"{java_home / 'bin'}:{os.environ['PATH']}",

@@ -98,7 +98,7 @@ def warehouse(tmp_path: Path) -> Warehouse:
     return new_warehouse
 
 
-def reasons(rebuild_report: Json, location: str) -> list[str]:
+def list_reasons(rebuild_report: Json, location: str) -> list[str]:
     return [finding["reason"] for finding in rebuild_report["findings"] if finding["location"] == location]
 
 
@@ -170,15 +170,15 @@ def test_written_file_does_not_take_files_of_another_table(
     rebuild_report = warehouse.rebuild()
     assert warehouse.registered_locations(rebuild_report)["ours.t"] == warehouse.tables["ours.t"]["metadata-location"]
     assert location not in warehouse.registered_locations(rebuild_report).values()
-    assert reasons(rebuild_report, location)
+    assert list_reasons(rebuild_report, location)
 
 
 def test_copied_uuid_is_reported_and_a_choice_solves_it(warehouse: Warehouse, tmp_path: Path) -> None:
     location, own_table = write_uuid_of_another_table(warehouse), warehouse.tables["ours.t"]["metadata-location"]
     rebuild_report = warehouse.rebuild()
     assert "ours.t" not in warehouse.registered_locations(rebuild_report)
-    assert "Several folders" in reasons(rebuild_report, location)[0]
-    assert "Several folders" in reasons(rebuild_report, own_table)[0]
+    assert "Several folders" in list_reasons(rebuild_report, location)[0]
+    assert "Several folders" in list_reasons(rebuild_report, own_table)[0]
     (tmp_path / "names").write_text(json.dumps({own_table: "ours.t", location: None}))
     rebuild_report = rebuild(warehouse.home, "--names", str(tmp_path / "names"))
     assert warehouse.registered_locations(rebuild_report) == {"ours.t": own_table}
@@ -192,8 +192,8 @@ def test_rebuild_reports_two_newest_files_and_registers_neither(warehouse: Wareh
     location = warehouse.write(warehouse.folder("ours.t") / "metadata", metadata, 2)
     rebuild_report = warehouse.rebuild()
     assert "ours.t" not in warehouse.registered_locations(rebuild_report)
-    assert "Several files may be the newest" in reasons(rebuild_report, location)[0]
-    assert "Several files may be the newest" in reasons(rebuild_report, newest)[0]
+    assert "Several files may be the newest" in list_reasons(rebuild_report, location)[0]
+    assert "Several files may be the newest" in list_reasons(rebuild_report, newest)[0]
     names = warehouse.home / "names"
     names.write_text(json.dumps({location: "ours.t", newest: None, f"{newest}x": "ours.x"}))
     rebuild_report = rebuild(warehouse.home, "--names", str(names))
@@ -223,8 +223,11 @@ def test_damaged_newest_file_is_reported(warehouse: Warehouse, content: bytes) -
     path.write_bytes(content)
     rebuild_report = warehouse.rebuild()
     assert "ours.t" not in warehouse.registered_locations(rebuild_report)
-    assert reasons(rebuild_report, f"file://{path}")
-    assert "A later file cannot be used" in reasons(rebuild_report, warehouse.tables["ours.t"]["metadata-location"])[0]
+    assert list_reasons(rebuild_report, f"file://{path}")
+    assert (
+        "A later file cannot be used"
+        in list_reasons(rebuild_report, warehouse.tables["ours.t"]["metadata-location"])[0]
+    )
 
 
 def test_folder_with_damaged_files_only_stays_claimed(warehouse: Warehouse) -> None:
@@ -239,7 +242,7 @@ def test_overwritten_newest_file_is_reported(warehouse: Warehouse) -> None:
     warehouse.file("ours.t").write_text(json.dumps(warehouse.metadata("theirs.u")))
     rebuild_report = warehouse.rebuild()
     assert "ours.t" not in warehouse.registered_locations(rebuild_report)
-    assert "was overwritten" in reasons(rebuild_report, warehouse.tables["ours.t"]["metadata-location"])[0]
+    assert "was overwritten" in list_reasons(rebuild_report, warehouse.tables["ours.t"]["metadata-location"])[0]
 
 
 def test_links_are_not_followed(warehouse: Warehouse) -> None:
@@ -262,7 +265,7 @@ def test_two_tables_with_one_name_are_reported(warehouse: Warehouse) -> None:
     rebuild_report = warehouse.rebuild()
     assert set(warehouse.registered_locations(rebuild_report)) == {"theirs.u"}
     for location in (second_table["metadata-location"], warehouse.tables["ours.t"]["metadata-location"]):
-        assert "Several tables, views or functions have this name" in reasons(rebuild_report, location)[0]
+        assert "Several tables, views or functions have this name" in list_reasons(rebuild_report, location)[0]
 
 
 def test_stream_table_is_registered_only_without_a_log(warehouse: Warehouse) -> None:
@@ -284,6 +287,6 @@ def test_stream_table_is_registered_only_without_a_log(warehouse: Warehouse) -> 
     (warehouse.home / "streams").mkdir(exist_ok=True)
     rebuild_report = warehouse.rebuild()
     assert "ours.t" not in warehouse.registered_locations(rebuild_report)
-    assert "stream table" in reasons(rebuild_report, location)[0]
+    assert "stream table" in list_reasons(rebuild_report, location)[0]
     (warehouse.home / "streams").rmdir()
     assert warehouse.registered_locations(warehouse.rebuild())["ours.t"] == location

@@ -10,7 +10,7 @@ import random
 from typing import Any
 from urllib.parse import quote
 
-from tests.api.client import SCHEMA, VIEW_VERSION, function_document
+from tests.api.client import SCHEMA, VIEW_VERSION, build_function_document
 from tests.catalog.rig import append
 from tests.faults.rigs.http import Client
 
@@ -73,7 +73,7 @@ class RandomCatalog:
         self._remember(self.views, "view", answer["metadata"]["view-uuid"], path, name)
 
     def put_function(self) -> None:
-        path, name, document = self._rng.choice(self.namespaces), self._draw_name(), function_document()
+        path, name, document = self._rng.choice(self.namespaces), self._draw_name(), build_function_document()
         for version in range(self._rng.randint(1, 3)):
             document["properties"] = {"version": str(version)}
             self._call("PUT", f"/api/v1/functions/{encode(path)}/{name}", document)

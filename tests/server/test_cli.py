@@ -15,9 +15,9 @@ from click.testing import CliRunner
 
 from seamark.commands.main import cli
 from seamark.metaserver.settings.settings import FIELDS, environment_name, flag_name
-from tests.docs.commands import subcommands
+from tests.docs.commands import list_subcommands
 from tests.services.command import SEAMARK, run_seamark
-from tests.services.process import free_port, http_ok
+from tests.services.process import free_port, is_http_ok
 from tests.services.seamark import Seamark
 
 
@@ -114,7 +114,7 @@ def test_port_0_prints_the_chosen_port(tmp_path: Path) -> None:
             assert report["pid"] == server.pid
             assert line.startswith(f"Seamark is ready at {report['url']}, warehouse file://")
             assert "database sqlite:///" in line
-            assert http_ok(report["url"] + "/readyz")
+            assert is_http_ok(report["url"] + "/readyz")
         finally:
             server.terminate()
             assert server.wait(60) == 0
@@ -174,7 +174,7 @@ def test_every_command_that_lists_or_shows_can_print_json() -> None:
 
 def commands(path: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
     """Yield all commands below a group that are not groups, with their words."""
-    for name, subcommand in subcommands(command).items():
+    for name, subcommand in list_subcommands(command).items():
         if isinstance(subcommand, click.Group):
             yield from commands(f"{path} {name}", subcommand)
         else:

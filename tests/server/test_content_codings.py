@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from seamark.formats.runtime.errors import BadRequest, TooLarge, UnsupportedMediaType
 from seamark.metaserver.api.http.content_codings import MEMBERS_MAX, RATIO_FREE_BYTES, RATIO_MAX, Inflater, coding_of
 from tests.server.rig import running
-from tests.server.test_bodies import encode_chunk, head_of, make_tokens
+from tests.server.test_bodies import build_head, encode_chunk, make_tokens
 from tests.server.test_connections import RawConnection
 
 
@@ -167,7 +167,7 @@ async def test_compressed_bodies_are_read_or_rejected_in_the_standards_form(
 ) -> None:
     async with running(tmp_path) as server, await RawConnection.open(server) as wire:
         sized = f"Content-Length: {len(body)}" if announced else "Transfer-Encoding: chunked"
-        await wire.send(head_of("POST", "/v1/namespaces", f"Content-Encoding: {encoding}", sized))
+        await wire.send(build_head("POST", "/v1/namespaces", f"Content-Encoding: {encoding}", sized))
         await wire.send(body if announced else encode_chunk(body[:10]) + encode_chunk(body[10:]) + b"0\r\n\r\n")
         actual, answer = await wire.answer()
         assert actual == status
@@ -196,6 +196,6 @@ async def test_connection_stays_open_after_a_compressed_body(tmp_path: Path) -> 
         for number in range(3):
             body = gzip.compress(b'{"namespace":["db","n%d"]}' % number)
             await wire.send(
-                head_of("POST", "/v1/namespaces", "Content-Encoding: gzip", f"Content-Length: {len(body)}") + body
+                build_head("POST", "/v1/namespaces", "Content-Encoding: gzip", f"Content-Length: {len(body)}") + body
             )
             assert (await wire.answer())[0] == 200

@@ -13,8 +13,8 @@ from seamark.formats.runtime.errors import TooManyRequests
 from seamark.metaserver.api.http import idempotency
 from seamark.metaserver.api.plans import pending
 from seamark.metaserver.catalog.quotas import Quota
-from tests.api.client import SCHEMA, Api, new_key
-from tests.api.plans.planned import append, tens
+from tests.api.client import SCHEMA, Api, create_key
+from tests.api.plans.planned import append, build_ten_id_files
 from tests.server.rig import OffsetClock, RunningServer, running
 from tests.server.test_bodies import make_tokens
 from tests.waits import until
@@ -89,7 +89,7 @@ async def test_one_reader_makes_at_most_half_of_the_plan_tables(tmp_path: Path, 
             await api("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA}, headers=rooted)
         ).status == 200
         server.http.headers.update(rooted)
-        await append(api, "t", tens(30), snapshot_id=1, manifests=3)
+        await append(api, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)
         del server.http.headers["Authorization"]
 
         async def make(principal: str, number: int) -> bool:
@@ -113,7 +113,7 @@ async def test_withdrawn_plans_free_their_places_and_rejections_are_counted(tmp_
         creation = await api("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA}, headers=rooted)
         assert creation.status == 200
         server.http.headers.update(rooted)
-        await append(api, "t", tens(30), snapshot_id=1, manifests=3)
+        await append(api, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)
         del server.http.headers["Authorization"]
         path, headers = "/api/v1/tables/db/t", {"X-Seamark-Plans": "adapter"}
         headers["Authorization"] = f"Bearer {secrets['rita']}"
@@ -149,7 +149,7 @@ async def test_number_of_stored_errors_under_idempotency_keys_is_limited(
     monkeypatch.setattr(idempotency, "KEPT_MAX", 3)
     async with running(tmp_path) as server:
         api = Api(server)
-        keys = [new_key() for _ in range(6)]
+        keys = [create_key() for _ in range(6)]
         for key in keys:
             assert (await api("POST", "/v1/namespaces", {"namespace": ["db"]}, key=key)).status == 409
         store, now_ms = server.components.store, server.components.clock.now_ms()

@@ -38,7 +38,7 @@ from tests.store.samples import (
     NS,
     TABLE,
     VIEW,
-    ids,
+    list_ids,
     make_entry,
     make_swap,
 )
@@ -296,12 +296,12 @@ class NamesContract(StorePair):
             await store.transact([CreateEntry(make_entry(name)), DropEntry(TABLE, NS, name, keep=keep)])
         assert await store.list_expired(clock.now_ms(), 9) == []
         clock.advance(200)
-        assert ids(await store.list_expired(clock.now_ms(), 9)) == ["d1", "d2"]
-        assert ids(await store.list_expired(clock.now_ms(), 1)) == ["d1"]
-        assert ids(await store.list_dropped(None, "d0", 9)) == ["d1", "d2"]
+        assert list_ids(await store.list_expired(clock.now_ms(), 9)) == ["d1", "d2"]
+        assert list_ids(await store.list_expired(clock.now_ms(), 1)) == ["d1"]
+        assert list_ids(await store.list_dropped(None, "d0", 9)) == ["d1", "d2"]
         with pytest.raises(NotFound):
             await store.transact([RestoreEntry("d2", NS, "t2")])
         await store.transact([ForgetDropped("d1")])
         with pytest.raises(NotFound):
             await store.transact([ForgetDropped("d1")])
-        assert ids(await store.list_dropped(None, None, 9)) == ["d0", "d2"]
+        assert list_ids(await store.list_dropped(None, None, 9)) == ["d0", "d2"]

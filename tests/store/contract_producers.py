@@ -28,7 +28,7 @@ from seamark.metaserver.store.operations import (
 )
 from seamark.metaserver.store.port import LostRace
 from seamark.metaserver.store.sql.generator_store import GeneratorStore
-from tests.store.samples import NS, TABLE, make_entry, make_swap, outcome
+from tests.store.samples import NS, TABLE, get_outcome, make_entry, make_swap
 from tests.store.store_pair import StorePair
 
 UUID = "uuid-of-t"
@@ -91,8 +91,8 @@ class ProducersContract(StorePair):
     ) -> None:
         for sequence in range(10):
             results = await asyncio.gather(
-                outcome(store_with_tables.transact([advance(sequence, 1)])),
-                outcome(other_store.transact([advance(sequence, 2)])),
+                get_outcome(store_with_tables.transact([advance(sequence, 1)])),
+                get_outcome(other_store.transact([advance(sequence, 2)])),
             )
             assert sorted(results) == ["commit_conflict", "won"]
             state = await store_with_tables.producer(UUID, "p")
@@ -136,8 +136,8 @@ class ProducersContract(StorePair):
             name = f"n{step}"
             await store_with_tables.transact([CreateEntry(make_entry(name))])
             advanced, dropped = await asyncio.gather(
-                outcome(store_with_tables.transact([advance(1, uuid=f"uuid-of-{name}")])),
-                outcome(other_store.transact([DropEntry(TABLE, NS, name)])),
+                get_outcome(store_with_tables.transact([advance(1, uuid=f"uuid-of-{name}")])),
+                get_outcome(other_store.transact([DropEntry(TABLE, NS, name)])),
             )
             assert dropped == "won"
             assert advanced in ("won", "no_such_table")

@@ -31,10 +31,10 @@ from seamark.metaserver.store.sql.generator_store import GeneratorStore
 from tests.store.samples import (
     NS,
     TABLE,
-    ids,
+    get_outcome,
+    list_ids,
     make_entry,
     make_idempotency,
-    outcome,
 )
 from tests.store.store_pair import StorePair
 
@@ -143,7 +143,7 @@ class RecordsContract(StorePair):
         with pytest.raises(NotFound):
             await store.transact([RevokeToken("ann", clock.now_ms())])
         await store.transact([SaveToken(AccessToken("4", "ann", "digest4", now))])
-        assert ids(await store.tokens()) == ["1", "3", "4"]
+        assert list_ids(await store.tokens()) == ["1", "3", "4"]
 
     async def test_grants_are_saved_once_and_removed(self, store: GeneratorStore) -> None:
         server_grant, part = Grant("ann", "admin"), Grant("ann", "reader", ("a", "b"))
@@ -175,7 +175,7 @@ class RecordsContract(StorePair):
         with pytest.raises(CommitConflict):
             await store.transact([SaveCursor("hook", None, "5")])
         outcomes = await asyncio.gather(
-            *(outcome(s.transact([SaveCursor("hook", "5", f"6{n}")])) for n, s in enumerate((store, other_store)))
+            *(get_outcome(s.transact([SaveCursor("hook", "5", f"6{n}")])) for n, s in enumerate((store, other_store)))
         )
         assert sorted(outcomes) == ["commit_conflict", "won"]
         assert await store.cursor("hook") == f"6{outcomes.index('won')}"

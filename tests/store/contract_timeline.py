@@ -18,7 +18,7 @@ from seamark.metaserver.store.sql.generator_store import GeneratorStore
 from tests.store.samples import (
     NS,
     at,
-    ids,
+    list_ids,
     make_instant,
 )
 from tests.store.store_pair import StorePair
@@ -50,7 +50,7 @@ class TimelineContract(StorePair):
         for number in range(10):
             await store.transact([RecordInstant(make_instant(f"i{9 - number}"))])
         all_instants = await store.instants(InstantFilter(), 99)
-        assert ids(all_instants) == [f"i{9 - number}" for number in range(10)]
+        assert list_ids(all_instants) == [f"i{9 - number}" for number in range(10)]
         assert [i.position for i in all_instants] == sorted(i.position for i in all_instants)
         for newest_first in (False, True):
             instants: list[Instant] = []
@@ -80,7 +80,7 @@ class TimelineContract(StorePair):
             (InstantFilter(state=InstantState.COMPLETED, name="t"), ["a", "b", "c", "e"]),
             (InstantFilter(action="drop", uuid="other"), []),
         ]:
-            assert ids(await store.instants(where, 9)) == expected, where
+            assert list_ids(await store.instants(where, 9)) == expected, where
 
     async def test_instant_changes_only_from_the_expected_state_and_gets_a_new_position(
         self, store: GeneratorStore
@@ -97,7 +97,7 @@ class TimelineContract(StorePair):
         await store.transact([MoveInstant("p", inflight, completed, 60, snapshot_id=8, summary={"x": 1})])
         (final,) = await store.instants(InstantFilter(since=moved_instant.position), 9)
         assert (final.state, final.completed_ms, final.snapshot_id, final.summary) == (completed, 60, 8, {"x": 1})
-        assert ids(await store.instants(InstantFilter(), 9)) == ["q", "p"]
+        assert list_ids(await store.instants(InstantFilter(), 9)) == ["q", "p"]
         with pytest.raises(NotFound):
             await store.transact([MoveInstant("nobody", requested, inflight, 1)])
 
@@ -122,13 +122,13 @@ class TimelineContract(StorePair):
         assert await store.instants(InstantFilter(), 99) == instants
         assert await store.instants(InstantFilter(newest_first=True), 99) == instants[::-1]
         assert await store.instants(InstantFilter(since=instants[3].position), 4) == instants[4:8]
-        assert ids(await store.instants(InstantFilter(archived=False), 99)) == ["i08", "i09", "i10", "i11", "open"]
-        assert ids(await store.instants(InstantFilter(uuid="x"), 99))[:3] == ["i00", "i02", "i04"]
+        assert list_ids(await store.instants(InstantFilter(archived=False), 99)) == ["i08", "i09", "i10", "i11", "open"]
+        assert list_ids(await store.instants(InstantFilter(uuid="x"), 99))[:3] == ["i00", "i02", "i04"]
         assert await store.instant("i00") == instants[0]
         assert await store.instant_by_fingerprint("x", "f0") == instants[0]
         await store.archive_instants(keep=0, limit=99)
         await store.transact([RecordInstant(make_instant("later"))])
-        assert ids(await store.instants(InstantFilter(since=instants[-1].position), 9)) == ["later"]
+        assert list_ids(await store.instants(InstantFilter(since=instants[-1].position), 9)) == ["later"]
 
     async def test_two_replicas_archive_each_instant_once(
         self, store: GeneratorStore, other_store: GeneratorStore
@@ -157,7 +157,7 @@ class TimelineContract(StorePair):
         while True:
             all_written = writers.done()
             page = await store.instants(InstantFilter(since=since), 7)
-            listed_ids += ids(page)
+            listed_ids += list_ids(page)
             since = page[-1].position if page else since
             if all_written and not page:
                 break

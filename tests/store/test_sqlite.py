@@ -24,7 +24,7 @@ from seamark.metaserver.store.sql.generator_store import GeneratorStore
 from seamark.metaserver.store.sql.sqlite import open_sqlite
 from tests.seeds import first_seed
 from tests.store.contract import PointerStoreContract
-from tests.store.samples import NS, TABLE, make_entry, make_instant, outcome
+from tests.store.samples import NS, TABLE, get_outcome, make_entry, make_instant
 
 
 class TestSqlite(PointerStoreContract):
@@ -43,7 +43,7 @@ def clock() -> SimulatedClock:
     return SimulatedClock(seed=1)
 
 
-async def _names(store: PointerStore) -> list[str]:
+async def _list_names(store: PointerStore) -> list[str]:
     return [entry.name for entry in await store.entries(TABLE, NS, None, 999)]
 
 
@@ -60,7 +60,7 @@ async def test_full_queue_rejects_at_once_and_keeps_what_it_accepted(path: Path,
         blocker.close()
         await asyncio.gather(*waiting)
         await store.transact([CreateEntry(make_entry("later"))])
-        assert await _names(store) == ["later", "t0", "t1", "t2", "t3"]
+        assert await _list_names(store) == ["later", "t0", "t1", "t2", "t3"]
 
 
 async def test_failed_transaction_does_not_affect_others_of_its_group(path: Path, clock: SimulatedClock) -> None:
@@ -71,7 +71,7 @@ async def test_failed_transaction_does_not_affect_others_of_its_group(path: Path
         # Behind the blocker they form groups. Every third transaction fails after it has written.
         tasks = [
             asyncio.create_task(
-                outcome(
+                get_outcome(
                     store.transact(
                         [
                             CreateEntry(make_entry(f"t{n:02}")),
@@ -87,7 +87,7 @@ async def test_failed_transaction_does_not_affect_others_of_its_group(path: Path
         blocker.close()
         outcomes = await asyncio.gather(*tasks)
         assert outcomes == ["won" if n % 3 else "no_such_namespace" for n in range(50)]
-        assert await _names(store) == sorted(f"{x}{n:02}" for x in "tu" for n in range(50) if n % 3)
+        assert await _list_names(store) == sorted(f"{x}{n:02}" for x in "tu" for n in range(50) if n % 3)
 
 
 async def test_writer_that_never_gets_the_lock_gives_up(
@@ -126,7 +126,7 @@ async def test_closing_finishes_accepted_transactions_and_rejects_the_rest(path:
     with pytest.raises(RetryLater, match="shutting down"):
         await store.transact([])
     async with open_sqlite(path, clock=clock) as store:
-        assert len(await _names(store)) == 200
+        assert len(await _list_names(store)) == 200
 
 
 async def test_cancelled_task_does_not_disturb_the_others(path: Path, clock: SimulatedClock) -> None:
@@ -141,7 +141,7 @@ async def test_cancelled_task_does_not_disturb_the_others(path: Path, clock: Sim
                 task.cancel()
             results = await asyncio.gather(*tasks, return_exceptions=True)
             assert [result for result in results if isinstance(result, Exception)] == []
-            assert {f"t{step}-{n:02}" for n in range(1, 20, 2)} <= set(await _names(store))
+            assert {f"t{step}-{n:02}" for n in range(1, 20, 2)} <= set(await _list_names(store))
             # The cancelled tasks keep their places until the thread has processed them.
             await store.transact([])
 
@@ -282,7 +282,7 @@ async def test_value_out_of_range_fails_only_its_own_transaction(path: Path, clo
             *(store.transact([CreateEntry(entry)]) for entry in (bad, good)), return_exceptions=True
         )
         assert isinstance(results[0], BadRequest)
-        assert await _names(store) == ["good"]
+        assert await _list_names(store) == ["good"]
 
 
 _WRITE_UNTIL_KILLED = """

@@ -45,7 +45,7 @@ def scan_ids(url: str, **options: Any) -> list[int]:
     return sorted(rows.column("id").to_pylist())
 
 
-def sql_rows(url: str, statement: str) -> list[tuple[Any, ...]]:
+def query_rows(url: str, statement: str) -> list[tuple[Any, ...]]:
     with SqlSession(url) as session:
         rows = session.sql(statement).to_arrow()
     return sorted(zip(*(column.to_pylist() for column in rows.columns), strict=True))
@@ -73,8 +73,8 @@ async def test_all_readers_return_rows_before_their_flush(stream: Stream) -> Non
     def read() -> None:
         assert scan_ids(url) == [1, 2, 3]
         assert scan_ids(url, where="name = 'b'") == [2]
-        assert sql_rows(url, "SELECT count(*), max(id) FROM db.t") == [(3, 3)]
-        assert sql_rows(url, join) == [(1,), (3,)]
+        assert query_rows(url, "SELECT count(*), max(id) FROM db.t") == [(3, 3)]
+        assert query_rows(url, join) == [(1,), (3,)]
         assert duckdb_rows(url, "SELECT id FROM sea.db.t WHERE name = 'b'") == [(2,)]
         assert duckdb_rows(url, "SELECT id FROM sea.db.t") == [(1,), (2,), (3,)]
         assert duckdb_rows(url, join.replace("db.t", "sea.db.t")) == [(1,), (3,)]
@@ -98,7 +98,7 @@ async def test_read_of_a_snapshot_branch_or_time_has_no_unflushed_rows(stream: S
         for at in (At(snapshot_id=snapshot.snapshot_id), At(ref="main"), At(as_of_ms=snapshot.timestamp_ms)):
             assert scan_ids(url, at=at) == [1]
         for version in (str(snapshot.snapshot_id), "'main'"):
-            assert sql_rows(url, f"SELECT id FROM db.t FOR VERSION AS OF {version}") == [(1,)]
+            assert query_rows(url, f"SELECT id FROM db.t FOR VERSION AS OF {version}") == [(1,)]
         client = SeamarkClient(url).reading_fresh_rows()
         assert client.explain(TABLE, at=At(ref="main")).files == 1
         assert client.plan_table(TABLE, at=At(ref="main")).files == 1
@@ -128,18 +128,18 @@ async def test_scans_of_an_open_table_read_the_same_rows_while_others_arrive(str
 
 async def test_upsert_and_delete_see_rows_acknowledged_before(stream: Stream) -> None:
     url = stream.server.url
-    assert await asyncio.to_thread(sql_rows, url, "UPDATE db.t SET name = 'z' WHERE id = 3") == [(1,)]
+    assert await asyncio.to_thread(query_rows, url, "UPDATE db.t SET name = 'z' WHERE id = 3") == [(1,)]
     await stream.post({"id": 4, "name": "b"})
-    assert await asyncio.to_thread(sql_rows, url, "DELETE FROM db.t WHERE name = 'b'") == [(2,)]
+    assert await asyncio.to_thread(query_rows, url, "DELETE FROM db.t WHERE name = 'b'") == [(2,)]
     await stream.post({"id": 5, "name": "b"})
     inserted = "INSERT INTO db.t SELECT id + 10, name, day FROM db.t WHERE id = 5"
-    assert await asyncio.to_thread(sql_rows, url, inserted) == [(1,)]
+    assert await asyncio.to_thread(query_rows, url, inserted) == [(1,)]
     rows = pa.table({"id": pa.array([5], pa.int64()), "name": ["upserted"]})
     await stream.post({"id": 6, "name": "c"})
     report = await asyncio.to_thread(lambda: seamark.upsert(SeamarkClient(url), TABLE, rows, keys=["id"]))
     assert (report.updated, report.inserted) == (1, 0)
     expected = [(1, "a"), (3, "z"), (5, "upserted"), (6, "c"), (15, "b")]
-    assert await asyncio.to_thread(sql_rows, url, "SELECT id, name FROM db.t") == expected
+    assert await asyncio.to_thread(query_rows, url, "SELECT id, name FROM db.t") == expected
 
 
 async def test_an_append_of_a_catalog_that_reads_waiting_rows_adds_only_its_rows(stream: Stream) -> None:
@@ -230,9 +230,9 @@ async def test_a_read_with_a_token_has_the_rows_of_the_token_or_is_refused(strea
 
 READERS: dict[str, Callable[[str], list[int]]] = {
     "scan": scan_ids,
-    "sql": lambda url: [number for (number,) in sql_rows(url, "SELECT id FROM db.t")],
+    "sql": lambda url: [number for (number,) in query_rows(url, "SELECT id FROM db.t")],
     "sql with a join": lambda url: [
-        number for (number,) in sql_rows(url, "SELECT a.id FROM db.t a JOIN db.t b ON a.id = b.id WHERE b.id >= 0")
+        number for (number,) in query_rows(url, "SELECT a.id FROM db.t a JOIN db.t b ON a.id = b.id WHERE b.id >= 0")
     ],
     "duckdb": lambda url: [number for (number,) in duckdb_rows(url, "SELECT id FROM sea.db.t")],
     "duckdb with plans": lambda url: [
@@ -265,12 +265,12 @@ async def test_random_changes_leave_every_reader_with_the_rows_of_the_model(tmp_
                 flushed = {each for each in flushed | waiting if each >= numbers[0] - 20}
                 waiting = set()
             elif action == "update":
-                sql_rows(url, f"UPDATE db.t SET name = 'b' WHERE id = {numbers[0] - 1}")
+                query_rows(url, f"UPDATE db.t SET name = 'b' WHERE id = {numbers[0] - 1}")
                 flushed, waiting = flushed | waiting, set()
             elif action == "compact":
                 compact(client, TABLE, policy=CompactionPolicy(1 << 20, 2, 1 << 20))
             elif action == "insert":
-                sql_rows(url, f"INSERT INTO db.t SELECT {numbers[0]}, 'a', NULL FROM db.t LIMIT 1")
+                query_rows(url, f"INSERT INTO db.t SELECT {numbers[0]}, 'a', NULL FROM db.t LIMIT 1")
                 flushed |= {numbers[0]} if flushed | waiting else set()
             elif action == "rollback" and states:
                 head = rng.choice(sorted(states))

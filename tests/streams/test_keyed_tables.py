@@ -39,7 +39,7 @@ from seamark.metaserver.streams.keys import KEY
 from seamark.metaserver.streams.stream_properties import SHARDS
 from tests.seeds import examples, first_seed
 from tests.streams.test_fresh_reads import FRESH
-from tests.streams.test_rows_over_http import ARROW, LINES, Stream, arrow_body, create, streaming
+from tests.streams.test_rows_over_http import ARROW, LINES, Stream, create, encode_arrow, streaming
 
 SCHEMA = Schema(
     NestedField(1, "id", LongType(), required=True),
@@ -245,15 +245,15 @@ async def test_changes_that_cannot_be_applied_are_refused_with_the_reason(stream
     assert 'Row 0 has the _op "upsert"' in await reason({"id": 1, "name": "a", "_op": "upsert"}, "")
     assert "Row 0 has no value in the column id" in await reason({"_op": "delete"}, "")
     assert "column name is required" in await reason({"id": 1, "_op": "update"}, "")
-    status, text = await stream.send_refused(arrow_body(id=[1], name=["a"], _op=["merge"]), ARROW)
+    status, text = await stream.send_refused(encode_arrow(id=[1], name=["a"], _op=["merge"]), ARROW)
     assert (status, 'Row 0 has the _op "merge"' in text) == (400, True)
     assert await read(stream) == {}
 
 
 async def test_kinds_of_arrow_rows_are_applied(stream: Stream) -> None:
-    await stream.send(arrow_body(id=[1, 2, 3], name=["a", "b", "c"]), ARROW)
+    await stream.send(encode_arrow(id=[1, 2, 3], name=["a", "b", "c"]), ARROW)
     names = pa.array([None, "d", "e"], pa.string())
-    status, _ = await stream.send(arrow_body(id=[1, 2, 4], name=names, _op=["delete", None, "insert"]), ARROW)
+    status, _ = await stream.send(encode_arrow(id=[1, 2, 4], name=names, _op=["delete", None, "insert"]), ARROW)
     assert status == 200
     assert await read(stream) == {2: "d", 3: "c", 4: "e"}
 

@@ -20,7 +20,7 @@ from tests.services.kafka import Kafka
 from tests.services.seamark import Seamark
 from tests.streams.test_fleet import make_shared_settings
 from tests.streams.test_fresh_reads import TABLE, client_planned_ids, scan_ids
-from tests.streams.test_read_stream import ids, read
+from tests.streams.test_read_stream import list_ids, read
 from tests.streams.test_rows_over_http import NEVER_MS, SCHEMA, create, streaming
 from tests.streams.test_stream_commands import count_calls
 from tests.waits import until
@@ -72,7 +72,7 @@ async def test_read_server_returns_waiting_rows_and_never_flushes_them(
             assert await reader.ids() == [1, 2]
             url = reader.server.url
             assert await asyncio.to_thread(lambda: scan_ids(url, after=token)) == [1, 2]
-            assert ids(await read(reader, from_="earliest")) == [1, 2]
+            assert list_ids(await read(reader, from_="earliest")) == [1, 2]
         # The writer has stopped. The rows stay in the log until a server that writes flushes them.
         streams = reader.server.components.streams
         (table,) = streams.tables.values()

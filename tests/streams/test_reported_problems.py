@@ -31,7 +31,7 @@ from seamark.metaserver.streams.stream_properties import ENABLED, FLUSH_INTERVAL
 from seamark.metaserver.streams.stream_table import StreamTable
 from seamark.metaserver.streams.streams import Streams
 from tests.streams import test_keyed_tables
-from tests.streams.test_read_stream import append_batch, ids, read
+from tests.streams.test_read_stream import append_batch, list_ids, read
 from tests.streams.test_rows_over_http import SCHEMA, Stream, create, streaming
 from tests.waits import until
 
@@ -151,7 +151,7 @@ async def test_idle_shards_delay_neither_flushes_nor_readers(tmp_path: Path) -> 
             await stream.post({"id": number}, query=f"?producer=p&sequence={number}")
             assert await stream.ids() == list(range(number + 1))
             assert await stream.flush() + await stream.flush() <= 1
-            assert sorted(ids(await read(stream))) == list(range(number + 1))
+            assert sorted(list_ids(await read(stream))) == list(range(number + 1))
         (table,) = stream.server.components.streams.tables.values()
         assert sorted(table.flushed.values()) == [0] * 7 + [3]
 
@@ -168,7 +168,7 @@ async def test_first_flush_keeps_rows_that_the_table_had_before(tmp_path: Path) 
         await append_batch(stream, 4)
         for _ in range(2):
             assert await stream.ids() == [1, 2, 3, 4]
-            assert sorted(ids(await read(stream))) == [1, 2, 3, 4]
+            assert sorted(list_ids(await read(stream))) == [1, 2, 3, 4]
             await stream.flush()
 
 

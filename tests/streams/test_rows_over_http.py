@@ -108,7 +108,7 @@ async def create(stream: Stream, schema: Schema = SCHEMA, **options: Any) -> Non
     await asyncio.to_thread(stream.catalog.create_table, "db.t", schema, properties=properties, **options)
 
 
-def arrow_body(**columns: Any) -> bytes:
+def encode_arrow(**columns: Any) -> bytes:
     table, sink = pa.table(columns), io.BytesIO()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
@@ -118,7 +118,7 @@ def arrow_body(**columns: Any) -> bytes:
 async def test_every_format_is_read_before_any_commit(stream: Stream) -> None:
     await stream.post({"id": 1, "name": "a", "day": "2026-01-31"}, {"id": 2})
     assert (await stream.send(b'{"id": 3, "name": "c"}\n{"id": 4}\n', LINES))[0] == 200
-    assert (await stream.send(arrow_body(id=[5, 6], name=["e", None]), ARROW))[0] == 200
+    assert (await stream.send(encode_arrow(id=[5, 6], name=["e", None]), ARROW))[0] == 200
     assert (await stream.send(b'{"rows": [{"id": 7}]}'))[0] == 200
     assert await stream.ids() == [1, 2, 3, 4, 5, 6, 7]
     assert await stream.ids("id >= 3 and id < 6") == [3, 4, 5]
@@ -231,7 +231,7 @@ async def test_rows_that_do_not_fit_are_refused_with_row_column_and_value(stream
     assert (await stream.send_refused(b"id\n1\n", "text/csv"))[0] == 415
     assert "Row 1 is not valid JSON" in (await stream.send_refused(b'{"id": 1}\n{"id": \n', LINES))[1]
     assert (await stream.send_refused(b"nothing", ARROW))[0] == 400
-    status, message = await stream.send_refused(arrow_body(id=["x"]), ARROW)
+    status, message = await stream.send_refused(encode_arrow(id=["x"]), ARROW)
     assert (status, "column id" in message) == (400, True)
     assert (await stream.send_refused(b"[]", query="?producer=p"))[0] == 400
     assert (await stream.send_refused(b"[]", query="?producer=p&sequence=-1"))[0] == 400
@@ -257,12 +257,12 @@ _ROWS = 20_000
     ids=["dictionary", "runs", "views", "lists of nulls"],
 )
 async def test_small_body_that_decodes_to_too_many_bytes_is_refused(stream: Stream, names: pa.Array) -> None:
-    body = arrow_body(id=pa.array(range(_ROWS), pa.int64()), name=names)
+    body = encode_arrow(id=pa.array(range(_ROWS), pa.int64()), name=names)
     assert len(body) < 1_000_000
     status, message = await stream.send_refused(body, ARROW)
     assert (status, "decoded rows have more than" in message) == (413, True)
     dictionary = pa.DictionaryArray.from_arrays(pa.array([0, 0]), pa.array(["a"]))
-    assert (await stream.send(arrow_body(id=pa.array([1, 2]), name=dictionary), ARROW))[0] == 200
+    assert (await stream.send(encode_arrow(id=pa.array([1, 2]), name=dictionary), ARROW))[0] == 200
 
 
 async def test_table_with_encrypted_files_refuses_rows(tmp_path: Path) -> None:

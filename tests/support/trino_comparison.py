@@ -21,7 +21,7 @@ import trino.exceptions
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.io.pyarrow import _dataframe_to_data_files
 
-from bench.ssb.generate import TABLES, generate, table_path
+from bench.ssb.generate import TABLES, generate, get_table_path
 from tests.deploy.shop import connect
 from tests.services.trino_lake import TrinoLake
 from tests.services.trino_proxy import TrinoProxy, trino_proxy
@@ -137,7 +137,7 @@ def make_benchmark_tables(folder: Path, lake: TrinoLake) -> None:
     with duckdb.connect() as db:
         for schema, tables, paths in (
             ("tpch", _TPCH, {name: folder / "tpch" / f"{name}.parquet" for name in _TPCH}),
-            ("ssb", _SSB, {name: table_path(star, name) for name in TABLES}),
+            ("ssb", _SSB, {name: get_table_path(star, name) for name in TABLES}),
         ):
             catalog.create_namespace(schema)
             for name, order in tables.items():

@@ -42,7 +42,7 @@ from seamark.connector.write.compaction import CompactionPolicy, compact
 from seamark.connector.write.upserts import MODES, delete, upsert
 from seamark.formats.iceberg.files.parquet import Unreadable
 from seamark.metaserver.commit.engine_commits.rebase import PROPERTY as REBASE
-from tests.connector.jobs.test_expiration import list_needed_files, list_stored_files, path_of
+from tests.connector.jobs.test_expiration import list_needed_files, list_stored_files, to_path
 from tests.connector.write.test_compaction import ARROW, SCHEMA
 from tests.seeds import first_seed
 from tests.services.seamark import Seamark
@@ -387,11 +387,11 @@ def test_services_never_change_rows_or_stop_a_writer(
     expire(client, "db.t", older_than_ms=1 << 60)
     table = catalog.load_table("db.t")
     for path in (tmp_path / "home" / "warehouse").rglob("*"):
-        if path.is_file() and path != path_of(table.metadata_location):  # The newest file shows how old the others are.
+        if path.is_file() and path != to_path(table.metadata_location):  # The newest file shows how old the others are.
             os.utime(path, (time.time() - 30 * 86_400,) * 2)
     remove_orphan_files(client, "db.t")
-    statistics = {path_of(file.statistics_path) for file in table.metadata.statistics}
-    statistics |= {path_of(file.statistics_path) for file in table.metadata.partition_statistics}
+    statistics = {to_path(file.statistics_path) for file in table.metadata.statistics}
+    statistics |= {to_path(file.statistics_path) for file in table.metadata.partition_statistics}
     assert statistics
     paths = {path for path in list_stored_files(table) if "_seamark" not in path.parts}
     assert paths | statistics == list_needed_files(table) | statistics

@@ -25,7 +25,7 @@ async def server(tmp_path: Path) -> AsyncIterator[RunningServer]:
         yield first_server
 
 
-def ids(page: dict[str, Any]) -> list[str]:
+def list_ids(page: dict[str, Any]) -> list[str]:
     return [instant["id"] for instant in page["instants"]]
 
 
@@ -35,16 +35,16 @@ async def test_pages_are_consecutive_in_both_directions(server: RunningServer) -
     path = "/api/v1/timeline?limit=2"
     for _ in range(3):
         _, page = await server.get(path)
-        listed_ids += ids(page)
+        listed_ids += list_ids(page)
         path = f"/api/v1/timeline?limit=2&since={page['next-since']}"
     assert listed_ids == written_ids
     status, page = await server.get(path)
     assert (status, page["instants"]) == (200, [])
     assert path.endswith(page["next-since"])
     _, newest = await server.get("/api/v1/timeline?limit=2&order=desc")
-    assert ids(newest) == written_ids[:-3:-1]
+    assert list_ids(newest) == written_ids[:-3:-1]
     _, older = await server.get(f"/api/v1/timeline?order=desc&since={newest['next-since']}")
-    assert ids(older) == written_ids[-3::-1]
+    assert list_ids(older) == written_ids[-3::-1]
     _, end = await server.get(f"/api/v1/timeline?order=desc&since={older['next-since']}")
     assert end == {"instants": [], "next-since": None}
 
@@ -54,9 +54,9 @@ async def test_all_conditions_of_a_filter_apply(server: RunningServer) -> None:
     await server.record("a", "commit")
     await server.record("b", "drop")
     _, page = await server.get("/api/v1/tables/db/a/timeline?action=drop&state=completed")
-    assert ids(page) == [expected.id]
+    assert list_ids(page) == [expected.id]
     _, page = await server.get("/api/v1/timeline?state=requested")
-    assert ids(page) == []
+    assert list_ids(page) == []
 
 
 async def test_history_of_a_table_survives_its_rename(server: RunningServer) -> None:
@@ -69,9 +69,9 @@ async def test_history_of_a_table_survives_its_rename(server: RunningServer) -> 
     )
     renamed = await server.record("new", "rename", uuid="u1")
     _, page = await server.get("/api/v1/tables/db/new/timeline")
-    assert ids(page) == [instant.id, renamed.id]
+    assert list_ids(page) == [instant.id, renamed.id]
     _, page = await server.get("/api/v1/tables/db/old/timeline")
-    assert ids(page) == [instant.id]
+    assert list_ids(page) == [instant.id]
     status, body = await server.get("/api/v1/tables/db/never/timeline")
     assert (status, body["error"]["type"]) == (404, "NoSuchTableException")
 
@@ -114,7 +114,7 @@ async def test_long_poll_returns_a_commit_of_another_replica(server: RunningServ
         second = await server.record("b")
         async with asyncio.timeout(60):
             status, page = await poll
-        assert (status, ids(page)) == (200, [second.id])
+        assert (status, list_ids(page)) == (200, [second.id])
         assert first.id != second.id
 
 
@@ -192,4 +192,4 @@ async def test_path_accepts_names_of_all_kinds(server: RunningServer) -> None:
         namespace = quote(f"db\x1f{name}", safe="")
         path = URL(f"{server.url}/api/v1/tables/{namespace}/{quote(name, safe='')}/timeline", encoded=True)
         async with server.http.get(path) as answer:
-            assert ids(await answer.json()) == [instant.id], name
+            assert list_ids(await answer.json()) == [instant.id], name

@@ -25,8 +25,8 @@ from seamark.metaserver.api.http import bodies
 from seamark.metaserver.api.lookups import bitmaps
 from seamark.metaserver.planner.scan.request import BoundScan
 from tests.api.client import Api
-from tests.api.indexes.test_lookups import a_table
-from tests.api.rest.stored import Row, StoredTable, rows_of, some_row
+from tests.api.indexes.test_lookups import create_table_with_deletes
+from tests.api.rest.stored import Row, StoredTable, draw_row, rows_of
 from tests.seeds import quick
 
 BITMAP = "/api/v1/tables/db/t/bitmap"
@@ -138,7 +138,7 @@ def compare(op: str, left: Any, right: Any) -> bool:
     return cases[op]()
 
 
-async def pages(api: Api, body: dict[str, Any]) -> list[dict[str, Any]]:
+async def read_pages(api: Api, body: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the files of all pages."""
     results, token = [], None
     while True:
@@ -158,7 +158,7 @@ def decode_rows(rows: Any) -> set[int] | None:
 
 
 def odd_row(rng: random.Random) -> Row:
-    row = some_row(rng, rng.choice([1, 2]))
+    row = draw_row(rng, rng.choice([1, 2]))
     return (*row[:2], -0.0, row[3]) if rng.random() < 0.2 else row
 
 
@@ -184,7 +184,7 @@ async def test_rows_match_by_the_callers_semantics(api: Api, seed: int) -> None:
             ({"where": sql_text(tree)}, [partial(evaluate_as_sql, tree, nan_is_high=high) for high in (True, False)]),
             ({"filter": filter_json(tree)}, [partial(evaluate_as_iceberg, tree)]),
         ):
-            answer = {page["file-path"]: page for page in await pages(api, {**body, "rows": form, "limit": 2})}
+            answer = {page["file-path"]: page for page in await read_pages(api, {**body, "rows": form, "limit": 2})}
             for file in indexed_table.snapshots[-1].data:
                 rows = rows_of(file)
                 expected = [{at for at, row in enumerate(rows) if matches(row) is True} for matches in meanings]
@@ -206,15 +206,15 @@ async def test_rows_match_by_the_callers_semantics(api: Api, seed: int) -> None:
 @pytest.mark.parametrize("version", [2, 3])
 async def test_deleted_rows_are_excluded_on_request(api: Api, version: int) -> None:
     rng = random.Random(version)
-    table = await a_table(api, rng, version=version, partitioned=version == 2)
+    table = await create_table_with_deletes(api, rng, version=version, partitioned=version == 2)
     data = table.snapshots[-1].data
     await table.index("by_id", "bitmap", ["id"], data)
     for snapshot in table.snapshots:
         live = table.live_rows(snapshot)
         for position in rng.sample(range(40), 4):
             body = {"where": f"id < {position}", "snapshot-id": snapshot.id}
-            pages_with_deletes = {page["file-path"]: page for page in await pages(api, {**body, "deletes": True})}
-            pages_by_path = {page["file-path"]: page for page in await pages(api, body)}
+            pages_with_deletes = {page["file-path"]: page for page in await read_pages(api, {**body, "deletes": True})}
+            pages_by_path = {page["file-path"]: page for page in await read_pages(api, body)}
             for file in snapshot.data:
                 expected = {n for n, row in enumerate(rows_of(file)) if row[0] is not None and row[0] < position}
                 alive = {n for path, n, row in live if path == file.path and n in expected}
@@ -408,7 +408,7 @@ async def test_rows_of_a_large_file_are_checked_against_deletes_in_parts(
     lost = [(path, at) for path, positions in removed_rows.items() for at in positions]
     await table.commit(deletes=[table.position_deletes(lost)])
     for body, minimum in (({}, 0), ({"where": "id >= 10"}, 10)):
-        actual = {page["file-path"]: page for page in await pages(api, {**body, "deletes": True, "limit": 2})}
+        actual = {page["file-path"]: page for page in await read_pages(api, {**body, "deletes": True, "limit": 2})}
         for number, (file, rows) in enumerate(zip(files, sizes, strict=True)):
             first = minimum if number < 3 else 0  # The other files have no index: any of their rows may match.
             expected = set(range(first, rows)) - removed_rows[file.path]

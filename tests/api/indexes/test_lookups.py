@@ -20,7 +20,7 @@ from seamark.metaserver.api.formats.arrow import ARROW_STREAM
 from seamark.metaserver.api.http.slots import RequestSlot
 from seamark.metaserver.planner.rows import record_lookup
 from tests.api.client import Api
-from tests.api.rest.stored import Row, Snapshot, StoredTable, some_row
+from tests.api.rest.stored import Row, Snapshot, StoredTable, draw_row
 from tests.seeds import examples
 from tests.server.rig import running
 
@@ -74,14 +74,14 @@ def key_as_json(key: Row) -> list[Any]:
     return ["NaN" if isinstance(value, float) and math.isnan(value) else value for value in key]
 
 
-async def a_table(api: Api, rng: random.Random, **options: Any) -> StoredTable:
+async def create_table_with_deletes(api: Api, rng: random.Random, **options: Any) -> StoredTable:
     """Create a table with some files, then deletes of each kind that the format version allows, then more files."""
     table = await StoredTable.create(api, **options)
     for _ in range(3):
         files = []
         for _ in range(rng.choice([1, 2, 3])):
             part = rng.choice([1, 2])
-            files.append(table.data_file([some_row(rng, part) for _ in range(rng.choice([1, 20, 50]))], group_rows=8))
+            files.append(table.data_file([draw_row(rng, part) for _ in range(rng.choice([1, 20, 50]))], group_rows=8))
         live = [*(table.snapshots[-1].data if table.snapshots else []), *files]
         await table.commit(files)
         await table.commit(deletes=some_deletes(table, live, rng))
@@ -114,7 +114,7 @@ def some_deletes(table: StoredTable, live: Sequence[Any], rng: random.Random) ->
                 )
             )
         ids = rng.choice([[1], [1, 2], [2, 3], [1, 2, 3]])
-        rows = [some_row(rng, part) for _ in range(3)]
+        rows = [draw_row(rng, part) for _ in range(3)]
         equality_deletes.append(table.equality_deletes(ids, [tuple(row[at - 1] for at in ids) for row in rows], part))
     return equality_deletes
 
@@ -128,11 +128,11 @@ async def test_lookups_equal_scans_in_every_snapshot(
 ) -> None:
     for seed in range(examples(2)):
         rng = random.Random(f"{seed} {version} {partitioned} {columns}")
-        table = await a_table(api, rng, version=version, partitioned=partitioned)
+        table = await create_table_with_deletes(api, rng, version=version, partitioned=partitioned)
         ids = [("id", "name", "price", "part").index(column) + 1 for column in columns]
         await table.index("keys", "record", columns, table.snapshots[-1].data, parts=2)
         for snapshot in table.snapshots:
-            rows = [some_row(rng, 1) for _ in range(rng.choice([1, 30]))]
+            rows = [draw_row(rng, 1) for _ in range(rng.choice([1, 30]))]
             keys = [tuple(row[at - 1] for at in ids) for row in rows]
             answer = await ask(api, list(map(key_as_json, keys)), index="keys", **{"snapshot-id": snapshot.id})
             expected = find_expected_rows(table, snapshot, keys, ids)
@@ -151,9 +151,9 @@ async def create_two_files(api: Api, **options: Any) -> tuple[StoredTable, list[
 
 async def test_arrow_batch_answer_equals_the_answers_of_its_keys(api: Api) -> None:
     rng = random.Random(5)
-    stored_table = await a_table(api, rng)
+    stored_table = await create_table_with_deletes(api, rng)
     await stored_table.index("keys", "record", ["name", "id"], stored_table.snapshots[-1].data)
-    keys = [some_row(rng, 1)[:2] for _ in range(1000)]
+    keys = [draw_row(rng, 1)[:2] for _ in range(1000)]
     table = pa.table({"id": pa.array([one for one, _ in keys], pa.int32()), "name": [two for _, two in keys]})
     for query in ("index=keys", "partitions=true"):
         arrow = await ask_arrow(api, table, query)

@@ -9,7 +9,16 @@ from typing import Any
 from tests.api.client import Answer, Api
 from tests.planner.lakes.kinds import to_bytes
 from tests.planner.lakes.lake import DataFile
-from tests.planner.lakes.manifests import ADDED, DELETED, EXISTING, Entry, Manifest, Style, list_bytes, manifest_bytes
+from tests.planner.lakes.manifests import (
+    ADDED,
+    DELETED,
+    EXISTING,
+    Entry,
+    Manifest,
+    Style,
+    build_manifest_bytes,
+    list_bytes,
+)
 from tests.planner.lakes.metrics import ColumnMetrics
 
 T = "/v1/namespaces/db/tables/t"
@@ -20,7 +29,7 @@ KINDS = {1: "long", 2: "string"}
 STYLE = Style(shuffled=False, sparse=False, codec="deflate", old_names=False, summaries=False, seed=0)
 
 
-def file_of(path: str, low: int, high: int, *, rows: int = 100, text: tuple[str, str] = ("a", "z")) -> DataFile:
+def build_data_file(path: str, low: int, high: int, *, rows: int = 100, text: tuple[str, str] = ("a", "z")) -> DataFile:
     """Return a data file of `db.<table>` with `id` from `low` to `high` and `data` in the range `text`."""
     metrics = {
         1: ColumnMetrics(rows, 0, None, to_bytes("long", low), to_bytes("long", high)),
@@ -29,9 +38,9 @@ def file_of(path: str, low: int, high: int, *, rows: int = 100, text: tuple[str,
     return DataFile(path, 0, "PARQUET", 0, (), rows, 10_000, metrics, split_offsets=[4])
 
 
-def tens(count: int) -> list[Any]:
+def build_ten_id_files(count: int) -> list[Any]:
     """Return `count` files. File n has the ids from 10 n to 10 n + 9."""
-    return [file_of(f"file:///t/data/{n:06d}.parquet", 10 * n, 10 * n + 9) for n in range(count)]
+    return [build_data_file(f"file:///t/data/{n:06d}.parquet", 10 * n, 10 * n + 9) for n in range(count)]
 
 
 async def append(
@@ -82,17 +91,17 @@ def paths(answer: Answer) -> list[str]:
     return [task["data-file"]["file-path"] for task in answer.json.get("file-scan-tasks", [])]
 
 
-def numbers(answer: Answer) -> list[int]:
+def list_planned_numbers(answer: Answer) -> list[int]:
     return [int(path.rpartition("/")[2].removesuffix(".parquet")) for path in paths(answer)]
 
 
-async def pages(api: Api, answer: Answer, **options: Any) -> list[int]:
+async def read_all_pages(api: Api, answer: Answer, **options: Any) -> list[int]:
     """Return the numbers of all files in the answer and in its plan tasks."""
-    file_numbers = numbers(answer)
+    file_numbers = list_planned_numbers(answer)
     for token in answer.json.get("plan-tasks", []):
         page = await api("POST", f"{T}/tasks", {"plan-task": token}, **options)
         assert "status" not in page.json
-        file_numbers += numbers(page)
+        file_numbers += list_planned_numbers(page)
     return file_numbers
 
 
@@ -113,7 +122,7 @@ def _manifest(
     kinds: Mapping[int, str],
 ) -> Manifest:
     entries = [Entry(ADDED, snapshot_id, None, None, file) for file in files]
-    data = manifest_bytes(
+    data = build_manifest_bytes(
         entries,
         version=2,
         content=0,

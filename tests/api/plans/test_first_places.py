@@ -7,8 +7,8 @@ from typing import Any
 from uuid import uuid4
 
 from tests.api.client import SCHEMA, Answer
-from tests.api.plans.planned import file_of
-from tests.api.plans.test_foreign_files import Lake, lake, manifest, manifest_list
+from tests.api.plans.planned import build_data_file
+from tests.api.plans.test_foreign_files import Lake, lake, write_manifest, write_manifest_list
 from tests.catalog.rig import creation_updates
 
 __all__ = ["lake"]
@@ -38,8 +38,10 @@ async def _create(lake: Lake, name: str, *updates: dict[str, Any]) -> Answer:
 async def test_new_table_may_have_files_in_locations_of_its_properties(lake: Lake) -> None:
     home = (await lake.folder("mine")).parent
     place, data = home / "ctas", home / "data-of-ctas"
-    data_manifest = manifest(place / "metadata" / "m.avro", [file_of(f"file://{data}/a.parquet", 1, 9)], 5)
-    list_location = manifest_list(place / "metadata" / "l.avro", [data_manifest])
+    data_manifest = write_manifest(
+        place / "metadata" / "m.avro", [build_data_file(f"file://{data}/a.parquet", 1, 9)], 5
+    )
+    list_location = write_manifest_list(place / "metadata" / "l.avro", [data_manifest])
     answer = await _create(
         lake,
         "ctas",
@@ -53,8 +55,10 @@ async def test_new_table_may_have_files_in_locations_of_its_properties(lake: Lak
 async def test_replaced_table_may_have_files_in_its_new_locations(lake: Lake) -> None:
     home = (await lake.folder("mine")).parent
     place, data = home / "rtas", home / "data-of-rtas"
-    data_manifest = manifest(place / "metadata" / "m.avro", [file_of(f"file://{data}/a.parquet", 1, 9)], 5)
-    list_location = manifest_list(place / "metadata" / "l.avro", [data_manifest])
+    data_manifest = write_manifest(
+        place / "metadata" / "m.avro", [build_data_file(f"file://{data}/a.parquet", 1, 9)], 5
+    )
+    list_location = write_manifest_list(place / "metadata" / "l.avro", [data_manifest])
     updates = [
         {"action": "set-location", "location": f"file://{place}"},
         {"action": "set-properties", "updates": {"write.data.path": f"file://{data}"}},
@@ -80,7 +84,7 @@ async def test_location_set_and_removed_by_one_commit_does_not_belong_to_the_tab
 
 async def test_malformed_updates_are_a_bad_request(lake: Lake) -> None:
     own_folder = await lake.folder("mine")
-    list_location = manifest_list(own_folder / "metadata" / "l.avro", [])
+    list_location = write_manifest_list(own_folder / "metadata" / "l.avro", [])
     for updates in (
         [{"action": "set-location"}, *_snapshot(5, list_location)],
         [{"action": "set-location", "location": 5}, *_snapshot(5, list_location)],

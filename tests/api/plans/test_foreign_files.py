@@ -18,9 +18,9 @@ from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from tests.api.client import SCHEMA, Answer, Api, set_properties
-from tests.api.plans.planned import JAVA, KINDS, PYICEBERG, STYLE, file_of
+from tests.api.plans.planned import JAVA, KINDS, PYICEBERG, STYLE, build_data_file
 from tests.planner.lakes.lake import DataFile
-from tests.planner.lakes.manifests import ADDED, DELETED, EXISTING, Entry, Manifest, list_bytes, manifest_bytes
+from tests.planner.lakes.manifests import ADDED, DELETED, EXISTING, Entry, Manifest, build_manifest_bytes, list_bytes
 from tests.server.rig import running
 
 SECRET = "planted-secret"
@@ -101,11 +101,11 @@ class Lake:
         )
 
 
-def manifest(
+def write_manifest(
     path: Path, files: list[DataFile], snapshot_id: int, *, status: int = ADDED, write: bool = True
 ) -> Manifest:
     entries = [Entry(status, snapshot_id, 1, 1, file) for file in files]
-    data = manifest_bytes(
+    data = build_manifest_bytes(
         entries, version=2, content=0, style=STYLE, spec_id=0, fields=(), kinds=KINDS, schema={**SCHEMA, "schema-id": 0}
     )
     if write:
@@ -115,7 +115,7 @@ def manifest(
     return Manifest(f"file://{path}", len(data), 0, 0, 1, 1, snapshot_id, entries, None, counts=counts)
 
 
-def manifest_list(path: Path, manifests: list[Manifest]) -> str:
+def write_manifest_list(path: Path, manifests: list[Manifest]) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
     listing = [(one, None) for one in manifests]
     path.write_bytes(list_bytes(listing, version=2, style=STYLE, header={"format-version": "2"}))
@@ -135,9 +135,9 @@ async def lake(tmp_path: Path) -> AsyncIterator[Lake]:
             body = {"name": "t", "schema": SCHEMA}
             assert (await lake("root", "POST", f"/v1/namespaces/{namespace}/tables", body)).status == 200
         foreign_folder = await lake.folder("theirs")
-        secret = file_of(f"file://{foreign_folder}/data/{SECRET}.parquet", 1, 9, text=(SECRET, SECRET))
-        data_manifest = manifest(foreign_folder / "metadata" / "m.avro", [secret], 1)
-        list_location = manifest_list(foreign_folder / "metadata" / "snap.avro", [data_manifest])
+        secret = build_data_file(f"file://{foreign_folder}/data/{SECRET}.parquet", 1, 9, text=(SECRET, SECRET))
+        data_manifest = write_manifest(foreign_folder / "metadata" / "m.avro", [secret], 1)
+        list_location = write_manifest_list(foreign_folder / "metadata" / "snap.avro", [data_manifest])
         assert (await lake.commit("root", "theirs", 1, list_location)).status == 200
         assert SECRET in (await lake.plan("rita", "theirs")).raw.decode()
         yield lake
@@ -145,24 +145,24 @@ async def lake(tmp_path: Path) -> AsyncIterator[Lake]:
 
 async def test_confined_writer_cannot_commit_files_of_another_table(lake: Lake) -> None:
     own_folder, foreign_folder = await lake.folder("mine"), await lake.folder("theirs")
-    secret = file_of(f"file://{foreign_folder}/data/{SECRET}.parquet", 1, 9)
-    foreign = manifest(foreign_folder / "metadata" / "m.avro", [secret], 1, write=False)
-    own_manifest = manifest(
-        own_folder / "metadata" / "own.avro", [file_of(f"file://{own_folder}/data/a.parquet", 1, 9)], 7
+    secret = build_data_file(f"file://{foreign_folder}/data/{SECRET}.parquet", 1, 9)
+    foreign = write_manifest(foreign_folder / "metadata" / "m.avro", [secret], 1, write=False)
+    own_manifest = write_manifest(
+        own_folder / "metadata" / "own.avro", [build_data_file(f"file://{own_folder}/data/a.parquet", 1, 9)], 7
     )
     attempts = {
         "its manifest list": f"file://{foreign_folder}/metadata/snap.avro",
-        "its manifest": manifest_list(own_folder / "metadata" / "l1.avro", [foreign]),
-        "its manifest beside own": manifest_list(own_folder / "metadata" / "l2.avro", [own_manifest, foreign]),
+        "its manifest": write_manifest_list(own_folder / "metadata" / "l1.avro", [foreign]),
+        "its manifest beside own": write_manifest_list(own_folder / "metadata" / "l2.avro", [own_manifest, foreign]),
     }
     for status in (ADDED, EXISTING):
-        naming = manifest(own_folder / "metadata" / f"n{status}.avro", [secret], 7, status=status)
-        attempts[f"its file with status {status}"] = manifest_list(
+        naming = write_manifest(own_folder / "metadata" / f"n{status}.avro", [secret], 7, status=status)
+        attempts[f"its file with status {status}"] = write_manifest_list(
             own_folder / "metadata" / f"l3{status}.avro", [naming]
         )
-    dotted = file_of(f"file://{own_folder}/../../theirs/data/{SECRET}.parquet", 1, 9)
-    naming = manifest(own_folder / "metadata" / "dots.avro", [dotted], 7)
-    attempts["its file, by dots"] = manifest_list(own_folder / "metadata" / "l4.avro", [naming])
+    dotted = build_data_file(f"file://{own_folder}/../../theirs/data/{SECRET}.parquet", 1, 9)
+    naming = write_manifest(own_folder / "metadata" / "dots.avro", [dotted], 7)
+    attempts["its file, by dots"] = write_manifest_list(own_folder / "metadata" / "l4.avro", [naming])
     for number, (description, location) in enumerate(attempts.items()):
         answer = await lake.commit("wendy", "mine", 100 + number, location)
         assert answer.status in (400, 403), (description, answer.raw)
@@ -216,14 +216,14 @@ async def test_commit_that_names_a_file_behind_a_symbolic_link_is_rejected(lake:
         answer = await lake(principal, "POST", "/v1/namespaces/mine/tables/t", {"requirements": [], "updates": updates})
         assert (answer.status, "symbolic link" in answer.error[2]) == (400, True), (principal, answer.raw)
     for number, path in enumerate((f"{behind}/data/{SECRET}.parquet", f"file://{own_folder}/data/link.parquet")):
-        naming = manifest(own_folder / "metadata" / f"behind{number}.avro", [file_of(path, 1, 9)], 7)
-        listed_manifest_list = manifest_list(own_folder / "metadata" / f"behind-list{number}.avro", [naming])
+        naming = write_manifest(own_folder / "metadata" / f"behind{number}.avro", [build_data_file(path, 1, 9)], 7)
+        listed_manifest_list = write_manifest_list(own_folder / "metadata" / f"behind-list{number}.avro", [naming])
         answer = await lake.commit("wendy", "mine", 310 + number, listed_manifest_list)
         assert (answer.status, "symbolic link" in answer.error[2]) == (400, True), answer.raw
-    hidden = manifest(
-        own_folder / "metadata" / "hidden.avro", [file_of(f"file://{own_folder}/data/a.parquet", 1, 9)], 7
+    hidden = write_manifest(
+        own_folder / "metadata" / "hidden.avro", [build_data_file(f"file://{own_folder}/data/a.parquet", 1, 9)], 7
     )
-    listed_manifest_list = manifest_list(own_folder / "metadata" / "hidden-list.avro", [hidden])
+    listed_manifest_list = write_manifest_list(own_folder / "metadata" / "hidden-list.avro", [hidden])
     (own_folder / "metadata" / "hidden.avro").rename(foreign_folder / "metadata" / "hidden.avro")
     (own_folder / "metadata" / "hidden.avro").symlink_to(foreign_folder / "metadata" / "hidden.avro")
     assert (await lake.commit("wendy", "mine", 320, listed_manifest_list)).status == 400
@@ -231,24 +231,25 @@ async def test_commit_that_names_a_file_behind_a_symbolic_link_is_rejected(lake:
 
 async def test_confined_writer_can_commit_files_in_the_table(lake: Lake) -> None:
     own_folder = await lake.folder("mine")
-    own_manifest = manifest(
-        own_folder / "metadata" / "own.avro", [file_of(f"file://{own_folder}/data/a.parquet", 1, 9)], 7
+    own_manifest = write_manifest(
+        own_folder / "metadata" / "own.avro", [build_data_file(f"file://{own_folder}/data/a.parquet", 1, 9)], 7
     )
-    list_location = manifest_list(own_folder / "metadata" / "l.avro", [own_manifest])
+    list_location = write_manifest_list(own_folder / "metadata" / "l.avro", [own_manifest])
     assert (await lake.commit("wendy", "mine", 7, list_location)).status == 200
     assert b"a.parquet" in (await lake.plan("wendy", "mine")).raw
 
 
 async def test_files_overwritten_after_their_commit_are_checked_when_they_are_planned(lake: Lake) -> None:
     own_folder, foreign_folder = await lake.folder("mine"), await lake.folder("theirs")
-    own_manifest = manifest(
-        own_folder / "metadata" / "own.avro", [file_of(f"file://{own_folder}/data/a.parquet", 1, 9)], 7
+    own_manifest = write_manifest(
+        own_folder / "metadata" / "own.avro", [build_data_file(f"file://{own_folder}/data/a.parquet", 1, 9)], 7
     )
-    list_location = manifest_list(own_folder / "metadata" / "l.avro", [own_manifest])
+    list_location = write_manifest_list(own_folder / "metadata" / "l.avro", [own_manifest])
     assert (await lake.commit("wendy", "mine", 7, list_location)).status == 200
-    secret = file_of(f"file://{foreign_folder}/data/{SECRET}.parquet", 1, 9)
-    manifest_list(
-        own_folder / "metadata" / "l.avro", [manifest(foreign_folder / "metadata" / "m.avro", [secret], 1, write=False)]
+    secret = build_data_file(f"file://{foreign_folder}/data/{SECRET}.parquet", 1, 9)
+    write_manifest_list(
+        own_folder / "metadata" / "l.avro",
+        [write_manifest(foreign_folder / "metadata" / "m.avro", [secret], 1, write=False)],
     )
     for principal in ("wendy", "root"):
         answer = await lake.plan(principal, "mine")
@@ -267,15 +268,15 @@ async def test_plan_reads_neither_manifests_nor_manifest_lists_of_another_table(
     """
     foreign_metadata_folder = (await lake.folder("theirs")) / "metadata"
     path, own_metadata_path = await lake.table_of_another_catalog()
-    secret = file_of(f"file://{foreign_metadata_folder.parent}/data/{SECRET}.parquet", 1, 9)
-    secret_manifest = manifest(foreign_metadata_folder / "m.avro", [secret], 1, write=False)
+    secret = build_data_file(f"file://{foreign_metadata_folder.parent}/data/{SECRET}.parquet", 1, 9)
+    secret_manifest = write_manifest(foreign_metadata_folder / "m.avro", [secret], 1, write=False)
     longer = replace(secret_manifest, length=secret_manifest.length + 1000)
-    missing = manifest(foreign_metadata_folder / "missing.avro", [secret], 1, write=False)
-    damaged = manifest(foreign_metadata_folder / "damaged.avro", [secret], 1)
+    missing = write_manifest(foreign_metadata_folder / "missing.avro", [secret], 1, write=False)
+    damaged = write_manifest(foreign_metadata_folder / "damaged.avro", [secret], 1)
     (foreign_metadata_folder / "damaged.avro").write_bytes(b"x" * damaged.length)
     lists = [f"file://{foreign_metadata_folder}/{name}.avro" for name in ("snap", "damaged", "missing")]
     for number, listed_manifest in enumerate((secret_manifest, longer, damaged, missing, replace(missing, content=1))):
-        lists.append(manifest_list(path.with_name(f"l{number}.avro"), [listed_manifest]))
+        lists.append(write_manifest_list(path.with_name(f"l{number}.avro"), [listed_manifest]))
     answers = set()
     for location in lists:
         snapshot = {
@@ -304,11 +305,11 @@ async def test_plan_reads_neither_manifests_nor_manifest_lists_of_another_table(
 async def test_manifest_that_names_a_file_of_another_table_is_not_planned(lake: Lake) -> None:
     own_folder, foreign_folder = await lake.folder("mine"), await lake.folder("theirs")
     files = [
-        file_of(f"file://{own_folder}/data/a.parquet", 1, 9),
-        file_of(f"file://{foreign_folder}/data/{SECRET}.parquet", 1, 9),
+        build_data_file(f"file://{own_folder}/data/a.parquet", 1, 9),
+        build_data_file(f"file://{foreign_folder}/data/{SECRET}.parquet", 1, 9),
     ]
-    naming = manifest(own_folder / "metadata" / "own.avro", files, 7)
-    list_location = manifest_list(own_folder / "metadata" / "l.avro", [naming])
+    naming = write_manifest(own_folder / "metadata" / "own.avro", files, 7)
+    list_location = write_manifest_list(own_folder / "metadata" / "l.avro", [naming])
     assert (await lake.commit("root", "mine", 7, list_location)).status == 200, "who may write everything may say so"
     assert (await lake.plan("wendy", "mine")).error[0] == 403
     allowed = {"seamark.allowed-locations": f"file://{foreign_folder}/data"}
@@ -322,15 +323,15 @@ async def test_manifest_that_names_a_file_of_another_table_is_not_planned(lake: 
 async def test_only_an_unconfined_writer_may_add_files_outside_all_tables(lake: Lake, tmp_path: Path) -> None:
     own_folder = await lake.folder("mine")
     legacy = f"file://{tmp_path}/warehouse/legacy/hive/p=1/a.parquet"
-    naming = manifest(own_folder / "metadata" / "own.avro", [file_of(legacy, 1, 9)], 7)
-    list_location = manifest_list(own_folder / "metadata" / "l.avro", [naming])
+    naming = write_manifest(own_folder / "metadata" / "own.avro", [build_data_file(legacy, 1, 9)], 7)
+    list_location = write_manifest_list(own_folder / "metadata" / "l.avro", [naming])
     assert (await lake.commit("wendy", "mine", 7, list_location)).status == 400
     assert (await lake.commit("root", "mine", 7, list_location)).status == 200
     assert legacy in (await lake.plan("wendy", "mine")).raw.decode()
     # A merge of manifests copies the existing entries.
-    files = [file_of(legacy, 1, 9), file_of(f"file://{own_folder}/data/b.parquet", 1, 9)]
-    merged_manifest = manifest(own_folder / "metadata" / "merged.avro", files, 7, status=EXISTING)
-    list_location = manifest_list(own_folder / "metadata" / "l2.avro", [merged_manifest])
+    files = [build_data_file(legacy, 1, 9), build_data_file(f"file://{own_folder}/data/b.parquet", 1, 9)]
+    merged_manifest = write_manifest(own_folder / "metadata" / "merged.avro", files, 7, status=EXISTING)
+    list_location = write_manifest_list(own_folder / "metadata" / "l2.avro", [merged_manifest])
     assert (await lake.commit("wendy", "mine", 8, list_location, **{"parent-snapshot-id": 7})).status == 200
 
 
@@ -369,9 +370,9 @@ async def test_native_commit_uses_locations_of_the_database_and_not_of_the_metad
 async def test_rejected_plan_leaves_no_view_that_the_rightful_table_would_use(lake: Lake) -> None:
     """The server caches views by the path of the manifest list, and builds them with the specs of the first table."""
     folder = await lake.folder("theirs")
-    file = file_of(f"file://{folder}/data/2.parquet", 1, 9)
-    list_location = manifest_list(
-        folder / "metadata" / "l2.avro", [manifest(folder / "metadata" / "m2.avro", [file], 2)]
+    file = build_data_file(f"file://{folder}/data/2.parquet", 1, 9)
+    list_location = write_manifest_list(
+        folder / "metadata" / "l2.avro", [write_manifest(folder / "metadata" / "m2.avro", [file], 2)]
     )
     assert (await lake.commit("root", "theirs", 2, list_location)).status == 200
     foreign_metadata = await lake.metadata("theirs")
@@ -390,15 +391,19 @@ async def test_rejected_plan_leaves_no_view_that_the_rightful_table_would_use(la
 @pytest.mark.parametrize("many", [1, 100])
 async def test_path_with_dots_after_the_tables_prefix_is_not_planned(lake: Lake, many: int) -> None:
     own_folder, foreign_folder = await lake.folder("mine"), await lake.folder("theirs")
-    list_location = manifest_list(
+    list_location = write_manifest_list(
         own_folder / "metadata" / "l.avro",
-        [manifest(own_folder / "metadata" / "own.avro", [file_of(f"file://{own_folder}/data/a.parquet", 1, 9)], 7)],
+        [
+            write_manifest(
+                own_folder / "metadata" / "own.avro", [build_data_file(f"file://{own_folder}/data/a.parquet", 1, 9)], 7
+            )
+        ],
     )
     assert (await lake.commit("wendy", "mine", 7, list_location)).status == 200
-    files = [file_of(f"file://{own_folder}/data/{number}.parquet", 1, 9) for number in range(many)]
-    dotted = file_of(f"file://{own_folder}/../../theirs/{foreign_folder.name}/data/{SECRET}.parquet", 1, 9)
-    overwritten = manifest(own_folder / "metadata" / "own.avro", [*files, dotted], 7)
-    manifest_list(own_folder / "metadata" / "l.avro", [overwritten])
+    files = [build_data_file(f"file://{own_folder}/data/{number}.parquet", 1, 9) for number in range(many)]
+    dotted = build_data_file(f"file://{own_folder}/../../theirs/{foreign_folder.name}/data/{SECRET}.parquet", 1, 9)
+    overwritten = write_manifest(own_folder / "metadata" / "own.avro", [*files, dotted], 7)
+    write_manifest_list(own_folder / "metadata" / "l.avro", [overwritten])
     answer = await lake.plan("rita", "mine")
     assert answer.error[0] == 403
     assert SECRET not in answer.raw.decode()
@@ -410,10 +415,10 @@ async def test_expiration_neither_deletes_nor_reads_files_of_another_table(lake:
     own_folder, foreign_folder = await lake.folder("mine"), await lake.folder("theirs")
     metadata = own_folder / "metadata"
     for number in (7, 8):
-        own_manifest = manifest(
-            metadata / f"m{number}.avro", [file_of(f"file://{own_folder}/data/{number}.parquet", 1, 9)], number
+        own_manifest = write_manifest(
+            metadata / f"m{number}.avro", [build_data_file(f"file://{own_folder}/data/{number}.parquet", 1, 9)], number
         )
-        list_location = manifest_list(metadata / f"l{number}.avro", [own_manifest])
+        list_location = write_manifest_list(metadata / f"l{number}.avro", [own_manifest])
         assert (await lake.commit("wendy", "mine", number, list_location)).status == 200
     secret = foreign_folder / "data" / f"{SECRET}.parquet"
     for path in (secret, own_folder / "data" / "7.parquet", own_folder / "data" / "8.parquet"):
@@ -425,12 +430,14 @@ async def test_expiration_neither_deletes_nor_reads_files_of_another_table(lake:
         else f"file://{own_folder}/../{foreign_folder.name}/data/{secret.name}"
     )
     if overwritten == "manifest list":
-        foreign = manifest(foreign_folder / "metadata" / "m.avro", [file_of(f"file://{secret}", 1, 9)], 1, write=False)
-        manifest_list(metadata / "l7.avro", [foreign])
+        foreign = write_manifest(
+            foreign_folder / "metadata" / "m.avro", [build_data_file(f"file://{secret}", 1, 9)], 1, write=False
+        )
+        write_manifest_list(metadata / "l7.avro", [foreign])
     else:
-        own_manifest = file_of(f"file://{own_folder}/data/7.parquet", 1, 9)
-        listing = [manifest(metadata / "m7.avro", [own_manifest, file_of(location, 1, 9)], 7)]
-        manifest_list(metadata / "l7.avro", listing)
+        own_manifest = build_data_file(f"file://{own_folder}/data/7.parquet", 1, 9)
+        listing = [write_manifest(metadata / "m7.avro", [own_manifest, build_data_file(location, 1, 9)], 7)]
+        write_manifest_list(metadata / "l7.avro", listing)
     before = {path for path in foreign_folder.rglob("*") if path.is_file()}
     route = "/api/v1/tables/mine/t/expire-snapshots"
     body = {"older-than-ms": 1 << 60, "retain-last": 1}
@@ -456,9 +463,9 @@ async def test_expiration_keeps_a_live_file_whose_path_is_spelled_differently(
         monkeypatch.setattr(unused_files, "_COMPARED_MAX", 0)
     own_folder = await lake.folder("mine")
     for number, prefix in ((7, "file://"), (8, "file:")):
-        file = file_of(f"{prefix}{own_folder}/data/7.parquet", 1, 9)
-        own_manifest = manifest(own_folder / "metadata" / f"m{number}.avro", [file], number)
-        list_location = manifest_list(own_folder / "metadata" / f"l{number}.avro", [own_manifest])
+        file = build_data_file(f"{prefix}{own_folder}/data/7.parquet", 1, 9)
+        own_manifest = write_manifest(own_folder / "metadata" / f"m{number}.avro", [file], number)
+        list_location = write_manifest_list(own_folder / "metadata" / f"l{number}.avro", [own_manifest])
         assert (await lake.commit("root", "mine", number, list_location)).status == 200
     (own_folder / "data").mkdir(exist_ok=True)
     (own_folder / "data" / "7.parquet").write_bytes(b"rows")
@@ -478,8 +485,10 @@ async def test_expiration_deletes_nothing_in_a_folder_named_only_by_overwritten_
     folder = Path(metadata["location"].removeprefix("file://")) / "metadata"
     snapshots = []
     for number in (7, 8):
-        files = [file_of(f"file://{legacy}/{number - 6}.parquet", 1, 9)]
-        list_location = manifest_list(folder / f"l{number}.avro", [manifest(folder / f"m{number}.avro", files, number)])
+        files = [build_data_file(f"file://{legacy}/{number - 6}.parquet", 1, 9)]
+        list_location = write_manifest_list(
+            folder / f"l{number}.avro", [write_manifest(folder / f"m{number}.avro", files, number)]
+        )
         snapshots.append(
             {
                 "snapshot-id": number,
@@ -509,14 +518,18 @@ async def test_expiration_deletes_nothing_in_a_folder_named_only_by_overwritten_
 async def test_manifest_rewrite_reads_no_file_of_another_table(lake: Lake) -> None:
     own_folder, foreign_folder = await lake.folder("mine"), await lake.folder("theirs")
     for number in (7, 8):
-        own_manifest = manifest(
-            own_folder / "metadata" / f"m{number}.avro", [file_of(f"file://{own_folder}/data/7.parquet", 1, 9)], number
+        own_manifest = write_manifest(
+            own_folder / "metadata" / f"m{number}.avro",
+            [build_data_file(f"file://{own_folder}/data/7.parquet", 1, 9)],
+            number,
         )
-        list_location = manifest_list(own_folder / "metadata" / f"l{number}.avro", [own_manifest])
+        list_location = write_manifest_list(own_folder / "metadata" / f"l{number}.avro", [own_manifest])
         assert (await lake.commit("wendy", "mine", number, list_location)).status == 200
-    secret = file_of(f"file://{foreign_folder}/data/{SECRET}.parquet", 1, 9)
-    foreign = [manifest(foreign_folder / "metadata" / f"m{number}.avro", [secret], number) for number in (1, 2, 3)]
-    manifest_list(own_folder / "metadata" / "l8.avro", foreign)
+    secret = build_data_file(f"file://{foreign_folder}/data/{SECRET}.parquet", 1, 9)
+    foreign = [
+        write_manifest(foreign_folder / "metadata" / f"m{number}.avro", [secret], number) for number in (1, 2, 3)
+    ]
+    write_manifest_list(own_folder / "metadata" / "l8.avro", foreign)
     before = {path for path in (*foreign_folder.rglob("*"), *own_folder.rglob("*")) if path.is_file()}
     route, body = "/api/v1/tables/mine/t/rewrite-manifests", {"min-count": 2}
     assert (await lake("rita", "POST", route, body)).status == 403

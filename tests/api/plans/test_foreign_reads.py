@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 
 from tests.api.client import SCHEMA, Answer, set_properties
 from tests.api.plans import test_foreign_files
-from tests.api.plans.planned import KINDS, STYLE, file_of
-from tests.api.plans.test_foreign_files import SECRET, Lake, manifest, manifest_list
+from tests.api.plans.planned import KINDS, STYLE, build_data_file
+from tests.api.plans.test_foreign_files import SECRET, Lake, write_manifest, write_manifest_list
 from tests.planner.lakes.lake import DataFile
-from tests.planner.lakes.manifests import ADDED, DELETED, EXISTING, Entry, Manifest, manifest_bytes
+from tests.planner.lakes.manifests import ADDED, DELETED, EXISTING, Entry, Manifest, build_manifest_bytes
 
 lake = test_foreign_files.lake
 
@@ -50,23 +50,25 @@ async def _send_change(lake: Lake, value: str, **body: Any) -> Answer:
 async def test_change_is_not_compared_with_rows_of_another_table(lake: Lake) -> None:
     own_folder, foreign_folder = await lake.folder("mine"), await lake.folder("theirs")
     secret = _write_secret_file(foreign_folder / "data" / "victim.parquet")
-    own_manifest = manifest(
-        own_folder / "metadata" / "own.avro", [file_of(f"file://{own_folder}/data/a.parquet", 1, 9)], 7
+    own_manifest = write_manifest(
+        own_folder / "metadata" / "own.avro", [build_data_file(f"file://{own_folder}/data/a.parquet", 1, 9)], 7
     )
-    list_location = manifest_list(own_folder / "metadata" / "l.avro", [own_manifest])
+    list_location = write_manifest_list(own_folder / "metadata" / "l.avro", [own_manifest])
     assert (await lake.commit("wendy", "mine", 7, list_location)).status == 200
     # The test overwrites both after the commit.
-    manifest_list(own_folder / "metadata" / "l.avro", [manifest(own_folder / "metadata" / "own.avro", [secret], 7)])
+    write_manifest_list(
+        own_folder / "metadata" / "l.avro", [write_manifest(own_folder / "metadata" / "own.avro", [secret], 7)]
+    )
     for value in (SECRET, "another"):
         assert (await _send_change(lake, value)).error[:2] == (403, "ForbiddenException"), value
 
 
 async def test_change_is_still_compared_with_rows_of_its_own_table(lake: Lake) -> None:
     own_folder = await lake.folder("mine")
-    own_manifest = manifest(
+    own_manifest = write_manifest(
         own_folder / "metadata" / "own.avro", [_write_secret_file(own_folder / "data" / "a.parquet")], 7
     )
-    list_location = manifest_list(own_folder / "metadata" / "l.avro", [own_manifest])
+    list_location = write_manifest_list(own_folder / "metadata" / "l.avro", [own_manifest])
     assert (await lake.commit("wendy", "mine", 7, list_location)).status == 200
     assert (await _send_change(lake, SECRET)).error[0] == 409
     assert (await _send_change(lake, "another")).status == 200
@@ -74,16 +76,18 @@ async def test_change_is_still_compared_with_rows_of_its_own_table(lake: Lake) -
 
 async def test_change_reads_no_manifest_or_list_of_another_table(lake: Lake) -> None:
     mine, foreign_folder = await lake.folder("mine"), await lake.folder("theirs")
-    own_manifest = manifest(mine / "metadata" / "own.avro", [file_of(f"file://{mine}/data/a.parquet", 1, 9)], 7)
-    second = manifest_list(mine / "metadata" / "l8.avro", [own_manifest])
+    own_manifest = write_manifest(
+        mine / "metadata" / "own.avro", [build_data_file(f"file://{mine}/data/a.parquet", 1, 9)], 7
+    )
+    second = write_manifest_list(mine / "metadata" / "l8.avro", [own_manifest])
     assert (
-        await lake.commit("wendy", "mine", 7, manifest_list(mine / "metadata" / "l7.avro", [own_manifest]))
+        await lake.commit("wendy", "mine", 7, write_manifest_list(mine / "metadata" / "l7.avro", [own_manifest]))
     ).status == 200
     assert (await lake.commit("wendy", "mine", 8, second, **{"parent-snapshot-id": 7})).status == 200
-    foreign = manifest(
-        foreign_folder / "metadata" / "m.avro", [file_of(f"file://{foreign_folder}/x", 1, 9)], 7, write=False
+    foreign = write_manifest(
+        foreign_folder / "metadata" / "m.avro", [build_data_file(f"file://{foreign_folder}/x", 1, 9)], 7, write=False
     )
-    manifest_list(mine / "metadata" / "l7.avro", [foreign])  # The manifest list of an earlier snapshot
+    write_manifest_list(mine / "metadata" / "l7.avro", [foreign])  # The manifest list of an earlier snapshot
     remove = {"add": [], "scope": None, "remove": [{"file-path": f"file://{mine}/data/a.parquet"}]}
     for body in ({}, remove):
         answer = await _send_change(lake, "another", **body)
@@ -96,7 +100,9 @@ def _manifest(
 ) -> Manifest:
     """Return a manifest whose list entry counts `counts` added and existing files."""
     schema = {**SCHEMA, "schema-id": 0}
-    data = manifest_bytes(entries, version=2, content=0, style=STYLE, spec_id=0, fields=(), kinds=KINDS, schema=schema)
+    data = build_manifest_bytes(
+        entries, version=2, content=0, style=STYLE, spec_id=0, fields=(), kinds=KINDS, schema=schema
+    )
     if write:
         path.write_bytes(data)
     reported_files = {
@@ -109,7 +115,7 @@ def _manifest(
 async def test_rebase_copies_no_manifest_of_another_table(lake: Lake) -> None:
     own_folder, theirs = [await lake.folder(name) / "metadata" for name in ("mine", "theirs")]
     own_folder.mkdir(exist_ok=True)
-    a, b, c, n = (file_of(f"file://{own_folder.parent}/data/{name}.parquet", 1, 9) for name in "abcn")
+    a, b, c, n = (build_data_file(f"file://{own_folder.parent}/data/{name}.parquet", 1, 9) for name in "abcn")
 
     async def commit(
         snapshot_id: int,
@@ -123,7 +129,7 @@ async def test_rebase_copies_no_manifest_of_another_table(lake: Lake) -> None:
             "snapshot-id": snapshot_id,
             "sequence-number": sequence,
             "timestamp-ms": (await lake.metadata("mine"))["last-updated-ms"] + 1,
-            "manifest-list": manifest_list(own_folder / f"l{snapshot_id}.avro", manifests),
+            "manifest-list": write_manifest_list(own_folder / f"l{snapshot_id}.avro", manifests),
             "summary": {"operation": "append", "added-data-files": "2"},
             "schema-id": 0,
         }
@@ -133,7 +139,9 @@ async def test_rebase_copies_no_manifest_of_another_table(lake: Lake) -> None:
         body = {"requirements": [demand], "updates": [{"action": "add-snapshot", "snapshot": snapshot}, ref]}
         return (await lake(principal, "POST", "/v1/namespaces/mine/tables/t", body)).status
 
-    secrets = [Entry(ADDED, 2, None, None, file_of(f"file://{theirs}/{SECRET}-{i}.parquet", 1, 9)) for i in range(2)]
+    secrets = [
+        Entry(ADDED, 2, None, None, build_data_file(f"file://{theirs}/{SECRET}-{i}.parquet", 1, 9)) for i in range(2)
+    ]
     victim = _manifest(theirs / "v.avro", secrets, 2, 2, 2, 0)
     reported_manifest = _manifest(theirs / "v.avro", secrets, 2, 9, 1, 1, write=False)
     table = "/v1/namespaces/mine/tables/t"
@@ -147,7 +155,7 @@ async def test_rebase_copies_no_manifest_of_another_table(lake: Lake) -> None:
     third = _manifest(own_folder / "m3.avro", [Entry(ADDED, 13, None, None, c)], 13, 3, 1, 0)
     assert await commit(13, "main", 11, 3, [first, third]) == 200
     # The test overwrites it after the commit: the list of the current snapshot names the other table's manifest.
-    manifest_list(own_folder / "l13.avro", [first, third, victim])
+    write_manifest_list(own_folder / "l13.avro", [first, third, victim])
     stale = [Entry(EXISTING, 11, 1, 1, a), Entry(ADDED, 2, None, None, n)]
     own_manifest = _manifest(own_folder / "n1.avro", stale, 2, 9, 1, 1)
     assert await commit(2, "b", 11, 9, [own_manifest, reported_manifest]) == 400

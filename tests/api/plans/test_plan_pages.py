@@ -14,7 +14,7 @@ from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.store.model import Entry
 from tests.api.client import SCHEMA, Answer, Api
-from tests.api.plans.planned import PYICEBERG, T, append, numbers, pages, tens
+from tests.api.plans.planned import PYICEBERG, T, append, build_ten_id_files, list_planned_numbers, read_all_pages
 from tests.server.rig import running
 
 
@@ -24,7 +24,7 @@ async def paging_api(tmp_path: Path) -> AsyncIterator[Api]:
     async with running(tmp_path, plan_inline_limit=2, plan_page_size=4) as server:
         api = Api(server)
         await api.table()
-        await append(api, "t", tens(30), snapshot_id=1, manifests=3)
+        await append(api, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)
         yield api
 
 
@@ -32,13 +32,13 @@ async def test_plan_tasks_cover_each_file_once_when_files_exceed_one_answer(pagi
     whole_plan = await paging_api("POST", f"{T}/plan", {})
     assert whole_plan.json["file-scan-tasks"] == []
     assert len(whole_plan.json["plan-tasks"]) == 8
-    assert await pages(paging_api, whole_plan) == list(range(30))
+    assert await read_all_pages(paging_api, whole_plan) == list(range(30))
     answer = await paging_api("POST", f"{T}/plan", {"filter": {"type": "gt-eq", "term": "id", "value": 200}})
     assert len(answer.json["plan-tasks"]) == 3
-    assert await pages(paging_api, answer) == list(range(20, 30))
+    assert await read_all_pages(paging_api, answer) == list(range(20, 30))
     small_plan = await paging_api("POST", f"{T}/plan", {"filter": {"type": "gt-eq", "term": "id", "value": 280}})
     assert "plan-tasks" not in small_plan.json
-    assert numbers(small_plan) == [28, 29]
+    assert list_planned_numbers(small_plan) == [28, 29]
 
 
 async def test_every_page_follows_the_options_for_residuals_and_sequence_numbers(paging_api: Api) -> None:
@@ -59,7 +59,7 @@ async def test_every_page_follows_the_options_for_residuals_and_sequence_numbers
 
 async def test_pages_belong_to_their_plan_whatever_is_committed_later(paging_api: Api) -> None:
     whole_plan = await paging_api("POST", f"{T}/plan", {"filter": {"type": "gt-eq", "term": "id", "value": 100}})
-    await append(paging_api, "t", tens(60)[30:], snapshot_id=2, parent=1)
+    await append(paging_api, "t", build_ten_id_files(60)[30:], snapshot_id=2, parent=1)
     renamed = {**SCHEMA, "schema-id": 1, "fields": [{**SCHEMA["fields"][0], "name": "key"}, SCHEMA["fields"][1]]}
     other = {"id": 3, "name": "id", "required": False, "type": "string"}
     renamed["fields"].append(other)
@@ -71,7 +71,7 @@ async def test_pages_belong_to_their_plan_whatever_is_committed_later(paging_api
         ],
     }
     assert (await paging_api("POST", T, change)).status == 200
-    assert await pages(paging_api, whole_plan) == list(range(10, 30))
+    assert await read_all_pages(paging_api, whole_plan) == list(range(10, 30))
 
 
 async def test_any_replica_answers_a_plan_task(tmp_path: Path) -> None:
@@ -79,9 +79,9 @@ async def test_any_replica_answers_a_plan_task(tmp_path: Path) -> None:
     async with running(tmp_path, **settings) as first, running(tmp_path, **settings) as second:
         first_api, second_api = Api(first), Api(second)
         await first_api.table()
-        await append(first_api, "t", tens(30), snapshot_id=1)
+        await append(first_api, "t", build_ten_id_files(30), snapshot_id=1)
         whole_plan = await first_api("POST", f"{T}/plan", {})
-        assert await pages(second_api, whole_plan) == list(range(30))
+        assert await read_all_pages(second_api, whole_plan) == list(range(30))
 
 
 async def test_replica_that_kept_fewer_files_answers_pages_without_loss(
@@ -93,7 +93,7 @@ async def test_replica_that_kept_fewer_files_answers_pages_without_loss(
     """
     where = {"filter": {"type": "in", "term": "id", "values": [15, 95, 105, 185, 255]}}
     whole_plan = await paging_api("POST", f"{T}/plan", where)
-    assert await pages(paging_api, whole_plan) == [1, 9, 10, 18, 25]
+    assert await read_all_pages(paging_api, whole_plan) == [1, 9, 10, 18, 25]
     plan = Planner.plan
 
     async def keeps_everything(self: Planner, bound_scan: BoundScan, entry: Entry) -> Any:
@@ -101,16 +101,16 @@ async def test_replica_that_kept_fewer_files_answers_pages_without_loss(
         return await plan(self, whole_plan, entry)
 
     monkeypatch.setattr(Planner, "plan", keeps_everything)
-    assert await pages(paging_api, whole_plan) == list(range(30))
+    assert await read_all_pages(paging_api, whole_plan) == list(range(30))
 
 
 async def test_plan_task_is_valid_for_its_table_while_its_snapshot_exists(paging_api: Api) -> None:
     token = (await paging_api("POST", f"{T}/plan", {})).json["plan-tasks"][0]
     await paging_api.table("u")
-    await append(paging_api, "u", tens(3), snapshot_id=1)
+    await append(paging_api, "u", build_ten_id_files(3), snapshot_id=1)
     other = await paging_api("POST", "/v1/namespaces/db/tables/u/tasks", {"plan-task": token})
     assert other.error[:2] == (404, "NoSuchPlanTaskException")
-    await append(paging_api, "t", tens(3), snapshot_id=2)
+    await append(paging_api, "t", build_ten_id_files(3), snapshot_id=2)
     expire = {"requirements": [], "updates": [{"action": "remove-snapshots", "snapshot-ids": [1]}]}
     assert (await paging_api("POST", T, expire)).status == 200
     answer_after_expiry = await paging_api("POST", f"{T}/tasks", {"plan-task": token})
@@ -125,26 +125,26 @@ async def expire(api: Api, *snapshot_ids: int) -> None:
 
 async def test_pages_of_an_incremental_scan_work_after_its_start_expired(paging_api: Api) -> None:
     """The start snapshot is exclusive. After its expiry, scans from it continue to work, and so do their pages."""
-    await append(paging_api, "t", tens(60)[30:], snapshot_id=2, parent=1)
+    await append(paging_api, "t", build_ten_id_files(60)[30:], snapshot_id=2, parent=1)
     between = {"start-snapshot-id": 1, "end-snapshot-id": 2}
     before = await paging_api("POST", f"{T}/plan", between)
     await expire(paging_api, 1)
-    assert await pages(paging_api, before) == list(range(30, 60))
-    assert await pages(paging_api, await paging_api("POST", f"{T}/plan", between)) == list(range(30, 60))
+    assert await read_all_pages(paging_api, before) == list(range(30, 60))
+    assert await read_all_pages(paging_api, await paging_api("POST", f"{T}/plan", between)) == list(range(30, 60))
 
 
 async def test_pages_of_an_incremental_scan_lose_no_file_when_snapshots_expire(paging_api: Api) -> None:
     """A scan without a start begins with the oldest snapshot. The expiry of that snapshot must not change the pages."""
-    await append(paging_api, "t", tens(60)[30:], snapshot_id=2, parent=1)
-    await append(paging_api, "t", tens(90)[60:], snapshot_id=3, parent=2)
+    await append(paging_api, "t", build_ten_id_files(60)[30:], snapshot_id=2, parent=1)
+    await append(paging_api, "t", build_ten_id_files(90)[60:], snapshot_id=3, parent=2)
     whole_plan = await paging_api("POST", f"{T}/plan", {"end-snapshot-id": 3})
-    assert await pages(paging_api, whole_plan) == list(range(90))
+    assert await read_all_pages(paging_api, whole_plan) == list(range(90))
     await expire(paging_api, 1)
     for token in whole_plan.json["plan-tasks"]:
         answer = await paging_api("POST", f"{T}/tasks", {"plan-task": token})
         assert answer.error[:2] == (404, "NoSuchPlanTaskException")
     later_plan = await paging_api("POST", f"{T}/plan", {"end-snapshot-id": 3})
-    assert await pages(paging_api, later_plan) == list(range(30, 90))
+    assert await read_all_pages(paging_api, later_plan) == list(range(30, 90))
     await expire(paging_api, 2)
     for token in later_plan.json["plan-tasks"]:
         answer = await paging_api("POST", f"{T}/tasks", {"plan-task": token})
@@ -158,11 +158,11 @@ async def test_filter_too_long_for_tokens_is_answered_in_one_page(
     async with running(tmp_path, plan_inline_limit=2, plan_page_size=4) as server:
         api = Api(server)
         await api.table()
-        await append(api, "t", tens(30), snapshot_id=1)
+        await append(api, "t", build_ten_id_files(30), snapshot_id=1)
         values = [n * 7919 % 10_007 for n in range(3_000)]
         long = await api("POST", f"{T}/plan", {"filter": {"type": "in", "term": "id", "values": values}})
         assert "plan-tasks" not in long.json
-        assert numbers(long) == list(range(30))
+        assert list_planned_numbers(long) == list(range(30))
 
 
 JAVA = {"X-Client-Version": "Apache Iceberg 1.12.0"}
@@ -194,7 +194,7 @@ async def api_with_small_pages(tmp_path: Path) -> AsyncIterator[Api]:
     async with running(tmp_path, plan_residual_bytes=50_000) as server:
         api = Api(server)
         await api.table()
-        await append(api, "t", tens(30), snapshot_id=1)
+        await append(api, "t", build_ten_id_files(30), snapshot_id=1)
         yield api
 
 
@@ -218,7 +218,7 @@ async def test_client_that_filters_rows_again_gets_short_residuals_in_one_answer
         ({}, None),
     ):
         answer = await api_with_small_pages("POST", f"{T}/plan", {"filter": LONG_IN_FILTER}, headers=headers)
-        assert numbers(answer) == list(range(30))
+        assert list_planned_numbers(answer) == list(range(30))
         residuals = [task.get("residual-filter") for task in answer.json["file-scan-tasks"]]
         assert {one and one["type"] for one in residuals} == {residual}
     # The answer is not the cached answer of another client.
@@ -230,7 +230,7 @@ async def test_plan_tasks_of_a_client_that_filters_again_are_split_for_one_that_
     async with running(tmp_path, plan_residual_bytes=50_000, plan_inline_limit=2) as server:
         api = Api(server)
         await api.table()
-        await append(api, "t", tens(30), snapshot_id=1)
+        await append(api, "t", build_ten_id_files(30), snapshot_id=1)
         short = await api("POST", f"{T}/plan", {"filter": LONG_IN_FILTER}, headers={**JAVA, **SHORT_RESIDUALS})
         assert len(short.json["plan-tasks"]) == 2
         tasks = await fetch_tasks(api, short, JAVA, 60_000)
@@ -255,7 +255,7 @@ async def test_filter_too_long_for_plan_tasks_and_exact_residuals_is_rejected_wi
     refusal = await api_with_small_pages("POST", f"{T}/plan", {"filter": LONG_IN_FILTER}, headers=JAVA)
     assert refusal.error[:2] == (400, "BadRequestException")
     assert all(one in refusal.error[2] for one in ("X-Seamark-Residuals: short", "scan-planning-mode=client"))
-    assert numbers(
+    assert list_planned_numbers(
         await api_with_small_pages("POST", f"{T}/plan", {"filter": LONG_IN_FILTER}, headers={**JAVA, **SHORT_RESIDUALS})
     ) == list(range(30))
 

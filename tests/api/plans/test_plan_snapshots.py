@@ -7,8 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from tests.api.client import Answer
-from tests.api.plans.planned import append, tens
-from tests.api.plans.test_plan_tables import LEASE_S, OWN_TABLES, STANDARD_TABLES, PlanApi, open_plan_api, plans
+from tests.api.plans.planned import append, build_ten_id_files
+from tests.api.plans.test_plan_tables import (
+    LEASE_S,
+    OWN_TABLES,
+    STANDARD_TABLES,
+    PlanApi,
+    list_plan_files,
+    open_plan_api,
+)
 from tests.planner.lakes.entries import read_data_files, read_manifest_list
 
 PLANS = {"X-Seamark-Plans": "trino-1"}
@@ -100,7 +107,7 @@ async def test_plan_made_as_a_snapshot_has_no_usable_name(plan_api: PlanApi, tmp
     """A reader can compute the name under which the database stores the plan. The server must not accept it."""
     await make_plan(plan_api)
     store = plan_api.server.components.store
-    digests = {plan.name[:32] for plan in plans(tmp_path)}
+    digests = {plan.name[:32] for plan in list_plan_files(tmp_path)}
     assert len(digests) == 1
     for digest in digests:
         name = f"t~plan~{digest}"
@@ -157,7 +164,7 @@ async def test_plan_is_read_with_the_schema_of_its_request(plan_api: PlanApi) ->
 async def test_commit_that_removes_a_plans_snapshot_drops_only_the_plan(plan_api: PlanApi) -> None:
     """Spark's expire_snapshots commits this through a catalog with the header, and then deletes the plan's files."""
     plan_id = (await make_plan(plan_api))["plan-snapshot-id"]
-    await append(plan_api, "t", tens(31)[30:], snapshot_id=2, parent=1)
+    await append(plan_api, "t", build_ten_id_files(31)[30:], snapshot_id=2, parent=1)
     updates = [{"action": "remove-snapshots", "snapshot-ids": [1, plan_id]}]
     uuid = (await plan_api.load("t"))["metadata"]["table-uuid"]
     body = {"requirements": [{"type": "assert-table-uuid", "uuid": uuid}], "updates": updates}
@@ -176,13 +183,13 @@ async def test_commit_that_removes_a_plans_snapshot_drops_only_the_plan(plan_api
 
 async def test_plan_removed_by_a_commit_is_made_anew_when_requested_again(plan_api: PlanApi, tmp_path: Path) -> None:
     first_id = (await make_plan(plan_api))["plan-snapshot-id"]
-    files = set(plans(tmp_path))
+    files = set(list_plan_files(tmp_path))
     body = {"requirements": [], "updates": [{"action": "remove-snapshots", "snapshot-ids": [first_id]}]}
     assert (await plan_api("POST", f"{STANDARD_TABLES}/t", body, headers=PLANS)).status == 200
     second_id = (await make_plan(plan_api))["plan-snapshot-id"]
     assert second_id != first_id
     assert (await plan_api.server.components.housekeeping.round())["plan_tables_cleaned"] == 1
-    assert files.isdisjoint(plans(tmp_path))
+    assert files.isdisjoint(list_plan_files(tmp_path))
     assert set(await load_snapshots(plan_api)) == {1, second_id}
 
 
@@ -202,7 +209,7 @@ async def test_commit_cannot_make_a_plans_snapshot_part_of_the_table(plan_api: P
     expected = {"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": plan_id}
     answer = await plan_api("POST", f"{STANDARD_TABLES}/t", {"requirements": [expected], "updates": []}, headers=PLANS)
     assert answer.error[:2] == (409, "CommitFailedException")
-    await append(plan_api, "t", tens(31)[30:], snapshot_id=2, parent=1)
+    await append(plan_api, "t", build_ten_id_files(31)[30:], snapshot_id=2, parent=1)
     assert {one["snapshot-id"] for one in (await plan_api.load("t"))["metadata"]["snapshots"]} == {1, 2}
 
 

@@ -18,8 +18,8 @@ from tests.api.plans.test_plan_views import (
     TABLE_POSITION,
     TEXT,
     VIEWS,
-    text_of,
-    version,
+    build_version,
+    read_text,
 )
 
 GUARD = "IF(current_user = 'o''hara', TRUE, CAST('this plan belongs to another user' AS BOOLEAN))"
@@ -28,7 +28,7 @@ GUARD = "IF(current_user = 'o''hara', TRUE, CAST('this plan belongs to another u
 @pytest.fixture
 async def plan_api(tmp_path: Path) -> AsyncIterator[PlanApi]:
     async with open_plan_api(tmp_path) as plan_api:
-        await plan_api.view(**{"view-version": version()}, properties=OWNER_PROPERTIES)
+        await plan_api.view(**{"view-version": build_version()}, properties=OWNER_PROPERTIES)
         yield plan_api
 
 
@@ -52,7 +52,7 @@ async def test_plan_views_tables_are_versions_and_its_rows_are_visible_to_one_us
     loaded_view = (await plan_api("GET", f"{VIEWS}/{answer.json['name']}", headers=PLANS)).json
     plan = body["tables"][0]["plan-snapshot-id"]
     text = TEXT.replace(" t ", f" t FOR VERSION AS OF {plan} ", 1)
-    assert text_of(loaded_view) == f'SELECT * FROM (\n{text}\n) AS "v" WHERE {GUARD} AND ("id" = 5\n)'
+    assert read_text(loaded_view) == f'SELECT * FROM (\n{text}\n) AS "v" WHERE {GUARD} AND ("id" = 5\n)'
     assert loaded_view["metadata"]["properties"] == OWNER_PROPERTIES
 
 
@@ -95,7 +95,7 @@ async def test_plan_view_requires_the_current_view_and_plans_that_are_shown(plan
 
 
 async def test_plan_view_checks_all_columns_of_an_inner_view(plan_api: PlanApi) -> None:
-    await plan_api.view("w", **{"view-version": version(OUTER_VIEW_TEXT)})
+    await plan_api.view("w", **{"view-version": build_version(OUTER_VIEW_TEXT)})
     inner = (await make_plan_view(plan_api))["name"]
     location = (await plan_api("GET", f"{VIEWS}/w")).json["metadata-location"]
     position = OUTER_VIEW_TEXT.index("db.")
@@ -103,7 +103,7 @@ async def test_plan_view_checks_all_columns_of_an_inner_view(plan_api: PlanApi) 
     body = {"metadata-location": location, "predicate": "id > 4", "tables": [table], "reader": "o'hara"}
     answer = await plan_api("POST", f"{OWN_VIEWS}/w/plan-views", body, headers=PLANS)
     assert answer.status == 200, answer.raw
-    text = text_of((await plan_api("GET", f"{VIEWS}/{answer.json['name']}", headers=PLANS)).json)
+    text = read_text((await plan_api("GET", f"{VIEWS}/{answer.json['name']}", headers=PLANS)).json)
     assert text.startswith('WITH "~0" AS (SELECT "id", "data" FROM db."V" WHERE FALSE) SELECT * FROM (\n')
     assert f'db."{inner}" AS "V"' in text
     assert GUARD in text

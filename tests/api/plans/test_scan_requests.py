@@ -17,8 +17,17 @@ from seamark.formats.index.keys.arrow_keys import keys_of
 from seamark.formats.index.keys.terms import Term
 from seamark.formats.index.kinds import bitmap
 from tests.api.client import SCHEMA, Api, set_properties
-from tests.api.indexes.indexed import begin, define, register, write
-from tests.api.plans.planned import JAVA, PYICEBERG, T, append, file_of, numbers, pages, tens
+from tests.api.indexes.indexed import begin_build, define, register, write
+from tests.api.plans.planned import (
+    JAVA,
+    PYICEBERG,
+    T,
+    append,
+    build_data_file,
+    build_ten_id_files,
+    list_planned_numbers,
+    read_all_pages,
+)
 from tests.planner.lakes.kinds import to_bytes
 from tests.planner.lakes.metrics import ColumnMetrics
 from tests.server.rig import running
@@ -41,11 +50,11 @@ async def indexed_api(tmp_path: Path) -> AsyncIterator[Api]:
     async with running(tmp_path, plan_inline_limit=2, plan_page_size=4, index_wait_s=20.0) as server:
         api = Api(server)
         await api.table()
-        await append(api, "t", tens(FILES), snapshot_id=1)
+        await append(api, "t", build_ten_id_files(FILES), snapshot_id=1)
         await define(api, kind="bitmap", columns=["id"])
-        build = await begin(api)
+        build = await begin_build(api)
         term = Term(1, "id", "identity", "long", "long")
-        listed_files = [ListedFile(one.path, one.size, one.record_count) for one in tens(FILES)]
+        listed_files = [ListedFile(one.path, one.size, one.record_count) for one in build_ten_id_files(FILES)]
         built = [bitmap.build(keys_of(pa.array(range(10 * n, 10 * n + 10, 2)), "long")) for n in range(FILES)]
         data = b"".join(
             encode_index_file(build["table-uuid"], IndexDefinition("i", "bitmap", (term,)), listed_files, built)
@@ -56,7 +65,7 @@ async def indexed_api(tmp_path: Path) -> AsyncIterator[Api]:
 
 async def plan_numbers(api: Api, filter: Any, headers: dict[str, str], **fields: Any) -> list[int]:
     answer = await api("POST", f"{T}/plan", {"filter": filter, **fields}, headers=headers)
-    return await pages(api, answer, headers=headers)
+    return await read_all_pages(api, answer, headers=headers)
 
 
 async def test_spark_gets_a_partly_matching_file_so_that_it_cannot_delete_by_metadata(indexed_api: Api) -> None:
@@ -136,7 +145,10 @@ async def test_residual_skips_no_row_group_if_the_client_may_rewrite_the_file(in
 async def test_orc_files_that_may_be_rewritten_have_no_residual(api_with_files: Api) -> None:
     """Iceberg's ORC reader also skips rows by predicates on transforms."""
     await api_with_files.table("mixed")
-    files = [file_of("file:///t/data/0.parquet", 0, 9), replace(file_of("file:///t/data/1.orc", 0, 9), format="ORC")]
+    files = [
+        build_data_file("file:///t/data/0.parquet", 0, 9),
+        replace(build_data_file("file:///t/data/1.orc", 0, 9), format="ORC"),
+    ]
     await append(api_with_files, "mixed", files, snapshot_id=7)
     answer = await api_with_files(
         "POST", f"{T[:-1]}mixed/plan", {"filter": {**ODD_ID_FILTER, "value": 4}, **ALL_COLUMNS}, headers=JAVA
@@ -150,7 +162,7 @@ async def test_nested_columns_and_columns_of_another_schema_count_as_all_columns
     struct = {"type": "struct", "fields": [{"id": 4, "name": "a", "required": False, "type": "int"}]}
     fields = [*SCHEMA["fields"], {"id": 3, "name": "st", "required": False, "type": struct}]
     await api_with_files.table("deep", schema={**SCHEMA, "fields": fields})
-    await append(api_with_files, "deep", tens(1), snapshot_id=7)
+    await append(api_with_files, "deep", build_ten_id_files(1), snapshot_id=7)
     residuals = []
     for select in (["id", "data", "st", "st.a"], ["id", "data", "st"], ["id", "data"]):
         body = {
@@ -192,7 +204,7 @@ async def doubles_api(api_with_files: Api) -> Api:
     for place, count in enumerate(NAN_COUNTS):
         bounds = (None, None) if count == 10 else (to_bytes("double", 0.0), to_bytes("double", 1.0))
         metrics = {1: ColumnMetrics(10, 0, count, *bounds)}
-        files.append(replace(file_of(f"file:///t/data/{place}.parquet", 0, 9, rows=10), metrics=metrics))
+        files.append(replace(build_data_file(f"file:///t/data/{place}.parquet", 0, 9, rows=10), metrics=metrics))
     await append(api_with_files, "doubles", files, snapshot_id=7, kinds={1: "double", 2: "string"})
     return api_with_files
 
@@ -216,9 +228,16 @@ async def test_files_with_nan_are_kept_for_clients_where_nan_is_the_greatest_val
         (below, []),
     ):
         for headers in (JAVA, SHORT_RESIDUALS, {}, {"User-Agent": "DuckDB/1.5"}):
-            assert numbers(await doubles_api("POST", path, {"filter": filter}, headers=headers)) == kept_count, filter
-    assert numbers(await doubles_api("POST", path, {"filter": comparison("gt", 3.0)}, headers=PYICEBERG)) == []
-    assert numbers(await doubles_api("POST", path, {"filter": comparison("gt", 0.5)}, headers=PYICEBERG)) == [0, 1, 3]
+            assert (
+                list_planned_numbers(await doubles_api("POST", path, {"filter": filter}, headers=headers)) == kept_count
+            ), filter
+    assert (
+        list_planned_numbers(await doubles_api("POST", path, {"filter": comparison("gt", 3.0)}, headers=PYICEBERG))
+        == []
+    )
+    assert list_planned_numbers(
+        await doubles_api("POST", path, {"filter": comparison("gt", 0.5)}, headers=PYICEBERG)
+    ) == [0, 1, 3]
 
 
 async def test_residual_tests_for_nan_only_in_files_that_may_have_it(doubles_api: Api) -> None:
@@ -259,7 +278,7 @@ async def test_server_plans_a_plan_table_whose_filter_nan_may_match(doubles_api:
 
 async def test_only_seamarks_clients_get_functions_of_columns_as_terms(api: Api) -> None:
     await api.table()
-    await append(api, "t", tens(3), snapshot_id=1)
+    await append(api, "t", build_ten_id_files(3), snapshot_id=1)
     term = {"type": "transform", "transform": "lower", "term": "data"}
     body = {"filter": {"type": "eq", "term": term, "value": "a"}}
     own_options = {"residuals": False, "functions": True}

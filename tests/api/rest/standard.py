@@ -36,7 +36,7 @@ def document() -> dict[str, Any]:
 
 
 @cache
-def operations() -> tuple[Operation, ...]:
+def read_operations() -> tuple[Operation, ...]:
     """Return all operations of the specification."""
     actual_operations = []
     for template, methods in document()["paths"].items():

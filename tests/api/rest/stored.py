@@ -21,7 +21,7 @@ from seamark.connector.parquet.columns import Projection
 from seamark.formats.iceberg.metadata.table_json import decode_table
 from seamark.formats.index.definitions import of_id
 from tests.api.client import Api
-from tests.api.indexes.indexed import INDEXES, begin, define, register
+from tests.api.indexes.indexed import INDEXES, begin_build, define, register
 from tests.api.live import LiveTable, Snapshot
 from tests.planner.lakes.lake import DataFile, DeleteFile
 from tests.planner.lakes.manifests import PartitionField
@@ -131,7 +131,7 @@ class StoredTable(LiveTable):
     ) -> None:
         """Define an index if it does not exist, and build it for these files in `parts` index files."""
         await define(self.api, name, kind=kind, columns=list(columns))
-        build = await begin(self.api, name)
+        build = await begin_build(self.api, name)
         answer = await self.api("GET", "/v1/namespaces/db/tables/t")
         location = answer.json["metadata-location"]
         schema = decode_table(Path(location.removeprefix("file://")).read_bytes(), location).current_schema
@@ -195,7 +195,7 @@ def vector_bytes(rows: Iterable[int]) -> bytes:
     return len(body).to_bytes(4, "big") + body + zlib.crc32(body).to_bytes(4, "big")
 
 
-def some_row(rng: random.Random, part: int) -> Row:
+def draw_row(rng: random.Random, part: int) -> Row:
     """Return a random row with values from small ranges, so that keys have several rows."""
     price = rng.choice([None, 0.0, 1.5, -2.5, float("nan"), 1e300])
     return (rng.choice([None, *range(40)]), rng.choice([None, "", "a", "b", "ä\U0001f600"]), price, part)

@@ -16,8 +16,8 @@ from pyiceberg.table import StaticTable
 
 from seamark.metaserver.api.lookups import metadata as routes
 from tests.api.client import Answer, Api
-from tests.api.plans.planned import append, file_of
-from tests.planner.lakes.history import random_lake
+from tests.api.plans.planned import append, build_data_file
+from tests.planner.lakes.history import write_random_lake
 from tests.planner.lakes.lake import ContentFile, DataFile, Lake, Snapshot
 from tests.seeds import examples
 from tests.server.rig import running
@@ -82,7 +82,7 @@ def omit_keys(item: dict[str, Any], *names: str) -> dict[str, Any]:
 
 async def test_listing_has_the_files_of_every_snapshot(lake_api: Api, tmp_path: Path) -> None:
     for seed in range(examples(25, 10)):
-        lake = random_lake(seed, tmp_path / str(seed))
+        lake = write_random_lake(seed, tmp_path / str(seed))
         path = await register(lake_api, lake, f"t{seed}")
         for snapshot in lake.snapshots.values():
             actual = await list_all(lake_api, f"{path}/files", "files", f"snapshot-id={snapshot.id}", limit=3)
@@ -103,7 +103,7 @@ async def test_listing_has_the_files_of_every_snapshot(lake_api: Api, tmp_path: 
 async def test_partition_of_a_listing_can_be_used_to_find_its_files(lake_api: Api, tmp_path: Path) -> None:
     narrowed = 0
     for seed in range(40, 40 + examples(20, 10)):
-        lake = random_lake(seed, tmp_path / str(seed))
+        lake = write_random_lake(seed, tmp_path / str(seed))
         path = await register(lake_api, lake, f"t{seed}")
         files = await list_all(lake_api, f"{path}/files", "files")
         for file in random.Random(seed).sample(files, min(len(files), 4)):
@@ -117,7 +117,7 @@ async def test_partition_of_a_listing_can_be_used_to_find_its_files(lake_api: Ap
 
 async def test_arrow_and_json_listings_are_equal(lake_api: Api, tmp_path: Path) -> None:
     for seed in range(60, 60 + examples(10, 5)):
-        lake = random_lake(seed, tmp_path / str(seed))
+        lake = write_random_lake(seed, tmp_path / str(seed))
         path = await register(lake_api, lake, f"t{seed}")
         paths = [("files", "files"), ("partitions", "partitions")]
         paths += [(f"stats/{quote(column.name, safe='')}", "stats") for column in lake.schema.leaves().values()]
@@ -139,7 +139,7 @@ async def test_arrow_and_json_listings_are_equal(lake_api: Api, tmp_path: Path) 
 async def test_partitions_equal_those_of_pyiceberg(lake_api: Api, tmp_path: Path) -> None:
     compared_lakes = 0
     for seed in range(100, 100 + examples(60, 30)):
-        lake = random_lake(seed, tmp_path / str(seed))
+        lake = write_random_lake(seed, tmp_path / str(seed))
         if len(lake.specs) > 1 or lake.version > 2:
             continue  # PyIceberg merges partitions of all specs into one form, and reads no deletion vectors.
         if any(file.record_count == 0 for file in lake.current.data_files):
@@ -177,7 +177,7 @@ async def test_partitions_equal_those_of_pyiceberg(lake_api: Api, tmp_path: Path
 async def api_with_table(api: Api) -> Api:
     """Return the API with `db.t`. Its first snapshot has a tag and 5 files, its second snapshot has 2 more."""
     await api.table()
-    files = [file_of(f"file:///t/{n}.parquet", 10 * n, 10 * n + 9) for n in range(7)]
+    files = [build_data_file(f"file:///t/{n}.parquet", 10 * n, 10 * n + 9) for n in range(7)]
     await append(api, "t", files[:5], snapshot_id=1, manifests=2)
     tag = {"action": "set-snapshot-ref", "ref-name": "first", "type": "tag", "snapshot-id": 1}
     assert (await api("POST", "/v1/namespaces/db/tables/t", {"requirements": [], "updates": [tag]})).status == 200
@@ -225,7 +225,7 @@ async def test_invalid_parameters_are_rejected_with_the_reason(api_with_table: A
 
 async def test_commit_between_two_pages_shifts_no_file(api_with_table: Api) -> None:
     first = (await api_with_table("GET", f"{T}/files?limit=3")).json
-    await append(api_with_table, "t", [file_of("file:///t/new.parquet", 0, 1)], snapshot_id=3, parent=2)
+    await append(api_with_table, "t", [build_data_file("file:///t/new.parquet", 0, 1)], snapshot_id=3, parent=2)
     second = (await api_with_table("GET", f"{T}/files?limit=9&page-token={first['next-page-token']}")).json
     assert second["snapshot-id"] == first["snapshot-id"] == 2
     assert len(first["files"]) + len(second["files"]) == 7

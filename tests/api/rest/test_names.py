@@ -7,7 +7,7 @@ from urllib.parse import quote, quote_plus
 import pytest
 
 from seamark.metaserver.catalog.values import Caller
-from tests.api.client import SCHEMA, VIEW_VERSION, Api, function_document
+from tests.api.client import SCHEMA, VIEW_VERSION, Api, build_function_document
 
 CALLER = Caller(principal_name="tester", request_id="test")
 
@@ -109,7 +109,7 @@ async def test_page_size_without_a_page_token_does_not_shorten_a_listing(api: Ap
         await api.table(name)
         body = {"name": f"v{name}", "schema": SCHEMA, "view-version": VIEW_VERSION}
         assert (await api("POST", "/v1/namespaces/db/views", body)).status == 200
-        await api.server.components.catalog.functions.put(CALLER, ("db",), f"f{name}", function_document())
+        await api.server.components.catalog.functions.put(CALLER, ("db",), f"f{name}", build_function_document())
     for path, field in (
         ("/v1/namespaces?parent=db&pageSize=2", "namespaces"),
         ("/v1/namespaces/db/tables?pageSize=2", "identifiers"),

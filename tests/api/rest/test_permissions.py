@@ -14,7 +14,7 @@ from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import SaveGrant
-from tests.api.client import SCHEMA, VIEW_VERSION, Answer, Api, new_key, set_properties
+from tests.api.client import SCHEMA, VIEW_VERSION, Answer, Api, create_key, set_properties
 from tests.server.rig import running
 
 GRANTS = (
@@ -125,13 +125,13 @@ async def test_rename_and_transaction_require_rights_on_every_namespace_they_tou
 
 
 async def test_idempotency_key_belongs_to_one_principal(house: House) -> None:
-    key, body = new_key(), {"namespace": ["db", "n"]}
+    key, body = create_key(), {"namespace": ["db", "n"]}
     assert (await house("wendy", "POST", "/v1/namespaces", body, key=key)).status == 200
     assert (await house("root", "POST", "/v1/namespaces", body, key=key)).status == 422
 
 
 async def test_missing_role_is_not_recorded_under_the_idempotency_key(house: House) -> None:
-    key, body = new_key(), {"namespace": ["db", "n"]}
+    key, body = create_key(), {"namespace": ["db", "n"]}
     assert (await house("rita", "POST", "/v1/namespaces", body, key=key)).status == 403
     await house.api.server.components.store.transact([SaveGrant(grant=Grant("rita", "writer", ("db",)))])
     assert await _status_after_grant(lambda: house("rita", "POST", "/v1/namespaces", body, key=key)) == 200
@@ -183,7 +183,7 @@ async def test_dropped_table_hidden_from_the_caller_is_not_found(house: House) -
     listing = (await house("root", "GET", "/api/v1/dropped?namespace=other")).json["dropped"]
     for method, ending in (("POST", "/undrop"), ("DELETE", "")):
         for principal in ("wendy", "nobody"):
-            ids = (listing[0]["id"], new_key())
+            ids = (listing[0]["id"], create_key())
             answers = [await house(principal, method, f"/api/v1/dropped/{dropped}{ending}") for dropped in ids]
             existing, invented = (answer.error[:2] for answer in answers)
             assert existing == invented
@@ -201,7 +201,7 @@ async def test_caller_who_may_list_dropped_tables_learns_which_role_is_missing(h
 
 async def test_empty_transaction_is_rejected_and_not_recorded(house: House) -> None:
     for principal in ("nobody", "rita"):
-        key = new_key()
+        key = create_key()
         answer = await house(principal, "POST", "/v1/transactions/commit", {"table-changes": []}, key=key)
         assert answer.error[:2] == (403, "ForbiddenException"), "rights come before the body"
         store = house.api.server.components.store

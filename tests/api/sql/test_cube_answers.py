@@ -27,7 +27,7 @@ from seamark.metaserver.api.sql.aggregates import AggregateRequest, write_query
 from seamark.metaserver.api.sql.cube_answers import ENGINE
 from seamark.metaserver.planner.cubes import aggregation
 from tests.connector.server_thread import ServerThread
-from tests.connector.sql.comparing import comparable
+from tests.connector.sql.comparing import to_comparable_value
 from tests.connector.sql.test_cubes import COMPARED, OPERANDS, World
 from tests.seeds import examples, first_seed
 
@@ -155,13 +155,13 @@ class CubeAggregates:
 
 def list_rows(table: pa.Table, body: dict[str, Any]) -> list[str]:
     """Return the rows in a comparable form, in order if the request has an order."""
-    columns = [[comparable(value) for value in column.to_pylist()] for column in table.columns]
+    columns = [[to_comparable_value(value) for value in column.to_pylist()] for column in table.columns]
     rows = [repr(row) for row in zip(*columns, strict=True)]
     return rows if "order" in body else sorted(rows)
 
 
 def sorted_texts(rows: list[list[Any]]) -> list[str]:
-    return sorted(repr([comparable(value) for value in row]) for row in rows)
+    return sorted(repr([to_comparable_value(value) for value in row]) for row in rows)
 
 
 @pytest.fixture(scope="module")

@@ -55,7 +55,7 @@ class Site:
         )
 
 
-def workers() -> list[psutil.Process]:
+def list_workers() -> list[psutil.Process]:
     """Return the processes that run statements now: the children of the workers' parent."""
     parents = [child for child in psutil.Process().children() if STATEMENT_WORKER in _arguments(child)]
     return [child for one in parents for child in one.children() if _runs(child)]
@@ -250,18 +250,18 @@ async def test_statement_ends_at_its_time_limit_and_leaves_no_process(home: Path
         answer = await site.sql("rita", LONG_STATEMENT)
         assert answer.status == 400, answer.raw
         assert "sql_time_s" in answer.json["error"]["message"]
-        await until(lambda: not workers())
+        await until(lambda: not list_workers())
 
 
 async def test_statements_of_a_principal_and_of_the_server_are_limited(home: Path) -> None:
     async with open_site(home, sql_statements_limit=2, sql_time_s=30, sql_queue_s=0.2) as site:
         long = asyncio.create_task(site.sql("rita", LONG_STATEMENT, id="long"))
-        await until(lambda: len(workers()) == 1)
+        await until(lambda: len(list_workers()) == 1)
         assert (await site.sql("rita", "SELECT 1")).status == 429
         assert (await site.sql("wendy", "SELECT 1")).status == 200
-        await until(lambda: len(workers()) == 1)
+        await until(lambda: len(list_workers()) == 1)
         other_task = asyncio.create_task(site.sql("root", LONG_STATEMENT, id="long"))
-        await until(lambda: len(workers()) == 2)
+        await until(lambda: len(list_workers()) == 2)
         assert (await site.sql("wendy", "SELECT 1")).status == 503
         for principal in ("rita", "root"):  # Each caller has its own ids.
             headers = {"Authorization": f"Bearer {site.tokens[principal]}"}
@@ -269,7 +269,7 @@ async def test_statements_of_a_principal_and_of_the_server_are_limited(home: Pat
             assert (await site.api("DELETE", "/api/v1/sql/long", headers=headers)).status == 204
         for task in (long, other_task):
             assert "cancelled" in (await task).json["error"]["message"]
-        await until(lambda: not workers())
+        await until(lambda: not list_workers())
 
 
 async def test_two_principals_leave_a_statement_to_a_third(home: Path) -> None:
@@ -277,14 +277,14 @@ async def test_two_principals_leave_a_statement_to_a_third(home: Path) -> None:
         long = [
             asyncio.create_task(site.sql(principal, LONG_STATEMENT)) for principal in ("rita", "rita", "wendy", "wendy")
         ]
-        await until(lambda: len(workers()) == 3)
+        await until(lambda: len(list_workers()) == 3)
         assert (await site.sql("root", "SELECT 1")).status == 200
         finished_tasks, _ = await asyncio.wait(long, return_when=asyncio.FIRST_COMPLETED)
         assert [task.result().status for task in finished_tasks] == [503]
         for task in long:
             task.cancel()
         await asyncio.gather(*long, return_exceptions=True)
-        await until(lambda: not workers())
+        await until(lambda: not list_workers())
 
 
 async def test_statement_without_tables_ends_with_its_token(site: Site) -> None:
@@ -295,18 +295,18 @@ async def test_statement_without_tables_ends_with_its_token(site: Site) -> None:
     rows = ", ".join(f"({number})" for number in range(60))
     long = "SELECT count(*) FROM " + ", ".join(f"(VALUES {rows}) t{number}" for number in range(12))
     running_one = asyncio.create_task(site.sql("vera", long))
-    await until(lambda: len(workers()) == 1)
+    await until(lambda: len(list_workers()) == 1)
     assert (await site.api("DELETE", "/api/v1/tokens/vera", headers=headers)).status == 204
     assert (await running_one).status == 401
-    await until(lambda: not workers())
+    await until(lambda: not list_workers())
 
 
 async def test_disconnected_client_ends_its_statement(site: Site) -> None:
     leaving = asyncio.create_task(site.sql("rita", LONG_STATEMENT))
-    await until(lambda: len(workers()) == 1)
+    await until(lambda: len(list_workers()) == 1)
     leaving.cancel()
     await asyncio.gather(leaving, return_exceptions=True)
-    await until(lambda: not workers())
+    await until(lambda: not list_workers())
 
 
 def _file_size_limits(worker: psutil.Process) -> list[list[str]]:
@@ -319,8 +319,8 @@ async def test_worker_has_no_secret_and_ends_with_the_server(home: Path, monkeyp
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "the-secret")
     async with open_site(home) as site:
         running_statement = asyncio.create_task(site.sql("rita", LONG_STATEMENT))
-        await until(lambda: len(workers()) == 1)
-        (worker,) = workers()
+        await until(lambda: len(list_workers()) == 1)
+        (worker,) = list_workers()
         text = b"\0".join(Path(f"/proc/{pid}/environ").read_bytes() for pid in (worker.pid, worker.ppid()))
         assert b"the-secret" not in text
         assert b"SEAMARK_S3" not in text
@@ -454,12 +454,12 @@ async def test_expensive_statement_gets_a_400_or_an_answer_and_leaves_no_process
             while (answer := await site.sql("", "SELECT count(*) AS n FROM db.t")).status != 200:
                 assert "sql_time_s" in answer.json["error"]["message"]
         assert answer.json["rows"] == [[60]]
-        await until(lambda: not workers())
+        await until(lambda: not list_workers())
 
 
 async def test_statement_is_cancelled_only_by_its_owner(site: Site) -> None:
     running_one = asyncio.create_task(site.sql("rita", LONG_STATEMENT, id="long"))
-    await until(workers)
+    await until(list_workers)
     for principal in ("olga", "wendy", "root"):
         answer = await site.api(
             "DELETE", "/api/v1/sql/long", headers={"Authorization": f"Bearer {site.tokens[principal]}"}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.catalog.appender import Appender, Commit, Row, read_snapshot
-from tests.catalog.appends import commit, create, head, load
+from tests.catalog.appends import commit, create, find_head, load
 from tests.catalog.rig import Rig, open_rig
 from tests.seeds import quick
 
@@ -32,7 +32,7 @@ class Model:
             if branch not in metadata["refs"]:
                 assert expected == {}, label
                 continue
-            snapshot = head(metadata, branch)
+            snapshot = find_head(metadata, branch)
             files = read_snapshot(snapshot)
             assert {path: file.records for path, file in files.items()} == expected, f"{label}: {branch}"
             totals = [int(snapshot["summary"][f"total-{counter}"]) for counter in ("data-files", "records")]
@@ -96,7 +96,7 @@ class History:
     async def branch(self) -> None:
         metadata = await load(self.rig)
         if "main" in metadata.get("refs", {}) and "dev" not in self.model.branches:
-            snapshot_id = head(metadata)["snapshot-id"]
+            snapshot_id = find_head(metadata)["snapshot-id"]
             create = {"action": "set-snapshot-ref", "ref-name": "dev", "type": "branch", "snapshot-id": snapshot_id}
             await commit(self.rig, ([], [create]))
             self.model.branches["dev"] = dict(self.model.branches["main"])

@@ -21,7 +21,7 @@ def columns_of(names: tuple[str | None, str | None, str]) -> dict[str, str] | No
     return TABLES.get(names[2])
 
 
-def scans_of_statement(statement: str, *, parameters: Sequence[str] = (), **options: Any) -> tuple[Scan, ...]:
+def find_statement_scans(statement: str, *, parameters: Sequence[str] = (), **options: Any) -> tuple[Scan, ...]:
     """Return the scans of the statement.
 
     Check that the statement's tree does not change when its scans are read twice, as the proxy reads it.
@@ -38,6 +38,6 @@ def scans_of_statement(statement: str, *, parameters: Sequence[str] = (), **opti
     return scans
 
 
-def predicates(statement: str, **options: object) -> dict[str, str | None]:
+def find_predicates(statement: str, **options: object) -> dict[str, str | None]:
     """Return the predicate of each table, by the table's name."""
-    return {scan.table: scan.predicate for scan in scans_of_statement(statement, **options)}
+    return {scan.table: scan.predicate for scan in find_statement_scans(statement, **options)}

@@ -35,7 +35,7 @@ from tests.seeds import quick
 QUERIES_PER_LAKE = 40
 
 
-def lakes(seed: int, count: int) -> Iterator[tuple[random.Random, Statements, duckdb.DuckDBPyConnection]]:
+def draw_lakes(seed: int, count: int) -> Iterator[tuple[random.Random, Statements, duckdb.DuckDBPyConnection]]:
     for number in range(count):
         rng = random.Random(f"{seed}/{number}")
         statements = Statements(rng)
@@ -48,7 +48,7 @@ def lakes(seed: int, count: int) -> Iterator[tuple[random.Random, Statements, du
             yield rng, statements, connection
 
 
-def rows_of(connection: duckdb.DuckDBPyConnection, text: str) -> Counter[str]:
+def count_rows(connection: duckdb.DuckDBPyConnection, text: str) -> Counter[str]:
     return Counter(map(repr, connection.execute(text).fetchall()))
 
 
@@ -178,11 +178,11 @@ def check_bound(statements: Statements, scan: Scan) -> None:
 
 def run_campaign(seed: int, lakes_count: int) -> Counter[str]:
     counts: Counter[str] = Counter()
-    for rng, statements, connection in lakes(seed, lakes_count):
+    for rng, statements, connection in draw_lakes(seed, lakes_count):
         for _ in range(QUERIES_PER_LAKE):
             text = statements.query(rng.choice([1, 1, 2, 2, 3]))
             try:
-                expected = rows_of(connection, text)
+                expected = count_rows(connection, text)
             except duckdb.Error:
                 counts["invalid"] += 1
                 continue
@@ -222,7 +222,7 @@ def check_same(
     )
     note = f"{seed}\n{text}\n-- became\n{replacements}\n-- by\n{requested_text}"
     try:
-        rows = rows_of(connection, replacements)
+        rows = count_rows(connection, replacements)
     except duckdb.Error as error:
         raise AssertionError(f"{error}\n{note}") from error
     assert rows == expected, note
@@ -260,13 +260,13 @@ def compare_extremes(seed: int, lakes_count: int, *, is_named: bool) -> Counter[
         named: The extremes are columns of names in WITH.
     """
     counts: Counter[str] = Counter()
-    for rng, statements, connection in lakes(seed, lakes_count):
+    for rng, statements, connection in draw_lakes(seed, lakes_count):
         for _ in range(QUERIES_PER_LAKE):
             text = statements.draw_named_extreme_query() if is_named else extreme_query(rng, statements)
             if text is None:
                 continue
             try:
-                expected = rows_of(connection, text)
+                expected = count_rows(connection, text)
             except duckdb.Error:
                 continue
             scans = find_scans(text, columns_of=KnownColumns(rng, statements.tables), today=datetime.now(UTC).date())
@@ -285,7 +285,7 @@ def test_extremes_leave_out_no_row_of_the_answer(lakes_count: int, is_named: boo
 
 
 def test_statement_within_execute_immediate_is_analysed_as_alone() -> None:
-    for rng, statements, _ in lakes(13, 3):
+    for rng, statements, _ in draw_lakes(13, 3):
         known_columns = KnownColumns(rng, statements.tables)
         for _ in range(20):
             text = statements.query(rng.choice([1, 2]))
@@ -306,7 +306,7 @@ def test_on_condition_resolves_names_of_its_join_and_of_outer_queries() -> None:
     with duckdb.connect() as connection:
         for name in columns:
             connection.execute(f"CREATE TABLE {name} AS FROM (VALUES (1), (2), (3)) AS r (k)")
-        expected = rows_of(connection, text)
+        expected = count_rows(connection, text)
         assert sum(expected.values()) == 3
         for seed in range(6):
             check_same(random.Random(seed), connection, text, scans, expected, f"seed {seed}")

@@ -17,7 +17,7 @@ import pytest
 from seamark.connector.analysis.scans import find_scans
 from seamark.connector.plans.scan import Scan
 from tests.connector.analysis.comparisons import KINDS, VALUES, StoredRelation
-from tests.connector.analysis.test_scans_oracle import check_same, rows_of
+from tests.connector.analysis.test_scans_oracle import check_same, count_rows
 from tests.connector.duckdb.test_statements_oracle import check_one
 from tests.seeds import examples, first_seed
 
@@ -201,7 +201,7 @@ def run_campaign(seed: int, stars: int, queries: int) -> tuple[Counter[str], Cou
                 text = statements.query()
                 scans = find_scans(text, columns_of=lambda names: TABLES.get(names[2]))
                 counts["rows left out by joins"] += check_same(
-                    rng, connection, text, scans, rows_of(connection, text), name
+                    rng, connection, text, scans, count_rows(connection, text), name
                 )
                 count(counts, scans)
                 check_one(rng, statements, connection, told_duckdb, name)  # type: ignore[arg-type]

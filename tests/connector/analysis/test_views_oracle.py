@@ -22,7 +22,7 @@ from seamark.connector.plans.scan import Scan
 from seamark.connector.plans.splices import Replacement, splice
 from tests.connector.analysis.comparisons import StoredRelation, quote
 from tests.connector.analysis.statements import Statements
-from tests.connector.analysis.test_scans_oracle import KnownColumns, lakes, prune, rows_of
+from tests.connector.analysis.test_scans_oracle import KnownColumns, count_rows, draw_lakes, prune
 
 QUERIES_PER_LAKE = 40
 VIEWS = 5
@@ -134,8 +134,8 @@ class PlanViews:
         )
         self.connection.execute(f"CREATE TABLE {quote(name)} AS {cut}")
         # The plan view has exactly the rows of the view that match the predicate.
-        allowed = rows_of(self.connection, f"SELECT * FROM {scan.table} WHERE {predicate}")
-        assert rows_of(self.connection, f"FROM {quote(name)}") == allowed, f"{view_query}\n-- became\n{cut}"
+        allowed = count_rows(self.connection, f"SELECT * FROM {scan.table} WHERE {predicate}")
+        assert count_rows(self.connection, f"FROM {quote(name)}") == allowed, f"{view_query}\n-- became\n{cut}"
         self.drop([*names, *pruned_scans])
         self.counts["views cut"] += 1
         self.counts["views cut within views"] += depth > 0
@@ -149,7 +149,7 @@ class PlanViews:
 
 def run_campaign(seed: int, lakes_count: int) -> Counter[str]:
     counts: Counter[str] = Counter()
-    for rng, statements, connection in lakes(seed, lakes_count):
+    for rng, statements, connection in draw_lakes(seed, lakes_count):
         # Without this, DuckDB 2.0 evaluates EXISTS over a LEFT JOIN with an empty table as false.
         connection.execute("PRAGMA disable_optimizer")
         views, texts = make_views(statements, connection)
@@ -159,7 +159,7 @@ def run_campaign(seed: int, lakes_count: int) -> Counter[str]:
         for _ in range(QUERIES_PER_LAKE):
             text = statements.query(rng.choice([1, 1, 2, 2, 3]))
             try:
-                expected = rows_of(connection, text)
+                expected = count_rows(connection, text)
             except duckdb.Error:
                 counts["invalid"] += 1
                 continue
@@ -180,7 +180,7 @@ def run_campaign(seed: int, lakes_count: int) -> Counter[str]:
                 ],
             )
             for became in (spliced_text, pruned_rows, joined_text):
-                assert rows_of(connection, became) == expected, f"seed {seed}\n{texts}\n{text}\n-- became\n{became}"
+                assert count_rows(connection, became) == expected, f"seed {seed}\n{texts}\n{text}\n-- became\n{became}"
             cutting.drop([*names, *pruned_scans])
     return counts
 

@@ -21,7 +21,7 @@ from seamark.connector.duckdb.statements import DuckDBStatement
 from seamark.formats.iceberg.types.schema import Field, Schema, StructType
 from seamark.formats.index.definitions import IndexDefinition, define
 from seamark.formats.index.kinds.cube import group_rows
-from tests.connector.sql.comparing import comparable
+from tests.connector.sql.comparing import to_comparable_value
 from tests.connector.sql.test_cubes import RandomAggregates, exact_rows
 from tests.seeds import first_seed
 
@@ -126,7 +126,7 @@ def are_certain(con: duckdb.DuckDBPyConnection, file: pa.Table, query: DuckDBCub
 
 
 def counted(relation: duckdb.DuckDBPyRelation) -> Counter[str]:
-    return Counter(repr([comparable(value) for value in row]) for row in relation.fetchall())
+    return Counter(repr([to_comparable_value(value) for value in row]) for row in relation.fetchall())
 
 
 def run_case(con: duckdb.DuckDBPyConnection, seed: int, queries: int) -> Counter[str]:

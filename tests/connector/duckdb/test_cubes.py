@@ -16,7 +16,7 @@ from seamark.connector.cubes.summaries import EXACT, OFF, CubeSummary
 from seamark.connector.duckdb.queries import rewrite_query
 from tests.connector.lake import catalog_at
 from tests.connector.server_thread import ServerThread
-from tests.connector.sql.comparing import comparable
+from tests.connector.sql.comparing import to_comparable_value
 from tests.connector.sql.test_cubes import RandomAggregates, World, sales, server
 from tests.seeds import examples, first_seed
 
@@ -31,7 +31,7 @@ def con(server: ServerThread) -> Iterator[duckdb.DuckDBPyConnection]:
 
 
 def rows_of(relation: duckdb.DuckDBPyRelation) -> Counter[str]:
-    return Counter(repr([comparable(value) for value in row]) for row in relation.fetchall())
+    return Counter(repr([to_comparable_value(value) for value in row]) for row in relation.fetchall())
 
 
 def compare(con: duckdb.DuckDBPyConnection, text: str) -> CubeSummary | None:

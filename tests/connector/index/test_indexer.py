@@ -32,7 +32,7 @@ def open_in_process_workers() -> AbstractContextManager[Workers]:
     return closing(InProcessWorkers())
 
 
-def table(client: IndexClient, name: str, files: int = 3, **indexes: tuple[str, str]) -> None:
+def create_table(client: IndexClient, name: str, files: int = 3, **indexes: tuple[str, str]) -> None:
     """Create a table with `files` files, and indexes that cover none of them.
 
     `indexes` has (kind, column) by the name of the index.
@@ -48,15 +48,15 @@ def health(client: IndexClient, *tables: str) -> dict[str, str]:
 
 
 def test_round_builds_every_enabled_index_and_the_next_round_has_nothing_to_do(client: IndexClient) -> None:
-    table(client, "a.one", i=("bloom", "id"), j=("bitmap", "country"))
-    table(client, "a.two", i=("record", "id"), off=("bloom", "id"))
+    create_table(client, "a.one", i=("bloom", "id"), j=("bitmap", "country"))
+    create_table(client, "a.two", i=("record", "id"), off=("bloom", "id"))
     client.put_index("a.two", "off", state="paused")
     with catalog_at(client.url) as catalog:
         catalog.create_namespace("b")
         catalog.create_namespace("b.c")
         catalog.create_namespace("empty")
-    table(client, "b.c.deep", i=("bloom", "discount"))
-    table(client, "b.none")
+    create_table(client, "b.c.deep", i=("bloom", "discount"))
+    create_table(client, "b.none")
     keeper = Indexer(client, open_in_process_workers)
     assert keeper.round() == Round(tables=4, indexes=4, builds=4, files=12)
     assert health(client, "a.one", "a.two", "b.c.deep") == {
@@ -76,7 +76,7 @@ def test_round_builds_every_enabled_index_and_the_next_round_has_nothing_to_do(c
 def test_indexer_moves_index_files_from_the_former_folder(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as earlier:
         earlier.setattr("seamark.metaserver.api.indexes.builds.INDEX_FOLDER", FORMER_INDEX_FOLDER)
-        table(client, "db.t", files=3, i=("bitmap", "country"), j=("record", "id"))
+        create_table(client, "db.t", files=3, i=("bitmap", "country"), j=("record", "id"))
         Indexer(client, open_in_process_workers, limits=GroupLimits(files=1)).round()
     before = [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)]
     assert [client.index("db.t", name).json["misplaced"] for name in "ij"] == [1, 1]
@@ -92,7 +92,7 @@ def test_indexer_moves_index_files_from_the_former_folder(client: IndexClient, m
 
 
 def test_merged_index_files_give_the_same_plans(client: IndexClient) -> None:
-    table(client, "db.t", files=9, i=("bitmap", "country"))
+    create_table(client, "db.t", files=9, i=("bitmap", "country"))
     before = [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)]
     report = Indexer(client, open_in_process_workers, limits=GroupLimits(files=1)).round()
     assert (report.builds, report.merges, report.failed) == (1, 1, 0)
@@ -107,7 +107,7 @@ def test_merged_index_files_give_the_same_plans(client: IndexClient) -> None:
 
 
 def test_merge_drops_entries_of_files_that_no_snapshot_has(client: IndexClient) -> None:
-    table(client, "db.t", files=5, i=("record", "id"))
+    create_table(client, "db.t", files=5, i=("record", "id"))
     one_each = GroupLimits(files=1)
     assert Indexer(client, open_in_process_workers, limits=one_each).round().builds == 1
     with catalog_at(client.url) as catalog:
@@ -126,7 +126,7 @@ def test_merge_drops_entries_of_files_that_no_snapshot_has(client: IndexClient) 
 
 def test_concurrent_indexers_index_each_file_once(client: IndexClient, server: ServerThread) -> None:
     for number in range(3):
-        table(client, f"db.t{number}", files=4, i=("bloom", "id"))
+        create_table(client, f"db.t{number}", files=4, i=("bloom", "id"))
     start = threading.Barrier(4)
 
     def keep() -> None:
@@ -175,7 +175,7 @@ def flip(client: IndexClient, name: str, index: str, number: int = 0) -> str:
 
 @pytest.mark.parametrize("kind", ["bloom", "bitmap", "record"])
 def test_indexer_finds_a_damaged_index_file_and_builds_it_again(client: IndexClient, kind: str) -> None:
-    table(client, "db.t", files=3, i=(kind, "id"))
+    create_table(client, "db.t", files=3, i=(kind, "id"))
     day = AuditLimits(every_s=86_400)
     ms = [1_800_000_000_000]
     keeper = Indexer(client, open_in_process_workers, limits=GroupLimits(files=1), audit=day, now_ms=lambda: ms[0])
@@ -202,7 +202,7 @@ def test_indexer_finds_a_damaged_index_file_and_builds_it_again(client: IndexCli
 
 def test_audits_respect_their_limits_and_reach_every_index_file(client: IndexClient) -> None:
     for name in ("db.a", "db.b"):
-        table(client, name, files=3, i=("bitmap", "id"))
+        create_table(client, name, files=3, i=("bitmap", "id"))
     clock = ManualClock()
     one_each = GroupLimits(files=1)
     assert Indexer(client, open_in_process_workers, limits=one_each).round().builds == 2
@@ -237,8 +237,8 @@ class FailingWorkers(InProcessWorkers):
 
 
 def test_failing_index_is_retried_with_growing_pauses_and_delays_no_other(client: IndexClient) -> None:
-    table(client, "db.a", i=("bloom", "id"))
-    table(client, "db.b", i=("bitmap", "country"))
+    create_table(client, "db.a", i=("bloom", "id"))
+    create_table(client, "db.b", i=("bitmap", "country"))
     workers, clock = FailingWorkers("bloom"), ManualClock()
     keeper = Indexer(client, lambda: closing(workers), now=clock)
     assert keeper.round() == Round(tables=2, indexes=2, builds=1, files=3, failed=1)
@@ -260,7 +260,7 @@ def test_failing_index_is_retried_with_growing_pauses_and_delays_no_other(client
 
 
 def test_files_that_cannot_be_indexed_are_tried_again_after_a_change_or_a_pause(client: IndexClient) -> None:
-    table(client, "db.t", i=("bloom", "id"))
+    create_table(client, "db.t", i=("bloom", "id"))
     build = client.start_build("db.t", "i")
     path = next(client.build_files("db.t", "i", build["build-id"]))["files"][0]["file-path"]
     client.finish_build("db.t", "i", build["build-id"])
@@ -277,7 +277,7 @@ def test_files_that_cannot_be_indexed_are_tried_again_after_a_change_or_a_pause(
 
 
 def test_damaged_index_file_stops_merges_but_not_builds(client: IndexClient) -> None:
-    table(client, "db.t", files=8, i=("bloom", "id"))
+    create_table(client, "db.t", files=8, i=("bloom", "id"))
     Indexer(client, open_in_process_workers, limits=GroupLimits(files=8)).round()
     first = client.index("db.t", "i").json["index-files"][0]["location"]
     for number in range(7):
@@ -296,7 +296,7 @@ def test_damaged_index_file_stops_merges_but_not_builds(client: IndexClient) -> 
 def test_indexer_remembers_a_bounded_number_of_backoffs(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BACKOFFS_MAX", 2)
     for name in "abc":
-        table(client, f"db.{name}", files=1, i=("bloom", "id"))
+        create_table(client, f"db.{name}", files=1, i=("bloom", "id"))
     workers = FailingWorkers("bloom")
     keeper = Indexer(client, lambda: closing(workers), now=ManualClock())
     for _ in range(2):
@@ -336,7 +336,7 @@ def until(condition: Callable[[], Any], timeout_s: float = 60) -> None:
 
 
 def test_indexer_process_keeps_indexes_built_and_ends_at_sigterm(client: IndexClient) -> None:
-    table(client, "db.t", i=("bloom", "id"))
+    create_table(client, "db.t", i=("bloom", "id"))
     with seamark(client.url, "--interval", "1") as process:
         assert process.stderr is not None
         until(lambda: client.index("db.t", "i").health == "ok")
@@ -358,7 +358,7 @@ def test_indexer_process_keeps_indexes_built_and_ends_at_sigterm(client: IndexCl
 
 
 def test_exit_code_of_one_round_says_whether_it_succeeded(client: IndexClient) -> None:
-    table(client, "db.t", i=("bloom", "id"))
+    create_table(client, "db.t", i=("bloom", "id"))
     with seamark(client.url, "--once") as process:
         assert process.wait(60) == 0
     assert health(client, "db.t") == {"db.t i": "ok"}

@@ -38,7 +38,7 @@ from seamark.metaserver.commit.rewriting.manifest_rewrite import ManifestRewrite
 from tests.connector.jobs.test_orphan_files import all_files
 from tests.connector.lake import catalog_at
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_compaction import BY_PART, create, read, rows
+from tests.connector.write.test_compaction import BY_PART, build_rows, create, read
 from tests.seeds import first_seed, seeds_by_version
 
 BY_BUCKET = PartitionSpec(PartitionField(1, 1000, BucketTransform(8), "id_bucket"))
@@ -102,9 +102,9 @@ def test_rewrites_in_random_histories_keep_the_live_entries(
         for step in range(20):
             ids, work = sorted(rng.sample(range(300), rng.randint(1, 40))), rng.random()
             if work < 0.4:
-                append(client, "db.t", rows([1000 * step + number for number in ids]))
+                append(client, "db.t", build_rows([1000 * step + number for number in ids]))
             elif work < 0.6:
-                upsert(client, "db.t", rows(ids, f"{step}"), keys=["id"], mode=rng.choice(MODES))
+                upsert(client, "db.t", build_rows(ids, f"{step}"), keys=["id"], mode=rng.choice(MODES))
             elif work < 0.75:
                 delete(client, "db.t", keys=pa.table({"id": ids}), mode=rng.choice(MODES))
             elif work < 0.82:
@@ -141,7 +141,7 @@ def test_plan_of_a_partition_reads_few_manifests_after_a_rewrite(client: IndexCl
     with catalog_at(server.url) as catalog:
         create(catalog, 2, BY_PART, **NO_MERGE, **{"commit_manifest_target-size-bytes": "6500"})
         for number in range(30):
-            append(client, "db.t", rows(range(number * 30, number * 30 + 30)))
+            append(client, "db.t", build_rows(range(number * 30, number * 30 + 30)))
         table = catalog.load_table("db.t")
         assert [count_read_manifests(table, "part", part) for part in range(3)] == [30, 30, 30]
         planned = rewrite_manifests(client, "db.t", dry_run=True)
@@ -166,7 +166,7 @@ def test_rewrite_keeps_the_changes_of_concurrent_writers(
     with catalog_at(server.url) as catalog:
         create(catalog, 2, BY_PART, **NO_MERGE)
         for number in range(6):
-            append(client, "db.t", rows([number, number + 100]))
+            append(client, "db.t", build_rows([number, number + 100]))
         commit = ManifestRewrite._commit
         works: list[Callable[[], Any]] = []
 
@@ -180,22 +180,22 @@ def test_rewrite_keeps_the_changes_of_concurrent_writers(
         # taken.
         rewrite = server.components.manifest_rewrite
         monkeypatch.setattr(rewrite, "_publisher", _Unlocked(rewrite._publisher))
-        works.append(lambda: append(client, "db.t", rows([7])))
+        works.append(lambda: append(client, "db.t", build_rows([7])))
         report = rewrite_manifests(client, "db.t", min_count=2)
         assert (report["conflicts"], report["manifests-before"]) == (0, 6)
         assert read(client)[7, 1, "7"] == 1
 
         def change() -> None:
-            upsert(client, "db.t", rows([0, 1, 2], "new"), keys=["id"], mode="copy-on-write")
+            upsert(client, "db.t", build_rows([0, 1, 2], "new"), keys=["id"], mode="copy-on-write")
 
         for number in range(5):
-            append(client, "db.t", rows([200 + number]))
+            append(client, "db.t", build_rows([200 + number]))
         works.append(change)
         report = rewrite_manifests(client, "db.t", min_count=2)
         assert report["snapshot-id"] is not None
         assert read(client)[0, 0, "new0"] == 1
         for number in range(5):
-            append(client, "db.t", rows([300 + number]))
+            append(client, "db.t", build_rows([300 + number]))
         works.extend([change] * manifest_rewrite.ATTEMPTS)
         table = catalog.load_table("db.t")
         report = rewrite_manifests(client, "db.t", min_count=2)
@@ -230,13 +230,13 @@ def test_policy_sets_the_number_of_manifests_that_is_too_high(client: IndexClien
     with catalog_at(server.url) as catalog:
         create(catalog, 2, **NO_MERGE, **{"seamark_manifests_min-count": "5"})
         for number in range(4):
-            append(client, "db.t", rows([number]))
+            append(client, "db.t", build_rows([number]))
         assert run_manifests(client, ("db", "t")) != {}, "each partition is in four manifests"
         for number in range(3):
-            append(client, "db.t", rows([10 + number]))
-        append(client, "db.t", rows([20]))
+            append(client, "db.t", build_rows([10 + number]))
+        append(client, "db.t", build_rows([20]))
         assert run_manifests(client, ("db", "t"))["manifests_after"] == 1
-        append(client, "db.t", rows([21]))
+        append(client, "db.t", build_rows([21]))
         assert run_manifests(client, ("db", "t")) == {}
         with catalog.load_table("db.t").transaction() as transaction:
             transaction.set_properties({"seamark.manifests.min-count": "x"})
@@ -261,7 +261,7 @@ def test_commands_print_what_they_did(client: IndexClient, server: ServerThread)
         create(catalog, 2, BY_PART, **NO_MERGE)
         assert "has no snapshot" in run_command("statistics", "db.t")
         for number in range(4):
-            append(client, "db.t", rows(range(number * 3, number * 3 + 3)))
+            append(client, "db.t", build_rows(range(number * 3, number * 3 + 3)))
         assert "12 of 12 data files (12 rows) would be read" in run_command("statistics", "db.t", "--dry-run")
         assert "3 columns, 3 partitions; 12 of 12 data files (12 rows) were read" in run_command("statistics", "db.t")
         assert "4 of 4 manifests of db.t would become 1" in run_command("manifests", "db.t", "--dry-run")

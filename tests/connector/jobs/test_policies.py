@@ -28,7 +28,7 @@ from seamark.metaserver.store.operations import CreateNamespace
 from tests.api.client import SCHEMA as COLUMNS
 from tests.connector.lake import catalog_at
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_compaction import SCHEMA, rows
+from tests.connector.write.test_compaction import SCHEMA, build_rows
 
 NAMES = [*(f"{prefix}x" for prefix in PREFIXES), "owner", "seamark.index.i", "location"]
 PROPERTIES = st.dictionaries(st.sampled_from(NAMES), st.sampled_from(["1", "2", "3"]))
@@ -73,7 +73,7 @@ def nested_client(client: IndexClient, server: ServerThread) -> IndexClient:
         catalog.create_namespace(("a", "b"))
         catalog.create_table(("a", "b", "t"), SCHEMA)
     for number in range(6):
-        append(client, "a.b.t", rows([number]))
+        append(client, "a.b.t", build_rows([number]))
     return client
 
 

@@ -30,7 +30,7 @@ from seamark.connector.jobs.statements import (
     parse_statement,
 )
 from seamark.connector.write.appends import append
-from tests.connector.jobs.test_file_merges import create, read, rows
+from tests.connector.jobs.test_file_merges import build_rows, create, read
 from tests.connector.server_thread import ServerThread
 from tests.faults.rigs.mortal_statement import run_killed_at
 from tests.seeds import first_seed
@@ -132,7 +132,7 @@ def test_drop_columns_sets_null_only_in_the_named_partitions(client: IndexClient
     create(server, 2)
     rng = random.Random(1)
     for first in range(0, 1200, 400):
-        append(client, "db.t", rows(rng, range(first, first + 400)))
+        append(client, "db.t", build_rows(rng, range(first, first + 400)))
     before = read(client)
     merge = parse_statement("ALTER TABLE db.t PARTITION (part = 0) MERGE FILES TARGET SIZE '1MB'")
     assert merge is not None
@@ -159,7 +159,7 @@ def test_drop_columns_sets_null_only_in_the_named_partitions(client: IndexClient
 
 def test_statement_that_the_table_refuses_reports_the_reason(client: IndexClient, server: ServerThread) -> None:
     create(server, 2)
-    append(client, "db.t", rows(random.Random(1), range(10)))
+    append(client, "db.t", build_rows(random.Random(1), range(10)))
     for name, reason in (("fixed", "is required"), ("part", "is the source of a partition field")):
         with pytest.raises(InvalidRequest, match=reason):
             run_statement(client, DropColumns(("db", "t"), "TRUE", (name,)), utc=True)
@@ -183,7 +183,7 @@ def test_killed_statement_leaves_the_table_intact_and_its_files_are_removed(
     create(server, version)
     rng = random.Random(first_seed())
     for first in range(0, 2400, 800):
-        append(client, "db.t", rows(rng, range(first, first + 800)))
+        append(client, "db.t", build_rows(rng, range(first, first + 800)))
     before, after = read(client), read(client)
     if "DROP" in statement:
         for row in after.values():

@@ -21,7 +21,7 @@ from seamark.connector.read.tables import ScanTask, open_table
 from seamark.connector.write.appends import APPEND, OVERWRITE, OVERWRITE_PARTITIONS, append, open_destination
 from seamark.connector.write.replacements import Batches
 from seamark.connector.write.table_writer import WrittenFiles, write_batches
-from tests.connector.jobs.test_file_merges import create, read, rows
+from tests.connector.jobs.test_file_merges import build_rows, create, read
 from tests.connector.lake import catalog_at
 from tests.connector.server_thread import ServerThread
 from tests.seeds import first_seed
@@ -51,10 +51,10 @@ def test_merged_files_contain_the_rows_that_the_tasks_wrote(
     create(server, version)
     if rng.random() < 0.5:
         client.put_index("db.t", "ids", kind="bloom", columns=["id"])
-    append(client, "db.t", rows(rng, range(1_000_000, 1_000_100)))
+    append(client, "db.t", build_rows(rng, range(1_000_000, 1_000_100)))
     before, first, tables = read(client), 0, []
     for size in rng.choices([3, 200, 700, 4000], k=rng.randint(2, 6)):
-        tables.append(rows(rng, range(first, first + size)))
+        tables.append(build_rows(rng, range(first, first + size)))
         first += size
     where = rng.choice(["part = 1", "part = 0"])
     if mode == OVERWRITE:
@@ -93,8 +93,8 @@ def test_merged_files_contain_the_rows_that_the_tasks_wrote(
 def test_merge_keeps_large_files_and_single_files_of_partitions(client: IndexClient, server: ServerThread) -> None:
     create(server, 2)
     rng = random.Random(1)
-    even_rows = rows(rng, range(20_000)).filter(pa.array([number % 2 == 0 for number in range(20_000)]))
-    other_rows = [rows(rng, range(first, first + 1, 1)) for first in (50_001, 50_003)]
+    even_rows = build_rows(rng, range(20_000)).filter(pa.array([number % 2 == 0 for number in range(20_000)]))
+    other_rows = [build_rows(rng, range(first, first + 1, 1)) for first in (50_001, 50_003)]
     destination, parts = write_with_tasks(client, APPEND, [even_rows, *other_rows])
     merge_report = merge_written(client, "db.t", destination.target, parts)
     large = [file["file-path"] for file in parts[0].files]
@@ -116,7 +116,7 @@ def test_failed_merge_keeps_the_files_that_the_tasks_wrote(
 ) -> None:
     create(server, 2)
     destination, parts = write_with_tasks(
-        client, APPEND, [rows(random.Random(n), range(n * 9, n * 9 + 9)) for n in range(3)]
+        client, APPEND, [build_rows(random.Random(n), range(n * 9, n * 9 + 9)) for n in range(3)]
     )
 
     def failing() -> Any:
@@ -134,7 +134,7 @@ def test_failed_merge_keeps_the_files_that_the_tasks_wrote(
 def test_interrupted_merge_leaves_no_file(client: IndexClient, server: ServerThread, tmp_path: Path) -> None:
     create(server, 2)
     destination, parts = write_with_tasks(
-        client, APPEND, [rows(random.Random(n), range(n * 900, n * 900 + 900)) for n in range(3)]
+        client, APPEND, [build_rows(random.Random(n), range(n * 900, n * 900 + 900)) for n in range(3)]
     )
     assert list_stored_files(tmp_path)
 
@@ -151,7 +151,7 @@ def test_interrupted_merge_leaves_no_file(client: IndexClient, server: ServerThr
 def test_table_whose_columns_changed_during_the_write_is_not_merged(client: IndexClient, server: ServerThread) -> None:
     create(server, 2)
     destination, parts = write_with_tasks(
-        client, APPEND, [rows(random.Random(n), range(n * 9, n * 9 + 9)) for n in range(3)]
+        client, APPEND, [build_rows(random.Random(n), range(n * 9, n * 9 + 9)) for n in range(3)]
     )
     with catalog_at(server.url) as catalog, catalog.load_table("db.t").update_schema() as update:
         update.rename_column("payload", "other")

@@ -67,7 +67,7 @@ KINDS: dict[str, tuple[pa.DataType, Any]] = {
 CODECS = ["none", "snappy", "gzip", "zstd", "lz4", "brotli"]
 
 
-def random_rows(rng: random.Random, schema: pa.Schema, rows: int) -> pa.Table:
+def draw_rows(rng: random.Random, schema: pa.Schema, rows: int) -> pa.Table:
     columns = []
     for field in schema:
         draw = KINDS[field.name][1]
@@ -123,7 +123,7 @@ def test_merged_file_has_the_rows_of_its_files(tmp_path: Path, number: int) -> N
     schema = add_field_ids(pa.schema([pa.field(name, KINDS[name][0], nullable[name]) for name in names]))
     parts, paths = [], []
     for part in range(rng.randint(1, 5)):
-        rows = random_rows(rng, schema, rng.choice([1, 50, 500]))
+        rows = draw_rows(rng, schema, rng.choice([1, 50, 500]))
         columns = rng.sample(names, len(names))  # Each file has its own order of columns.
         write(rng, tmp_path / f"{part}.parquet", rows.select(columns))
         parts.append(rows)
@@ -212,7 +212,7 @@ def test_unchanged_footer_is_encoded_to_the_same_bytes(tmp_path: Path) -> None:
     for number in range(20):
         names = rng.sample(list(KINDS), rng.randint(1, len(KINDS)))
         path = tmp_path / f"{number}.parquet"
-        write(rng, path, random_rows(rng, pa.schema([(name, KINDS[name][0]) for name in names]), 50))
+        write(rng, path, draw_rows(rng, pa.schema([(name, KINDS[name][0]) for name in names]), 50))
         raw = _footer_of(path)
         footer = read_footer(raw)
         groups = [_check_same(footer, group) for group in footer.groups]
@@ -242,7 +242,7 @@ def test_corrupt_files_are_refused_without_an_output_file(tmp_path: Path) -> Non
     """Files are truncated, or have changed footers or lengths. If a file is accepted, pyarrow reads the same rows."""
     rng = random.Random(first_seed())
     schema = add_field_ids(pa.schema([("long", pa.int64()), ("text", pa.string())]))
-    rows = random_rows(rng, schema, 300)
+    rows = draw_rows(rng, schema, 300)
     good = tmp_path / "good.parquet"
     write(rng, good, rows)
     data = good.read_bytes()
@@ -326,7 +326,7 @@ def test_copy_of_objects_in_blocks_equals_the_copy_of_local_files(
     monkeypatch.setattr(footer_module, "PAGE_HEADER_MAX_BYTES", 2000)
     parts, paths = [], []
     for part in range(4):
-        parts.append(random_rows(rng, schema, 400))
+        parts.append(draw_rows(rng, schema, 400))
         paths.append(tmp_path / f"{part}.parquet")
         write(rng, paths[-1], parts[-1])
     merge(paths, tmp_path / "local.parquet", schema)

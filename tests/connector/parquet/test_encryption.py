@@ -39,7 +39,7 @@ from seamark.formats.iceberg.files import _footer
 from seamark.formats.iceberg.files.parquet import Unreadable
 from tests.connector.parquet import encrypted
 from tests.connector.parquet.copied import add_field_ids, merge
-from tests.connector.parquet.test_copies import KINDS, Objects, leaf_columns, random_rows, write
+from tests.connector.parquet.test_copies import KINDS, Objects, draw_rows, leaf_columns, write
 from tests.seeds import first_seed, quick
 
 KEY = b"0123456789abcdef"
@@ -102,7 +102,7 @@ def test_merged_file_has_the_rows_of_its_encrypted_files(tmp_path: Path, number:
     target = pa.schema([schema.field(name) for name in selected_names])
     parts, paths, schemes = [], [], []
     for part in range(rng.randint(1, 4)):
-        parts.append(random_rows(rng, schema, rng.choice([1, 50, 500])))
+        parts.append(draw_rows(rng, schema, rng.choice([1, 50, 500])))
         paths.append(tmp_path / f"{part}.parquet")
         is_encrypted = part == 0 or rng.random() < 0.7
         columns = rng.sample(names, len(names))

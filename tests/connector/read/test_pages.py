@@ -23,7 +23,7 @@ ROWS = 40_000
 CODECS = ("none", "snappy", "zstd", "gzip", "lz4")
 
 
-def table(rng: np.random.Generator, rows: int) -> pa.Table:
+def draw_table(rng: np.random.Generator, rows: int) -> pa.Table:
     """Return columns of many types, some with nulls, with few or many distinct values."""
 
     def with_nulls(values: pa.Array) -> pa.Array:
@@ -94,7 +94,7 @@ FLAT_COLUMNS = ("number", "sorted", "few", "word", "text", "float", "flag", "at"
 def test_rows_from_pages_equal_the_rows_of_the_file(codec: str) -> None:
     seed = first_seed()
     rng, source = np.random.default_rng(seed), random.Random(seed)
-    of = table(rng, ROWS)
+    of = draw_table(rng, ROWS)
     read_bytes = 0
     for round_number in range(3):
         how: dict[str, Any] = {
@@ -139,12 +139,12 @@ def test_reading_few_rows_reads_a_small_part_of_the_column() -> None:
 
 @pytest.mark.parametrize("names", [["list"], ["struct"], ["number", "list"], ["list.list.element"], ["unknown"]])
 def test_pages_of_nested_columns_are_not_used(names: list[str]) -> None:
-    pages, _ = open_pages(write_parquet(table(np.random.default_rng(1), 5_000), max_rows_per_page=100))
+    pages, _ = open_pages(write_parquet(draw_table(np.random.default_rng(1), 5_000), max_rows_per_page=100))
     assert pages.read(0, names, np.array([3])) is None
 
 
 def test_pages_are_not_used_for_rows_on_all_pages_or_without_a_page_index() -> None:
-    of = table(np.random.default_rng(1), 20_000)
+    of = draw_table(np.random.default_rng(1), 20_000)
     pages, _ = open_pages(write_parquet(of))
     assert pages.read(0, ["number"], np.arange(0, 20_000, 100)) is None
     pages, _ = open_pages(write_parquet(of, write_page_index=False))
@@ -241,7 +241,7 @@ def test_garbage_is_a_value_error_or_a_thrift_structure(data: bytes) -> None:
 
 
 def test_thrift_footer_is_written_to_the_same_bytes() -> None:
-    data = write_parquet(table(np.random.default_rng(1), 3_000))
+    data = write_parquet(draw_table(np.random.default_rng(1), 3_000))
     size = int.from_bytes(data[-8:-4], "little")
     footer = data[-8 - size : -8]
     assert thrift.write(thrift.read(footer)[0]) == footer

@@ -41,7 +41,7 @@ from tests.api.indexes.test_bitmaps import (
     some_tree,
     sql_text,
 )
-from tests.api.rest.stored import Snapshot, StoredTable, some_row
+from tests.api.rest.stored import Snapshot, StoredTable, draw_row
 from tests.connector import lake
 from tests.connector.server_thread import ServerThread
 from tests.iceberg.expressions.test_sql import BOUND_TO, COLUMNS, NESTED, predicate, table
@@ -123,7 +123,7 @@ async def history(stored_table: StoredTable, rng: random.Random, commits: int) -
         data = [
             stored_table.data_file(
                 [
-                    some_row(rng, part) if stored_table.partitioned else odd_row(rng)
+                    draw_row(rng, part) if stored_table.partitioned else odd_row(rng)
                     for _ in range(rng.choice([1, 40, 150]))
                 ],
                 group_rows=rng.choice([16, 1000]),
@@ -147,7 +147,7 @@ async def history(stored_table: StoredTable, rng: random.Random, commits: int) -
                 deletes.append(stored_table.position_deletes(spots, part))
         if rng.random() < 0.5:
             ids = rng.choice([[1], [2], [1, 2], [3]])
-            keys = [tuple(some_row(rng, part)[id_ - 1] for id_ in ids) for _ in range(rng.randint(1, 3))]
+            keys = [tuple(draw_row(rng, part)[id_ - 1] for id_ in ids) for _ in range(rng.randint(1, 3))]
             deletes.append(stored_table.equality_deletes(ids, keys, part))
         await stored_table.commit(data, deletes)
 

@@ -31,7 +31,7 @@ from tests.connector.analysis.statements import Statements, quote
 from tests.connector.analysis.test_scans_oracle import partners_of
 from tests.connector.lake import catalog_at
 from tests.connector.server_thread import ServerThread
-from tests.connector.sql.comparing import comparable
+from tests.connector.sql.comparing import to_comparable_value
 from tests.connector.sql.hand_made import (
     FOUND_FAULTS,
     STATEMENTS,
@@ -72,7 +72,9 @@ def to_comparable(value: Any) -> Any:
 
     Numbers become floats, because DuckDB's sums and quotients have other types.
     """
-    return comparable(float(value) if isinstance(value, int | Decimal) and not isinstance(value, bool) else value)
+    return to_comparable_value(
+        float(value) if isinstance(value, int | Decimal) and not isinstance(value, bool) else value
+    )
 
 
 def rows_of(table: pa.Table) -> Counter[str]:

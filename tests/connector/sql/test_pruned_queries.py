@@ -17,7 +17,7 @@ from seamark.connector.sql.session import SqlSession
 from seamark.formats.iceberg.expressions.sql_parser import parse_statements
 from tests.connector.lake import catalog_at
 from tests.connector.server_thread import ServerThread
-from tests.connector.sql.comparing import rows_of
+from tests.connector.sql.comparing import count_rows
 from tests.connector.sql.random_queries import SCHEMA, TABLES, RandomQueries, random_rows
 from tests.seeds import examples, first_seed
 
@@ -46,11 +46,11 @@ def check(url: str, seed: int, queries: int) -> Counter[str]:
             pruned = session.sql(text)
             counts["files left out"] += sum(table.considered_files - table.files for table in pruned.explanation.tables)
             counts["joins"] += sum(len(table.joins) for table in pruned.explanation.tables)
-            rows = rows_of(pruned)
+            rows = count_rows(pruned)
             with patch.object(reads, "scans_of", lambda *_, **__: ()):
                 original_rows = session.sql(text)
                 assert all(table.files == table.considered_files for table in original_rows.explanation.tables)
-                assert rows == rows_of(original_rows), f"seed {seed}, query {number}: {text}"
+                assert rows == count_rows(original_rows), f"seed {seed}, query {number}: {text}"
     return counts
 
 
@@ -118,7 +118,9 @@ def test_tag_is_read_as_the_snapshot_that_it_names(server: ServerThread) -> None
                 text = text.replace(
                     f"db.{name} FOR VERSION AS OF 'it''s'", f"db.{name} FOR VERSION AS OF {numbers[name]}"
                 )
-            assert rows_of(actual) == rows_of(session.sql(text)), f"seed {first_seed() + 1}, query {number}: {text}"
+            assert count_rows(actual) == count_rows(session.sql(text)), (
+                f"seed {first_seed() + 1}, query {number}: {text}"
+            )
         with pytest.raises(InvalidRequest, match="Cannot find the branch or tag 'none'; the table has it's, main"):
             session.sql("SELECT * FROM db.t1 FOR VERSION AS OF 'none'")
         self_join = "SELECT count(*) FROM db.t1 a JOIN db.t1 FOR VERSION AS OF 'it''s' b ON a.id = b.id"

@@ -23,7 +23,7 @@ from seamark.connector.sql.cubes.plans import OFF, CubeSummary
 from seamark.connector.sql.session import SqlSession
 from tests.connector.lake import catalog_at
 from tests.connector.server_thread import ServerThread
-from tests.connector.sql.comparing import rows_of
+from tests.connector.sql.comparing import count_rows
 from tests.seeds import examples, first_seed
 
 FACTS = pa.schema(
@@ -272,7 +272,7 @@ def _compare(session: SqlSession, plain: SqlSession, text: str, seed: int) -> st
     """Compare the answers of both sessions, and return how the first answer was computed."""
     try:
         expected = plain.sql(text)
-        rows = rows_of(expected)
+        rows = count_rows(expected)
     except InvalidRequest:
         with pytest.raises(InvalidRequest):
             session.sql(text).to_arrow()
@@ -281,7 +281,7 @@ def _compare(session: SqlSession, plain: SqlSession, text: str, seed: int) -> st
     summary = answer.explanation.cube
     assert summary is not None
     assert (answer.types, answer.schema) == (expected.types, expected.schema), f"seed {seed}: {text}"
-    assert rows_of(answer) == rows, f"seed {seed}: {text}\n{answer.explanation}"
+    assert count_rows(answer) == rows, f"seed {seed}: {text}\n{answer.explanation}"
     if summary.index is None:
         return "rows"
     how = "cube and rows" if summary.row_files else "cube"

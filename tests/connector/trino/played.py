@@ -28,7 +28,7 @@ COLUMNS = {
 }
 
 
-def filter_of(predicate: str | None) -> Expression | None:
+def parse_filter(predicate: str | None) -> Expression | None:
     """Return the filter of a plan request for this condition on one table."""
     return None if predicate is None else find_scans(f"SELECT * FROM t WHERE {predicate}")[0].filter
 

@@ -22,7 +22,16 @@ from seamark.connector.jobs.statements import (
     StatementResult,
 )
 from seamark.connector.trino.protocol import table_statements
-from tests.connector.trino.protocol import END, PLANNING, Page, Trino, failure_page, fake_trino, rules_of, table
+from tests.connector.trino.protocol import (
+    END,
+    PLANNING,
+    Page,
+    Trino,
+    build_failure_page,
+    build_rules,
+    build_table,
+    run_fake_trino,
+)
 from tests.connector.trino.rig import Rig, run_proxy
 
 SESSION = {"X-Trino-User": "anna", "X-Trino-Catalog": "lake", "X-Trino-Schema": "db"}
@@ -63,11 +72,11 @@ async def run_rig(refused_text: str = "", **settings: Any) -> AsyncIterator[tupl
 
     def answer_statement(text: str) -> list[Page]:
         if refused_text and refused_text in text:
-            return [PLANNING, failure_page("PERMISSION_DENIED", f"Access Denied: {text}")]
+            return [PLANNING, build_failure_page("PERMISSION_DENIED", f"Access Denied: {text}")]
         return [PLANNING, END]
 
     async with (
-        fake_trino(answer_statement) as trino,
+        run_fake_trino(answer_statement) as trino,
         run_proxy(trino.url, **{"maintenance": 1, "token": "writer", **settings}) as rig,
     ):
         yield trino, rig
@@ -130,10 +139,10 @@ async def test_statement_that_trino_refuses_does_not_run(jobs: Jobs, text: str, 
 @pytest.mark.parametrize(
     "rules",
     [
-        rules_of(table(filters=["country = 'FR'"])),
-        rules_of(table(masks={"other": "NULL"})),
-        rules_of(table(), table("u", filters=["a = 1"])),
-        rules_of(table("u")),
+        build_rules(build_table(filters=["country = 'FR'"])),
+        build_rules(build_table(masks={"other": "NULL"})),
+        build_rules(build_table(), build_table("u", filters=["a = 1"])),
+        build_rules(build_table("u")),
         {},
     ],
 )

@@ -41,7 +41,7 @@ ARROW = pa.schema([("id", pa.int64()), ("part", pa.int64()), ("text", pa.string(
 BY_PART = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "part"))
 
 
-def rows(ids: range | list[int], seed: str = "") -> pa.Table:
+def build_rows(ids: range | list[int], seed: str = "") -> pa.Table:
     return pa.table(
         {"id": list(ids), "part": [number % 3 for number in ids], "text": [f"{seed}{number}" for number in ids]},
         schema=ARROW,
@@ -70,7 +70,7 @@ def create_three_batches(client: IndexClient, catalog: RestCatalog, monkeypatch:
     """Create 6 small files in each of 3 partitions; a compaction commits each partition separately."""
     create(catalog, 2, BY_PART)
     for number in range(6):
-        upsert(client, "db.t", rows(range(number * 9, number * 9 + 9)), keys=["id"])
+        upsert(client, "db.t", build_rows(range(number * 9, number * 9 + 9)), keys=["id"])
     monkeypatch.setattr(compaction, "BATCH_FILES", 6)
 
 
@@ -83,7 +83,7 @@ def test_small_files_are_compacted_to_few_with_the_same_rows(
     with catalog_at(server.url) as catalog:
         create(catalog, version, spec)
         for number in range(12):
-            upsert(client, "db.t", rows(range(number * 10, number * 10 + 10)), keys=["id"])
+            upsert(client, "db.t", build_rows(range(number * 10, number * 10 + 10)), keys=["id"])
         before = read(client)
         assert sum(before.values()) == 120
         planned = compact(client, "db.t", dry_run=True)
@@ -105,9 +105,9 @@ def test_compaction_applies_deletes_and_removes_their_files(client: IndexClient,
     with catalog_at(server.url) as catalog:
         create(catalog, 2)
         table = catalog.load_table("db.t")
-        table.append(rows(range(1000)))
+        table.append(build_rows(range(1000)))
         delete(client, "db.t", keys=pa.table({"id": list(range(500))}), mode=MERGE_ON_READ)
-        expected = Counter(tuple(row.values()) for row in rows(range(500, 1000)).to_pylist())
+        expected = Counter(tuple(row.values()) for row in build_rows(range(500, 1000)).to_pylist())
         assert client.files("db.t", content="deletes").num_rows > 0
         report = compact(client, "db.t")
         assert (report.commits, report.deletes_applied) == (1, 1)
@@ -120,8 +120,8 @@ def test_compacted_rows_keep_their_ids_and_sequence_numbers(client: IndexClient,
     with catalog_at(server.url) as catalog:
         create(catalog, 3)
         for number in range(6):
-            upsert(client, "db.t", rows([number]), keys=["id"])
-        upsert(client, "db.t", rows([2, 4], "new "), keys=["id"])
+            upsert(client, "db.t", build_rows([number]), keys=["id"])
+        upsert(client, "db.t", build_rows([2, 4], "new "), keys=["id"])
         columns = ["id", "text", "_row_id", "_last_updated_sequence_number"]
 
         def lineage() -> list[dict[str, Any]]:
@@ -145,13 +145,13 @@ def test_concurrent_change_of_a_file_discards_only_its_batch(
             calls.append(1)
             if len(calls) == 2:
                 delete(client, "db.t", keys=pa.table({"id": list(range(54))}))
-                upsert(client, "db.t", rows([100, 101, 102]), keys=["id"])
+                upsert(client, "db.t", build_rows([100, 101, 102]), keys=["id"])
             return written_files
 
         monkeypatch.setattr(compaction, "rewrite_rows", write_and_change)
         report = compact(client, "db.t")
         assert (len(calls), report.commits, report.conflicts) == (3, 1, 2)
-        assert read(client) == Counter(tuple(row.values()) for row in rows([100, 101, 102]).to_pylist())
+        assert read(client) == Counter(tuple(row.values()) for row in build_rows([100, 101, 102]).to_pylist())
 
 
 @pytest.mark.parametrize(("appends", "files_max"), [(40, 15), pytest.param(120, 25, marks=pytest.mark.slow)])
@@ -198,7 +198,7 @@ def test_random_histories_with_compactions_keep_the_rows(
     def change(number: int) -> None:
         ids = rng.sample(range(60), rng.randint(1, 12))
         if rng.random() < 0.6:
-            upsert(client, "db.t", rows(ids, f"{number}:"), keys=["id"], mode=rng.choice([*MODES, None]))
+            upsert(client, "db.t", build_rows(ids, f"{number}:"), keys=["id"], mode=rng.choice([*MODES, None]))
             model.update((id_, f"{number}:{id_}") for id_ in ids)
         elif version == 2 and rng.random() < 0.4:
             catalog.load_table("db.t").delete(In("id", ids))
@@ -262,7 +262,7 @@ def test_rows_that_are_deleted_during_a_compaction_stay_deleted(
             upsert(
                 client,
                 "db.t",
-                rows(ids, f"{number}:"),
+                build_rows(ids, f"{number}:"),
                 keys=["id"],
                 mode=None if strategy else mode,
                 strategy=strategy,
@@ -303,7 +303,7 @@ def test_rows_that_are_deleted_during_a_compaction_stay_deleted(
             for _ in range(6):
                 ids = [next(create_ids) for _ in range(rng.randint(20, 60))]
                 rng.shuffle(ids)
-                upsert(client, "db.t", rows(ids), keys=["id"])
+                upsert(client, "db.t", build_rows(ids), keys=["id"])
                 model.update((id_, str(id_)) for id_ in ids)
             change()
             touched.clear()
@@ -328,7 +328,7 @@ def test_rows_that_a_rollback_restores_discard_the_batch(
     with catalog_at(server.url) as catalog:
         create(catalog, 2)
         for number in range(6):
-            upsert(client, "db.t", rows(range(number * 50, number * 50 + 50)), keys=["id"])
+            upsert(client, "db.t", build_rows(range(number * 50, number * 50 + 50)), keys=["id"])
         before, snapshot = read(client), catalog.load_table("db.t").metadata.current_snapshot_id
         delete(client, "db.t", keys=pa.table({"id": list(range(10, 20))}), mode=MERGE_ON_READ)
         write = compaction.rewrite_rows
@@ -369,7 +369,7 @@ def test_deletion_vectors_in_one_file_count_for_each_data_file(client: IndexClie
     with catalog_at(server.url) as catalog:
         create(catalog, 3)
         for number in range(10):
-            upsert(client, "db.t", rows(range(number * 20, number * 20 + 20)), keys=["id"])
+            upsert(client, "db.t", build_rows(range(number * 20, number * 20 + 20)), keys=["id"])
         delete(client, "db.t", keys=pa.table({"id": list(range(0, 200, 4))}), mode=MERGE_ON_READ)
         assert len(set(client.files("db.t", content="deletes")["file_path"].to_pylist())) == 1
         report = compact(client, "db.t", policy=CompactionPolicy(1, 2))
@@ -385,13 +385,13 @@ def test_upgrade_during_a_compaction_is_a_conflict(
     with catalog_at(server.url) as catalog:
         create(catalog, 2)
         for number in range(6):
-            upsert(client, "db.t", rows([number]), keys=["id"])
+            upsert(client, "db.t", build_rows([number]), keys=["id"])
         write = compaction.rewrite_rows
 
         def write_and_upgrade(*arguments: Any) -> Any:
             written_files = write(*arguments)
             post(client, {"action": "upgrade-format-version", "format-version": 3})
-            upsert(client, "db.t", rows([100]), keys=["id"])
+            upsert(client, "db.t", build_rows([100]), keys=["id"])
             return written_files
 
         with monkeypatch.context() as context:
@@ -426,7 +426,7 @@ def test_compaction_that_would_not_reduce_files_is_discarded(
     with catalog_at(server.url) as catalog:
         create(catalog, 2)
         for number in range(6):
-            upsert(client, "db.t", rows([number]), keys=["id"])
+            upsert(client, "db.t", build_rows([number]), keys=["id"])
         before = set(client.files("db.t")["file_path"].to_pylist())
         disk = set(server.home.rglob("*.parquet"))
         monkeypatch.setattr(compaction, "NEW_BYTES_MAX_FRACTION", 0.1)
@@ -449,7 +449,7 @@ def test_target_size_above_two_gibibytes_is_accepted_by_every_writer(client: Ind
     with catalog_at(server.url) as catalog:
         create(catalog, 2, **{"write_target-file-size-bytes": str(3 << 30)})
         for number in range(6):
-            upsert(client, "db.t", rows([number]), keys=["id"])
+            upsert(client, "db.t", build_rows([number]), keys=["id"])
         assert compact(client, "db.t").files_after == 1
 
 

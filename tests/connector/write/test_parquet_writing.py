@@ -36,13 +36,13 @@ from seamark.formats.runtime.errors import BadRequest
 from tests.connector.read import typed
 from tests.connector.write.written import (
     EVERY_TYPE,
-    by_column,
+    build_metadata,
+    build_order,
+    build_target,
     conform_rows,
     every_type,
-    order,
+    index_by_column,
     read_by_pyiceberg,
-    table,
-    target,
     their_file,
     their_metadata,
 )
@@ -51,7 +51,7 @@ from tests.seeds import examples
 KINDS = list(typed.SAMPLES)
 
 
-def random_rows(seed: int, count: int, nulls: float = 0.2) -> pa.Table:
+def draw_rows(seed: int, count: int, nulls: float = 0.2) -> pa.Table:
     rng = random.Random(seed)
     columns = {kind: typed.column(rng, kind, count, nulls) for kind in KINDS}
     return every_type(columns, [rng.randrange(12) for _ in range(count)])
@@ -78,14 +78,14 @@ def write_data_file(
 
 
 def write(folder: Path, rows: pa.Table, schema: Schema = EVERY_TYPE, **arguments: Any) -> tuple[dict[str, Any], Any]:
-    metadata = table(folder, schema, **arguments)
-    write_target = target(metadata)
+    metadata = build_metadata(folder, schema, **arguments)
+    write_target = build_target(metadata)
     return write_data_file(rows, write_target, write_target.generate_location(()), row_group_rows=7), metadata
 
 
 @pytest.mark.parametrize(("seed", "count"), [(0, 0), (1, 1), (2, 7), (3, 100)])
 def test_pyiceberg_reads_the_written_values(tmp_path: Path, seed: int, count: int) -> None:
-    rows = random_rows(seed, count)
+    rows = draw_rows(seed, count)
     file, metadata = write(tmp_path, rows)
     actual_table = read_by_pyiceberg(metadata, [file])
     assert actual_table.num_rows == count
@@ -103,7 +103,7 @@ def test_pyiceberg_reads_the_written_values(tmp_path: Path, seed: int, count: in
 
 
 def test_duckdb_reads_the_written_values(tmp_path: Path) -> None:
-    rows = random_rows(4, 100)
+    rows = draw_rows(4, 100)
     file, _ = write(tmp_path, rows)
     path = file["file-path"].removeprefix("file://")
     with duckdb.connect() as connection:
@@ -137,7 +137,7 @@ def test_bounds_include_every_value_of_the_file(tmp_path: Path, kind: str) -> No
         rows = pa.table({"c": typed.array(kind, values)})
         file, metadata = write(tmp_path, rows, schema, properties={"write.metadata.metrics.default": mode})
         decode_content_file(file, metadata)
-        lower, upper = by_column(file["lower-bounds"]), by_column(file["upper-bounds"])
+        lower, upper = index_by_column(file["lower-bounds"]), index_by_column(file["upper-bounds"])
         present = [value for value in values if value is not None and value == value]
         if not present:
             assert (lower, upper) == ({}, {})
@@ -147,9 +147,9 @@ def test_bounds_include_every_value_of_the_file(tmp_path: Path, kind: str) -> No
         assert maximum is None or all(one <= maximum for one in present)
         if kind not in ("string", "binary", "fixed[3]") or mode == "full":
             assert (minimum, maximum) == (min(present), max(present))
-        assert by_column(file["null-value-counts"])[1] == values.count(None)
+        assert index_by_column(file["null-value-counts"])[1] == values.count(None)
         if kind in FLOATS:
-            assert by_column(file["nan-value-counts"])[1] == sum(
+            assert index_by_column(file["nan-value-counts"])[1] == sum(
                 value is not None and value != value for value in values
             )
 
@@ -194,7 +194,7 @@ def _literal(kind: str, value: Any) -> Any:
 def test_metrics_equal_those_of_pyicebergs_writer(tmp_path: Path) -> None:
     """The bounds of zeros differ, because they have signs here. PyIceberg writes no bounds for fields of structs."""
     kept_fields = [field for field in EVERY_TYPE.fields if field.id < 30 and not field.name.endswith(("uuid", "_ns"))]
-    rows = random_rows(5, 60).select([field.name for field in kept_fields])
+    rows = draw_rows(5, 60).select([field.name for field in kept_fields])
     file, metadata = write(tmp_path, rows, Schema(tuple(kept_fields)))
     expected_schema = sanitize_column_names(their_metadata(metadata).schema())
     expected_statistics = data_file_statistics_from_parquet_metadata(
@@ -202,14 +202,14 @@ def test_metrics_equal_those_of_pyicebergs_writer(tmp_path: Path) -> None:
         compute_statistics_plan(expected_schema, {}),
         parquet_path_to_id_mapping(expected_schema),
     ).to_serialized_dict()
-    assert by_column(file["column-sizes"]) == expected_statistics["column_sizes"]
-    assert by_column(file["value-counts"]) == expected_statistics["value_counts"]
-    assert by_column(file["null-value-counts"]) == expected_statistics["null_value_counts"]
+    assert index_by_column(file["column-sizes"]) == expected_statistics["column_sizes"]
+    assert index_by_column(file["value-counts"]) == expected_statistics["value_counts"]
+    assert index_by_column(file["null-value-counts"]) == expected_statistics["null_value_counts"]
     assert file["split-offsets"] == expected_statistics["split_offsets"]
     assert file["record-count"] == 60
     for lower_key, their_bounds in (("lower-bounds", "lower_bounds"), ("upper-bounds", "upper_bounds")):
         expected = expected_statistics[their_bounds]
-        actual = by_column(file[lower_key])
+        actual = index_by_column(file[lower_key])
         fixed = next(field.id for field in kept_fields if "fixed" in field.name)
         assert {field_id: actual[field_id] for field_id in expected if field_id != fixed} == {
             field_id: value for field_id, value in expected.items() if field_id != fixed
@@ -218,11 +218,11 @@ def test_metrics_equal_those_of_pyicebergs_writer(tmp_path: Path) -> None:
 
 
 def test_columns_in_structs_have_metrics_and_those_in_lists_have_only_sizes(tmp_path: Path) -> None:
-    file, _ = write(tmp_path, random_rows(6, 60, nulls=0.0))
-    assert set(by_column(file["column-sizes"])) == {*range(1, len(KINDS) + 1), 31, 32, 35, 37, 39, 41, 44}
-    assert set(by_column(file["value-counts"])) == {*range(1, len(KINDS) + 1), 31, 32, 35}
-    assert decode("double", by_column(file["lower-bounds"])[35]) == 0
-    assert by_column(file["lower-bounds"])[35] == by_column(file["upper-bounds"])[35][:-1] + b"\x80"
+    file, _ = write(tmp_path, draw_rows(6, 60, nulls=0.0))
+    assert set(index_by_column(file["column-sizes"])) == {*range(1, len(KINDS) + 1), 31, 32, 35, 37, 39, 41, 44}
+    assert set(index_by_column(file["value-counts"])) == {*range(1, len(KINDS) + 1), 31, 32, 35}
+    assert decode("double", index_by_column(file["lower-bounds"])[35]) == 0
+    assert index_by_column(file["lower-bounds"])[35] == index_by_column(file["upper-bounds"])[35][:-1] + b"\x80"
 
 
 @pytest.mark.parametrize("length", [4095, 4096, 4097, 100_000])
@@ -230,7 +230,7 @@ def test_long_values_have_bounds_although_the_footer_has_none(tmp_path: Path, le
     schema = Schema((Field(1, "s", False, "string"), Field(2, "b", False, "binary")))
     rows = pa.table({"s": ["m", "a" * length, "zz", None] * 4, "b": [b"m", b"\xff" * length, b"z", b"a"] * 4})
     file, _ = write(tmp_path, rows, schema)
-    lower, upper = by_column(file["lower-bounds"]), by_column(file["upper-bounds"])
+    lower, upper = index_by_column(file["lower-bounds"]), index_by_column(file["upper-bounds"])
     assert lower == {1: b"a" * 16, 2: b"a"}
     assert upper == {1: b"zz"}
     assert decode_full(tmp_path, rows, schema) == ("a" * length, "zz", b"a", b"\xff" * length)
@@ -238,7 +238,7 @@ def test_long_values_have_bounds_although_the_footer_has_none(tmp_path: Path, le
 
 def decode_full(folder: Path, rows: pa.Table, schema: Schema) -> tuple[Any, ...]:
     file, _ = write(folder, rows, schema, properties={"write.metadata.metrics.default": "full"})
-    lower, upper = by_column(file["lower-bounds"]), by_column(file["upper-bounds"])
+    lower, upper = index_by_column(file["lower-bounds"]), index_by_column(file["upper-bounds"])
     return lower[1].decode(), upper[1].decode(), lower[2], upper[2]
 
 
@@ -307,7 +307,7 @@ def test_properties_decide_which_columns_have_metrics(
 
 
 def test_columns_of_the_sort_order_always_have_bounds() -> None:
-    sort_order = order(("identity", 110, "asc", "nulls-first"), ("bucket[4]", 111, "asc", "nulls-first"))
+    sort_order = build_order(("identity", 110, "asc", "nulls-first"), ("bucket[4]", 111, "asc", "nulls-first"))
     assert {one for one, mode in modes_of(WIDE_SCHEMA, {}, sort_order).items() if mode.bounds} == {*range(1, 101), 110}
     sparse = modes_of(WIDE_SCHEMA, {"write.metadata.metrics.default": "none"}, sort_order)
     assert {one for one, mode in sparse.items() if mode.bounds} == {110}
@@ -324,8 +324,8 @@ def test_files_are_encoded_as_the_properties_say(tmp_path: Path) -> None:
             "write.parquet.bloom-filter-enabled.column.tags.element": "true",
             "write.parquet.bloom-filter-fpp.column.id": "0.1",
         }
-        metadata = table(tmp_path, schema, properties=properties)
-        write_target = target(metadata)
+        metadata = build_metadata(tmp_path, schema, properties=properties)
+        write_target = build_target(metadata)
         file = write_data_file(rows, write_target, write_target.generate_location(()))
         with pq.ParquetFile(file["file-path"].removeprefix("file://")) as parquet_file:
             chunks = [parquet_file.metadata.row_group(0).column(place) for place in (0, 1)]
@@ -360,7 +360,7 @@ def test_invalid_property_is_refused_by_name(tmp_path: Path, properties: dict[st
 # Rows that do not fit
 
 
-def single_column(kind: Any, required: bool = False) -> Schema:
+def build_single_column(kind: Any, required: bool = False) -> Schema:
     return Schema((Field(1, "c", required, kind),))
 
 
@@ -412,7 +412,7 @@ def test_value_that_a_cast_would_change_is_refused_with_its_column(
     tmp_path: Path, kind: Any, column: pa.Array, message: str
 ) -> None:
     with pytest.raises(Unwritable, match=message):
-        write(tmp_path, pa.table({"c": column}), single_column(kind))
+        write(tmp_path, pa.table({"c": column}), build_single_column(kind))
     assert not list(tmp_path.rglob("*.parquet"))
 
 
@@ -441,7 +441,7 @@ def test_value_that_a_cast_would_change_is_refused_with_its_column(
     ],
 )
 def test_value_is_cast_if_it_stays_the_same(tmp_path: Path, kind: str, column: pa.Array, expected: Any) -> None:
-    file, metadata = write(tmp_path, pa.table({"c": column}), single_column(kind))
+    file, metadata = write(tmp_path, pa.table({"c": column}), build_single_column(kind))
     assert typed.are_all_same(typed.to_plain(kind, read_by_pyiceberg(metadata, [file])["c"]), expected)
 
 
@@ -458,20 +458,22 @@ def test_value_is_cast_if_it_stays_the_same(tmp_path: Path, kind: str, column: p
     ids=["large", "view", "a slice", "a null with elements"],
 )
 def test_every_list_type_of_arrow_is_written(tmp_path: Path, column: pa.Array) -> None:
-    file, metadata = write(tmp_path, pa.table({"c": column}), single_column(ListType(2, "long", True)))
+    file, metadata = write(tmp_path, pa.table({"c": column}), build_single_column(ListType(2, "long", True)))
     assert read_by_pyiceberg(metadata, [file])["c"].to_pylist() == [[1, 2], None, []]
 
 
 def test_required_field_can_be_null_only_if_its_struct_is_null(tmp_path: Path) -> None:
-    schema = single_column(StructType((Field(2, "x", True, "string"), Field(3, "y", True, ListType(4, "int", True)))))
+    schema = build_single_column(
+        StructType((Field(2, "x", True, "string"), Field(3, "y", True, ListType(4, "int", True))))
+    )
     rows = pa.table({"c": [None, {"x": "a", "y": [1]}, {"x": "", "y": []}]})
     file, metadata = write(tmp_path, rows, schema)
     assert read_by_pyiceberg(metadata, [file])["c"].to_pylist() == rows["c"].to_pylist()
-    assert by_column(file["null-value-counts"]) == {2: 1}
+    assert index_by_column(file["null-value-counts"]) == {2: 1}
     with pytest.raises(Unwritable, match=r"column c is required, but 1 .* row 1"):
-        write(tmp_path, pa.table({"c": [1, None, 3]}), single_column("int", required=True))
+        write(tmp_path, pa.table({"c": [1, None, 3]}), build_single_column("int", required=True))
     with pytest.raises(Unwritable, match=r"column c\.c is required, but the data does not have it"):
-        write(tmp_path, pa.table({"c": [{}]}), single_column(StructType((Field(2, "c", True, "int"),))))
+        write(tmp_path, pa.table({"c": [{}]}), build_single_column(StructType((Field(2, "c", True, "int"),))))
 
 
 def test_missing_column_has_the_write_default_or_null(tmp_path: Path) -> None:
@@ -501,8 +503,8 @@ def test_missing_column_has_the_write_default_or_null(tmp_path: Path) -> None:
             Field(55, "nothing", False, "unknown"),
         )
     )
-    metadata = table(tmp_path, schema)
-    write_target = target(metadata)
+    metadata = build_metadata(tmp_path, schema)
+    write_target = build_target(metadata)
     file = write_data_file(pa.table({"given": [1, 2]}), write_target, write_target.generate_location(()))
     with pq.ParquetFile(file["file-path"].removeprefix("file://"), arrow_extensions_enabled=False) as parquet_file:
         actual_table = parquet_file.read()
@@ -517,10 +519,10 @@ def test_missing_column_has_the_write_default_or_null(tmp_path: Path) -> None:
 
 def test_column_that_the_table_lacks_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Unwritable, match="no column d; it has c"):
-        write(tmp_path, pa.table({"c": [1], "d": [2]}), single_column("int"))
+        write(tmp_path, pa.table({"c": [1], "d": [2]}), build_single_column("int"))
     twice = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["c", "c"])
     with pytest.raises(Unwritable, match="several columns named c"):
-        write(tmp_path, twice, single_column("int"))
+        write(tmp_path, twice, build_single_column("int"))
 
 
 def test_column_names_are_escaped_as_in_iceberg_without_conflicts() -> None:
@@ -538,7 +540,7 @@ def test_rows_are_written_in_the_sort_order_of_the_table(tmp_path: Path, kind: s
     values = typed.column(random.Random(f"{kind} {how} {nulls}"), kind, 60)
     rows = pa.table({"c": typed.array(kind, values), "n": list(range(60))})
     schema = Schema((Field(1, "c", False, kind), Field(2, "n", False, "long")))
-    sort_order = order(("identity", 1, how, nulls), ("truncate[10]", 2, "desc", "nulls-last"))
+    sort_order = build_order(("identity", 1, how, nulls), ("truncate[10]", 2, "desc", "nulls-last"))
     file, metadata = write(tmp_path, rows, schema, order=sort_order)
     assert file["sort-order-id"] == 1
     actual_table = read_by_pyiceberg(metadata, [file])
@@ -564,9 +566,9 @@ def _rank(value: Any) -> Any:
 
 def test_file_contains_exactly_the_conformed_rows(tmp_path: Path) -> None:
     """The expected rows are those that `conform` returns."""
-    rows = random_rows(8, 50)
-    metadata = table(tmp_path, EVERY_TYPE)
-    write_target = target(metadata)
+    rows = draw_rows(8, 50)
+    metadata = build_metadata(tmp_path, EVERY_TYPE)
+    write_target = build_target(metadata)
     file = write_data_file(rows, write_target, write_target.generate_location(()))
     with pq.ParquetFile(file["file-path"].removeprefix("file://")) as parquet_file:
         assert parquet_file.schema_arrow.names == write_target.arrow.names
@@ -590,7 +592,7 @@ def test_column_without_repeated_values_has_no_dictionary(tmp_path: Path) -> Non
     )
     kinds = {"id": "long", "run": "long", "word": "string", "unique": "string"}
     schema = Schema(tuple(Field(place, name, False, kind) for place, (name, kind) in enumerate(kinds.items(), 1)))
-    write_target = target(table(tmp_path, schema))
+    write_target = build_target(build_metadata(tmp_path, schema))
     for count, unbounded in ((rows, {"id", "unique"}), (1000, {"id", "unique"}), (100, {"id", "unique", "word"})):
         file = write_data_file(input_table.slice(0, count), write_target, write_target.generate_location(()))
         with pq.ParquetFile(file["file-path"].removeprefix("file://")) as parquet_file:

@@ -28,7 +28,7 @@ from seamark.formats.iceberg.types.schema import Field, Schema
 from seamark.formats.iceberg.types.transforms import apply
 from seamark.formats.index.index_file import open_index_file
 from seamark.formats.protocol.wire import INDEX_FOLDER
-from tests.connector.write.written import order, read_by_pyiceberg, spec, table, target
+from tests.connector.write.written import build_metadata, build_order, build_spec, build_target, read_by_pyiceberg
 from tests.services.s3 import S3
 
 SCHEMA = Schema((Field(1, "id", True, "long"), Field(2, "name", False, "string"), Field(3, "day", False, "date")))
@@ -39,7 +39,7 @@ INDEX_PROPERTIES = {
 }
 
 
-def rows(count: int, seed: int = 1) -> pa.Table:
+def build_rows(count: int, seed: int = 1) -> pa.Table:
     """Return rows with unique ids, so that a test can identify each row."""
     rng = random.Random(seed)
     return pa.table(
@@ -123,18 +123,18 @@ LONG = {
 def test_every_row_is_written_once_into_its_partition(
     tmp_path: Path, fields: Any, sorted_by: Any, limits: WriteLimits
 ) -> None:
-    sort_order = order(*sorted_by) if sorted_by else order()
-    metadata = table(
+    sort_order = build_order(*sorted_by) if sorted_by else build_order()
+    metadata = build_metadata(
         tmp_path,
         SCHEMA,
-        spec=spec(*fields),
+        spec=build_spec(*fields),
         order=sort_order if sorted_by else _make_unsorted_order(),
         properties=INDEX_PROPERTIES,
     )
-    input_rows = rows(1500)
-    written_files = write_batches(target(metadata), input_rows.to_batches(max_chunksize=200), limits=limits)
+    input_rows = build_rows(1500)
+    written_files = write_batches(build_target(metadata), input_rows.to_batches(max_chunksize=200), limits=limits)
     check(metadata, written_files, input_rows)
-    check_indexes(target(metadata), written_files)
+    check_indexes(build_target(metadata), written_files)
     assert {file["sort-order-id"] for file in written_files.files} == {1 if sorted_by else 0}
     for file in written_files.files if sorted_by else ():
         names = _column(file, "name")
@@ -144,7 +144,7 @@ def test_every_row_is_written_once_into_its_partition(
 
 
 def _make_unsorted_order() -> Any:
-    return table("file:///nowhere", SCHEMA).sort_orders[0]
+    return build_metadata("file:///nowhere", SCHEMA).sort_orders[0]
 
 
 def _column(file: dict[str, Any], name: str) -> list[Any]:
@@ -177,10 +177,12 @@ def check_indexes(write_target: WriteTarget, written_files: WrittenFiles) -> Non
 def test_files_have_the_target_size(tmp_path: Path) -> None:
     size = 150_000
     properties = {"write.target-file-size-bytes": str(size), "write.parquet.row-group-size-bytes": "40000"}
-    for sort_order in (_make_unsorted_order(), order(("identity", 2, "asc", "nulls-first"))):
-        metadata = table(tmp_path, SCHEMA, spec=spec(("bucket[2]", 1)), order=sort_order, properties=properties)
-        input_rows = rows(120_000)
-        written_files = write_batches(target(metadata), input_rows.to_batches())
+    for sort_order in (_make_unsorted_order(), build_order(("identity", 2, "asc", "nulls-first"))):
+        metadata = build_metadata(
+            tmp_path, SCHEMA, spec=build_spec(("bucket[2]", 1)), order=sort_order, properties=properties
+        )
+        input_rows = build_rows(120_000)
+        written_files = write_batches(build_target(metadata), input_rows.to_batches())
         check(metadata, written_files, input_rows)
         sizes = sorted(file["file-size-in-bytes"] for file in written_files.files)
         assert len(sizes) > 6
@@ -192,7 +194,7 @@ def test_files_have_the_target_size(tmp_path: Path) -> None:
 
 def test_memory_of_a_writer_is_bounded(tmp_path: Path) -> None:
     """A writer uses at most some megabytes of Arrow's memory, and no memory after its end."""
-    metadata = table(tmp_path, SCHEMA, spec=spec(("bucket[16]", 1)))
+    metadata = build_metadata(tmp_path, SCHEMA, spec=build_spec(("bucket[16]", 1)))
 
     def batches() -> Iterator[pa.RecordBatch]:
         for seed in range(30):
@@ -203,7 +205,7 @@ def test_memory_of_a_writer_is_bounded(tmp_path: Path) -> None:
 
     before = pa.total_allocated_bytes()
     maximum = 0
-    with TableWriter(target(metadata), WriteLimits(buffered_bytes=4 << 20)) as writer:
+    with TableWriter(build_target(metadata), WriteLimits(buffered_bytes=4 << 20)) as writer:
         for batch in batches():
             writer.write(batch)
             del batch
@@ -233,10 +235,10 @@ def test_writer_of_many_partitions_has_few_open_files(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(FileWriter, "_open_writer", begin_and_record)
     monkeypatch.setattr(FileWriter, "close", close_and_forget)
-    metadata = table(tmp_path, SCHEMA, spec=spec(("bucket[100]", 1)))
-    input_rows = rows(1000)
+    metadata = build_metadata(tmp_path, SCHEMA, spec=build_spec(("bucket[100]", 1)))
+    input_rows = build_rows(1000)
     limits = WriteLimits(buffered_bytes=300_000, open_files=7)
-    written_files = write_batches(target(metadata), input_rows.to_batches(max_chunksize=100), limits=limits)
+    written_files = write_batches(build_target(metadata), input_rows.to_batches(max_chunksize=100), limits=limits)
     check(metadata, written_files, input_rows)
     assert maximum == 7
     assert len(written_files.files) < 400, "there must not be a file for each batch and partition"
@@ -244,26 +246,28 @@ def test_writer_of_many_partitions_has_few_open_files(tmp_path: Path, monkeypatc
 
 def test_zeros_of_two_signs_are_two_partitions_and_nan_is_one(tmp_path: Path) -> None:
     schema = Schema((Field(1, "ratio", False, "double"),))
-    metadata = table(tmp_path, schema, spec=spec(("identity", 1)))
+    metadata = build_metadata(tmp_path, schema, spec=build_spec(("identity", 1)))
     batches = [pa.RecordBatch.from_pydict({"ratio": [0.0, -0.0, float("nan"), None]}) for _ in range(3)]
-    written_files = write_batches(target(metadata), batches)
+    written_files = write_batches(build_target(metadata), batches)
     assert sorted(str(file["partition"]) for file in written_files.files) == ["['NaN']", "[-0.0]", "[0.0]", "[None]"]
     for file in written_files.files:
         assert {str(one) for one in _column(file, "ratio")} == {str(file["partition"][0]).replace("NaN", "nan")}
 
 
 def test_failed_write_of_an_invalid_row_leaves_no_file(tmp_path: Path) -> None:
-    metadata = table(tmp_path, SCHEMA, spec=spec(("identity", 2)), properties=INDEX_PROPERTIES)
+    metadata = build_metadata(tmp_path, SCHEMA, spec=build_spec(("identity", 2)), properties=INDEX_PROPERTIES)
     bad = pa.RecordBatch.from_pydict({"id": pa.array([None], pa.int64())})
     with pytest.raises(Unwritable, match="column id is required"):
         write_batches(
-            target(metadata), [*rows(2000).to_batches(), bad], limits=WriteLimits(buffered_bytes=1000, open_files=3)
+            build_target(metadata),
+            [*build_rows(2000).to_batches(), bad],
+            limits=WriteLimits(buffered_bytes=1000, open_files=3),
         )
     assert not [one for one in tmp_path.rglob("*") if one.is_file()]
 
 
 def test_storage_failure_during_a_write_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    metadata = table(tmp_path, SCHEMA, spec=spec(("bucket[4]", 1)), properties=INDEX_PROPERTIES)
+    metadata = build_metadata(tmp_path, SCHEMA, spec=build_spec(("bucket[4]", 1)), properties=INDEX_PROPERTIES)
     calls_left = 3
     write = FileWriter.write
 
@@ -276,7 +280,7 @@ def test_storage_failure_during_a_write_leaves_no_file(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(FileWriter, "write", failing)
     with pytest.raises(OSError, match="full"):
-        write_batches(target(metadata), rows(2000).to_batches(), limits=WriteLimits(buffered_bytes=5000))
+        write_batches(build_target(metadata), build_rows(2000).to_batches(), limits=WriteLimits(buffered_bytes=5000))
     assert not [one for one in tmp_path.rglob("*") if one.is_file()]
 
 
@@ -290,8 +294,10 @@ def test_files_are_written_to_s3_and_discarded(s3: S3, s3_bucket: str) -> None:
         }
     )
     location = f"s3://{s3_bucket}/db/t"
-    write_target = target_of(table(location, SCHEMA, spec=spec(("identity", 2)), properties=INDEX_PROPERTIES), storage)
-    input_rows = rows(300)
+    write_target = target_of(
+        build_metadata(location, SCHEMA, spec=build_spec(("identity", 2)), properties=INDEX_PROPERTIES), storage
+    )
+    input_rows = build_rows(300)
 
     def list_objects() -> dict[str, int]:
         objects = s3.client().list_objects_v2(Bucket=s3_bucket)
@@ -318,12 +324,12 @@ def test_files_are_written_to_s3_and_discarded(s3: S3, s3_bucket: str) -> None:
 
 def test_table_with_required_encryption_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(Unwritable, match="encrypted"):
-        target(table(tmp_path, SCHEMA, properties={"encryption.key-id": "k1"}))
+        build_target(build_metadata(tmp_path, SCHEMA, properties={"encryption.key-id": "k1"}))
 
 
 def test_written_files_can_be_discarded_twice(tmp_path: Path) -> None:
-    metadata = table(tmp_path, SCHEMA, properties=INDEX_PROPERTIES)
-    written_files = write_batches(target(metadata), rows(10).to_batches())
+    metadata = build_metadata(tmp_path, SCHEMA, properties=INDEX_PROPERTIES)
+    written_files = write_batches(build_target(metadata), build_rows(10).to_batches())
     assert len([one for one in tmp_path.rglob("*") if one.is_file()]) == 4
     for _ in range(2):
         written_files.discard(Storage())
@@ -331,13 +337,13 @@ def test_written_files_can_be_discarded_twice(tmp_path: Path) -> None:
 
 
 def test_index_without_keys_for_a_column_fails_no_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    metadata = table(tmp_path, SCHEMA, properties={"seamark.index.more": "bloom(name)", **INDEX_PROPERTIES})
+    metadata = build_metadata(tmp_path, SCHEMA, properties={"seamark.index.more": "bloom(name)", **INDEX_PROPERTIES})
 
     def fail(*_: object) -> Any:
         raise ValueError("the key service does not answer")
 
     monkeypatch.setattr("seamark.connector.index.files.keys_of_term", fail)
-    written_files = write_batches(target(metadata), rows(10).to_batches())
+    written_files = write_batches(build_target(metadata), build_rows(10).to_batches())
     assert written_files.rows == 10
     assert written_files.index_files == ()
     assert [path for path, _ in written_files.skipped] == [written_files.files[0]["file-path"]] * 4
@@ -345,24 +351,26 @@ def test_index_without_keys_for_a_column_fails_no_write(tmp_path: Path, monkeypa
 
 
 def test_used_target_can_be_pickled(tmp_path: Path) -> None:
-    metadata = table(tmp_path, SCHEMA, spec=spec(("day", 3)), order=order(("identity", 1, "asc", "nulls-first")))
-    write_target = target(metadata)
-    write_batches(write_target, rows(3).to_batches())
+    metadata = build_metadata(
+        tmp_path, SCHEMA, spec=build_spec(("day", 3)), order=build_order(("identity", 1, "asc", "nulls-first"))
+    )
+    write_target = build_target(metadata)
+    write_batches(write_target, build_rows(3).to_batches())
     unpickled = pickle.loads(pickle.dumps(write_target))
     assert unpickled == write_target
-    input_rows = rows(100)
+    input_rows = build_rows(100)
     check(metadata, write_batches(unpickled, input_rows.to_batches()), input_rows)
 
 
 def test_no_rows_make_no_file(tmp_path: Path) -> None:
-    metadata = table(tmp_path, SCHEMA, properties=INDEX_PROPERTIES)
-    assert write_batches(target(metadata), []) == WrittenFiles()
-    assert write_batches(target(metadata), rows(3).slice(0, 0).to_batches()) == WrittenFiles()
+    metadata = build_metadata(tmp_path, SCHEMA, properties=INDEX_PROPERTIES)
+    assert write_batches(build_target(metadata), []) == WrittenFiles()
+    assert write_batches(build_target(metadata), build_rows(3).slice(0, 0).to_batches()) == WrittenFiles()
     assert not list(tmp_path.rglob("*"))
 
 
 def test_rows_are_accepted_in_every_form_of_arrow() -> None:
-    input_rows = rows(10)
+    input_rows = build_rows(10)
     batch = input_rows.to_batches()[0]
     reader = pa.RecordBatchReader.from_batches(input_rows.schema, [batch, batch])
 
@@ -444,7 +452,7 @@ def test_entropy_precedes_the_tables_name_in_a_shared_folder() -> None:
 
 
 def test_names_of_files_begin_with_their_bucket_number(tmp_path: Path) -> None:
-    write_target = target(table(tmp_path, SCHEMA, spec=spec(("day", 3), ("bucket[16]", 1))))
+    write_target = build_target(build_metadata(tmp_path, SCHEMA, spec=build_spec(("day", 3), ("bucket[16]", 1))))
     names = {write_target.generate_location((0, 7)).rpartition("/")[2] for _ in range(100)}
     assert len(names) == 100
     assert all(name.startswith("00000007-") for name in names)

@@ -39,7 +39,7 @@ EVERY_TYPE = Schema(
 """A schema with a column of each primitive type, in the order of `typed.SAMPLES`, and nested columns."""
 
 
-def spec(*fields: tuple[str, int]) -> PartitionSpec:
+def build_spec(*fields: tuple[str, int]) -> PartitionSpec:
     """Return a partition spec with fields of (transform, source id)."""
     partition_fields = [
         PartitionField(f"p{n}", transform, source, (), 1000 + n) for n, (transform, source) in enumerate(fields)
@@ -47,12 +47,12 @@ def spec(*fields: tuple[str, int]) -> PartitionSpec:
     return PartitionSpec(0, tuple(partition_fields))
 
 
-def order(*fields: tuple[str, int, str, str]) -> SortOrder:
+def build_order(*fields: tuple[str, int, str, str]) -> SortOrder:
     """Return a sort order with fields of (transform, source id, direction, null order)."""
     return SortOrder(1, tuple(SortField(transform, how, nulls, source) for transform, source, how, nulls in fields))
 
 
-def table(
+def build_metadata(
     folder: Path | str,
     schema: Schema,
     *,
@@ -79,7 +79,7 @@ def table(
     )
 
 
-def target(metadata: TableMetadata) -> WriteTarget:
+def build_target(metadata: TableMetadata) -> WriteTarget:
     return target_of(metadata, Storage())
 
 
@@ -154,7 +154,7 @@ def conform_rows(rows: pa.Table, target: WriteTarget) -> pa.Table:
     return pa.Table.from_batches(batches, target.arrow)
 
 
-def by_column(metrics: Mapping[str, Any]) -> dict[int, Any]:
+def index_by_column(metrics: Mapping[str, Any]) -> dict[int, Any]:
     """Return a `CountMap` or `ValueMap` as a dict; bounds become bytes."""
     values = (bytes.fromhex(value) if isinstance(value, str) else value for value in metrics["values"])
     return dict(zip(metrics["keys"], values, strict=True))

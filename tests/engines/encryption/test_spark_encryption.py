@@ -22,7 +22,7 @@ from seamark.connector.parquet.encryption.keys import EncryptionScheme, ParquetK
 from seamark.connector.parquet.encryption.kms import MasterKeyFile
 from tests.connector.parquet.copied import merge
 from tests.engines.encryption.spark_files import CASES, MASTERS, ROWS
-from tests.services.java import java_17
+from tests.services.java import find_java_17
 
 FOLDER = Path(__file__).parent
 KEYS = ParquetKeys(MasterKeyFile({name: bytes([number]) * 16 for name, number in MASTERS.items()}))
@@ -49,7 +49,7 @@ def _scheme(path: Path) -> EncryptionScheme | None:
 
 @pytest.mark.slow
 def test_spark_reads_the_merged_form_of_its_encrypted_files(tmp_path: Path) -> None:
-    java_17()
+    find_java_17()
     jars = Path(pyspark.__file__).parent / "jars"
     classes = tmp_path / "classes"
     subprocess.run(["javac", "-cp", f"{jars}/*", "-d", str(classes), str(FOLDER / "LocalKms.java")], check=True)

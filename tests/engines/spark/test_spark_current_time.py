@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from seamark.connector.spark.query.queries import rewrite_query
-from tests.engines.spark.star import Rig, rows, settings
+from tests.engines.spark.star import Rig, collect_rows, settings
 from tests.seeds import first_seed
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
@@ -87,7 +87,7 @@ def check(rig: Rig, conditions: Sequence[str], note: str) -> list[tuple[int, int
             rewrite = rewrite_query(rig.spark, text)
             reports.append(rewrite)
             ids = sorted(repr((row["id"],)) for row in expected if row[f"w{number}"])
-            if rewrite.statement is not None and rows(rig.spark.sql(rewrite.statement)) != ids:
+            if rewrite.statement is not None and collect_rows(rig.spark.sql(rewrite.statement)) != ids:
                 wrong.append(f"{note}: {conditions[number]}\n{rewrite}")
         if not wrong or rig.spark.sql(judging).collect() == expected:
             break  # Otherwise the day of a row has changed between the two queries.

@@ -31,7 +31,7 @@ from tests.connector.sql import hand_made
 from tests.connector.sql.test_text_functions import seamark_command
 from tests.engines.queries import Queries
 from tests.engines.spark.shapes import SHAPES
-from tests.engines.spark.star import Rig, fill, rows, settings
+from tests.engines.spark.star import Rig, collect_rows, fill, settings
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 
@@ -390,7 +390,7 @@ def test_dataframe_is_valid_for_the_lease_of_its_plans(rig: Rig) -> None:
     with pytest.raises(PySparkException, match=r"TABLE_OR_VIEW_NOT_FOUND.*leased~plan~"):
         frame.collect()
     frame = sql(rig.spark, text)
-    assert rows(frame) == rows(frame.where("id > 0")) == ["(1,)"]
+    assert collect_rows(frame) == collect_rows(frame.where("id > 0")) == ["(1,)"]
 
 
 @pytest.mark.slow
@@ -546,9 +546,10 @@ def test_handwritten_statements_return_sparks_own_rows(rig: Rig) -> None:
         rewritten = rewrite_query(rig.spark, text, max_kept_fraction=1.0)
         if rewritten.statement is not None:
             rewritten_frame = rig.spark.sql(rewritten.statement)
-            assert (rewritten_frame.schema, rows(rewritten_frame)) == (original_frame.schema, rows(original_frame)), (
-                f"{text}\n{rewritten}"
-            )
+            assert (rewritten_frame.schema, collect_rows(rewritten_frame)) == (
+                original_frame.schema,
+                collect_rows(original_frame),
+            ), f"{text}\n{rewritten}"
         counts["fewer"] += rewritten.files < rewritten.considered_files
     assert counts["none"] < 30, counts
     assert counts["fewer"] > 200, counts
@@ -584,7 +585,7 @@ def random_queries(rig: Rig, seed: int, count: int) -> None:
     for number in range(count):
         text = queries.query()
         try:
-            expected = rows(rig.spark.sql(text))
+            expected = collect_rows(rig.spark.sql(text))
         except PySparkException as error:
             pytest.fail(f"seed {seed}, query {number} is not valid: {text}: {error}")
         except Py4JJavaError as error:
@@ -597,7 +598,7 @@ def random_queries(rig: Rig, seed: int, count: int) -> None:
         rewritten = rig.rewrite(text)
         note = f"seed {seed}, query {number}, {rewritten.summary}: {text}"
         if rewritten.statement is not None:
-            assert rows(rig.spark.sql(rewritten.statement)) == expected, note
+            assert collect_rows(rig.spark.sql(rewritten.statement)) == expected, note
         counts["rewritten" if rewritten.statement is not None else rewritten.summary] += 1
         counts["fewer"] += rewritten.files < rewritten.considered_files
         counts["joined"] += "joins=" in rewritten.summary

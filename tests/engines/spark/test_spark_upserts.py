@@ -19,7 +19,7 @@ from seamark.connector.spark.frames import file_changes
 from seamark.connector.spark.frames import upserts as upserting
 from seamark.connector.write.upserts import COPY_ON_WRITE, MERGE_ON_READ, MODES, upsert
 from seamark.spark import write
-from tests.engines.conftest import rows
+from tests.engines.conftest import collect_rows
 from tests.engines.spark.test_spark_writing import ALL_TYPE_COLUMNS
 from tests.engines.spark.upserts import BUCKETS, RECORD, TASKS, Model, Rig, Row
 
@@ -226,7 +226,7 @@ def test_tasks_upsert_frames_with_every_type(rig: Rig, spec: str) -> None:
     rig.upsert(frame.where("id > 40"), table, row_mode=MERGE_ON_READ, **TASKS)
     table_frame = rig.spark.table(f"{rig.db}.{table}")
     expected = frame.withColumn("p", frame.p.cast("decimal(18,4)"))
-    assert sorted(map(repr, rows(table_frame))) == sorted(map(repr, rows(expected)))
+    assert sorted(map(repr, collect_rows(table_frame))) == sorted(map(repr, collect_rows(expected)))
 
 
 def test_keys_are_compared_in_the_type_of_the_table(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

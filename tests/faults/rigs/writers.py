@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from tests.faults.rigs.http import Client, OutcomeUnknown
-from tests.faults.rigs.linear import Event, violations
+from tests.faults.rigs.linear import Event, find_violations
 
 
 @dataclass
@@ -39,7 +39,7 @@ class RecordedOutcomes:
         """
         assert self.unexplained == [], label
         assert self.count_acknowledged() > 0, f"{label} proved nothing"
-        assert violations(client.chain(name), self.events) == [], f"{label}: {dict(self.outcomes)}"
+        assert find_violations(client.chain(name), self.events) == [], f"{label}: {dict(self.outcomes)}"
         missing = [location for location in client.files(name) if not exists(location)]
         assert missing == [], f"{label}: files of a live table are gone"
 
@@ -124,7 +124,7 @@ def run_writers(base_urls: Sequence[str], name: str, seed: int, clients: int = 4
             item.result(timeout=120)
 
 
-def progress(notes: RecordedOutcomes, count: int, timeout_s: float) -> bool:
+def wait_for_commits(notes: RecordedOutcomes, count: int, timeout_s: float) -> bool:
     """Wait until `count` further commits are acknowledged, and return whether they were."""
     goal, deadline = notes.count_acknowledged() + count, time.monotonic() + timeout_s
     while notes.count_acknowledged() < goal and not notes.unexplained:

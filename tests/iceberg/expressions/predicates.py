@@ -169,7 +169,7 @@ def by_field(spec: PartitionSpec, partition: tuple[Value | None, ...]) -> dict[i
     return {field.field_id or 0: value for field, value in zip(spec.fields, partition, strict=True)}
 
 
-def javas_order(kind: str, value: Any) -> Any:
+def order_like_java(kind: str, value: Any) -> Any:
     if kind in ("float", "double"):
         return (1, 0.0, 0.0) if math.isnan(value) else (0, value, math.copysign(1, value))
     if kind == "uuid":
@@ -177,7 +177,7 @@ def javas_order(kind: str, value: Any) -> Any:
     return value
 
 
-def pythons_order(_: str, value: Any) -> Any:
+def order_like_python(_: str, value: Any) -> Any:
     return value
 
 

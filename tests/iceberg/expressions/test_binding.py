@@ -30,19 +30,24 @@ from seamark.formats.iceberg.expressions.expression_json import parse_expression
 from seamark.formats.iceberg.types.reading import read
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.runtime.errors import BadRequest
-from tests.iceberg.samples import field, schema
+from tests.iceberg.samples import build_field, build_schema
 
 
 def make_schema(*fields: dict[str, Any], schema_id: int = 0) -> Schema:
-    return read(schema(*fields, schema_id=schema_id), Schema, "schema")
+    return read(build_schema(*fields, schema_id=schema_id), Schema, "schema")
 
 
 def struct(*fields: dict[str, Any]) -> dict[str, Any]:
     return {"type": "struct", "fields": list(fields)}
 
 
-ADDRESS = struct(field(11, "street", "string", True), field(12, "zip", "int"))
-POINTS = {"type": "list", "element-id": 21, "element-required": True, "element": struct(field(22, "x", "double", True))}
+ADDRESS = struct(build_field(11, "street", "string", True), build_field(12, "zip", "int"))
+POINTS = {
+    "type": "list",
+    "element-id": 21,
+    "element-required": True,
+    "element": struct(build_field(22, "x", "double", True)),
+}
 TAGS = {
     "type": "map",
     "key-id": 31,
@@ -52,19 +57,19 @@ TAGS = {
     "value": "long",
 }
 TABLE = make_schema(
-    field(1, "id", "long", True),
-    field(2, "small", "int"),
-    field(3, "Price", "decimal(9,1)"),
-    field(4, "ts", "timestamptz"),
-    field(5, "name", "string"),
-    field(6, "score", "float"),
-    field(10, "home", ADDRESS, True),
-    field(13, "work", struct(field(14, "street", "string", True))),
-    field(20, "points", POINTS, True),
-    field(30, "tags", TAGS),
-    field(40, "nothing", "unknown"),
-    field(41, "anything", "variant"),
-    field(42, "future", "interval"),
+    build_field(1, "id", "long", True),
+    build_field(2, "small", "int"),
+    build_field(3, "Price", "decimal(9,1)"),
+    build_field(4, "ts", "timestamptz"),
+    build_field(5, "name", "string"),
+    build_field(6, "score", "float"),
+    build_field(10, "home", ADDRESS, True),
+    build_field(13, "work", struct(build_field(14, "street", "string", True))),
+    build_field(20, "points", POINTS, True),
+    build_field(30, "tags", TAGS),
+    build_field(40, "nothing", "unknown"),
+    build_field(41, "anything", "variant"),
+    build_field(42, "future", "interval"),
 )
 
 
@@ -99,7 +104,7 @@ def test_binding_ignores_case_only_if_requested() -> None:
     assert bind_and_get_error({"type": "eq", "term": "PRICE", "value": 1}) == (
         "Cannot find column 'PRICE' in the table's schemas; did you mean Price?"
     )
-    twins = make_schema(field(1, "a"), field(2, "A"), field(3, "b"))
+    twins = make_schema(build_field(1, "a"), build_field(2, "A"), build_field(3, "b"))
     message = bind_and_get_error({"type": "is-null", "term": "a"}, schemas=(twins,), case_sensitive=False)
     assert "it matches A, a" in message
     assert bind_json({"type": "is-null", "term": "B"}, schemas=(twins,), case_sensitive=False) == make_bound(
@@ -109,10 +114,15 @@ def test_binding_ignores_case_only_if_requested() -> None:
 
 
 def test_name_from_an_older_schema_is_found_newest_first() -> None:
-    old_schema = make_schema(field(1, "id", "long", True), field(2, "old", "int"), schema_id=0)
-    between = make_schema(field(1, "id", "long", True), field(2, "renamed", "int"), field(3, "b", "int"), schema_id=1)
+    old_schema = make_schema(build_field(1, "id", "long", True), build_field(2, "old", "int"), schema_id=0)
+    between = make_schema(
+        build_field(1, "id", "long", True), build_field(2, "renamed", "int"), build_field(3, "b", "int"), schema_id=1
+    )
     now = make_schema(
-        field(1, "id", "long", True), field(2, "renamed", "long"), field(4, "b", "string", True), schema_id=2
+        build_field(1, "id", "long", True),
+        build_field(2, "renamed", "long"),
+        build_field(4, "b", "string", True),
+        schema_id=2,
     )
     schemas = (old_schema, between, now)
     assert bind_json({"type": "eq", "term": "renamed", "value": 5}, schemas=schemas) == make_bound(
@@ -364,7 +374,7 @@ COLUMNS: dict[str, tuple[int, str, st.SearchStrategy[tuple[object, Exact]], st.S
     "b": (11, "boolean", st.booleans().map(lambda b: (b, b)), st.booleans().map(lambda b: (b, b))),
 }
 REQUIRED = frozenset({"l", "d"})
-WIDE = make_schema(*(field(ident, name, kind, name in REQUIRED) for name, (ident, kind, _, _) in COLUMNS.items()))
+WIDE = make_schema(*(build_field(ident, name, kind, name in REQUIRED) for name, (ident, kind, _, _) in COLUMNS.items()))
 
 Sent = tuple[Any, ...]
 """(op, name, [(JSON, meaning), …]) or ("and" | "or", left, right) or ("not", child) or (True | False,)."""

@@ -20,8 +20,8 @@ from seamark.formats.iceberg.expressions.expression_json import expression_json,
 from seamark.formats.iceberg.types.reading import read
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.runtime.errors import BadRequest
-from tests.iceberg.samples import field, schema
-from tests.services.java import SHORT_LIVED, java_17
+from tests.iceberg.samples import build_field, build_schema
+from tests.services.java import SHORT_LIVED, find_java_17
 from tests.services.process import CACHE
 
 SOURCE = """
@@ -86,12 +86,17 @@ REFUSED: dict[str, list[Any]] = {
     "binary": ["0", True],
 }
 NAMES = {kind: f"c{position}" for position, kind in enumerate(LITERALS)}
-SCHEMA = schema(
-    *(field(ident, NAMES[kind], kind) for ident, kind in enumerate(LITERALS, start=1)),
-    field(51, "must", "long", True),
-    field(52, "st", {"type": "struct", "fields": [field(53, "a", "long", True), field(54, "b", "double")]}, True),
-    field(55, "maybe", {"type": "struct", "fields": [field(56, "a", "timestamptz", True)]}),
-    field(57, "none", "unknown"),
+SCHEMA = build_schema(
+    *(build_field(ident, NAMES[kind], kind) for ident, kind in enumerate(LITERALS, start=1)),
+    build_field(51, "must", "long", True),
+    build_field(
+        52,
+        "st",
+        {"type": "struct", "fields": [build_field(53, "a", "long", True), build_field(54, "b", "double")]},
+        True,
+    ),
+    build_field(55, "maybe", {"type": "struct", "fields": [build_field(56, "a", "timestamptz", True)]}),
+    build_field(57, "none", "unknown"),
 )
 OURS = read(SCHEMA, Schema, "schema")
 
@@ -111,7 +116,7 @@ def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Java]:
         *(Path(pyspark.__file__).parent / "jars").glob("slf4j-api-*.jar"),
     ]
     assert len(jars) == 2, "run `make jars`"
-    argv = [java_17(), "-Xmx256m", *SHORT_LIVED, "-cp", ":".join(map(str, jars)), str(source)]
+    argv = [find_java_17(), "-Xmx256m", *SHORT_LIVED, "-cp", ":".join(map(str, jars)), str(source)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         stdin, stdout = child.stdin, child.stdout
         assert stdin is not None

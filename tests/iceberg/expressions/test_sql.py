@@ -72,7 +72,7 @@ class Sql:
     used: bool = True
 
 
-def value(rng: random.Random, name: str) -> Any:
+def draw_value(rng: random.Random, name: str) -> Any:
     """Return a value as Python has it, including NaN and None."""
     if rng.random() < 0.15:
         return None
@@ -126,8 +126,8 @@ def table() -> Iterator[tuple[duckdb.DuckDBPyConnection, list[Row]]]:
     db.execute(f'CREATE TABLE rows (n INTEGER, {columns}, st STRUCT("in" INTEGER, deep STRUCT(y INTEGER)))')
     rows: list[Row] = []
     for number in range(ROWS):
-        values = {name: value(rng, name) for name in COLUMNS}
-        inner, deep = value(rng, "in"), value(rng, "y")
+        values = {name: draw_value(rng, name) for name in COLUMNS}
+        inner, deep = draw_value(rng, "in"), draw_value(rng, "y")
         zoned = [f"{value}+00" if name == "tz" and value is not None else value for name, value in values.items()]
         marks = ", ".join("?" for _ in values)
         row = "{'in': ?::INTEGER, 'deep': {'y': ?::INTEGER}}"
@@ -143,7 +143,7 @@ def table() -> Iterator[tuple[duckdb.DuckDBPyConnection, list[Row]]]:
 
 def literal(rng: random.Random, name: str) -> Sql:
     """Return a literal suitable for a column; `used` is False if it is rounded or engines convert it."""
-    literal_value = value(rng, name)
+    literal_value = draw_value(rng, name)
     if literal_value is None:
         return make_same("NULL")
     match name:
@@ -266,7 +266,7 @@ def leaf(rng: random.Random) -> Sql:
     if shape < 0.86:
         return like(rng)
     if shape < 0.9:
-        day = value(rng, "day") or EPOCH
+        day = draw_value(rng, "day") or EPOCH
         called = rng.choice(["CAST(ts AS DATE)", "CAST(day AS DATE)", "CAST(tz AS DATE)"])
         return make_same(f"{called} {rng.choice(['=', '<', '>=', '<>'])} DATE '{day}'")
     if shape < 0.93:

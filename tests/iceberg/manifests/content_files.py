@@ -18,8 +18,8 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.table_json import decode_table
 from seamark.formats.iceberg.types import values
 from seamark.formats.runtime.errors import BadRequest
-from tests.planner.lakes.kinds import FLOATS, V3_ONLY, base, pool, random_kind, to_bytes, widen_kind
-from tests.planner.lakes.partitioning import apply, random_transform, result_kind
+from tests.planner.lakes.kinds import FLOATS, V3_ONLY, draw_pool, random_kind, strip_parameters, to_bytes, widen_kind
+from tests.planner.lakes.partitioning import apply, infer_result_kind, random_transform
 
 UUID = "9c12d441-03fe-4693-9a96-a0705ddf69c1"
 NAMES = ["id", "a b", "ä€𝄞", "1st", "x.y", "day", "漢字", "a_x20b", "-", "\x00", 'quote"d', "__"]
@@ -40,13 +40,13 @@ class Case:
         self.seed, self.version = seed, version
         self.rng = rng = random.Random(seed)
         self.kinds = {i: random_kind(rng, version) for i in range(1, rng.randint(2, 9))}
-        self.values = {column: pool(rng, kind, 6) for column, kind in self.kinds.items()}
+        self.values = {column: draw_pool(rng, kind, 6) for column, kind in self.kinds.items()}
         self.fields: list[tuple[int, int, str, str]] = []
         names = rng.sample([name for name in NAMES if name not in avoided], 4)
         for i in range(rng.choice([0, 1, 1, 2, 3, 4])):
             source = rng.choice(list(self.kinds))
             transform = random_transform(rng, self.kinds[source], self.values[source], void=True)
-            if base(result_kind(transform, self.kinds[source])) not in avoided:
+            if strip_parameters(infer_result_kind(transform, self.kinds[source])) not in avoided:
                 self.fields.append((1000 + i, source, transform, names[i]))
         # No field has the name of a column, which is only allowed for identity transforms.
         self.properties = {"write.avro.compression-codec": rng.choice(CODECS)} if rng.random() < 0.7 else {}
@@ -91,7 +91,7 @@ class Case:
 
     @property
     def partition_kinds(self) -> list[str]:
-        return [result_kind(transform, self.kinds[source]) for _, source, transform, _ in self.fields]
+        return [infer_result_kind(transform, self.kinds[source]) for _, source, transform, _ in self.fields]
 
     def partition(self) -> tuple[Any, ...]:
         results = []

@@ -164,7 +164,7 @@ def is_record(schema: Any) -> bool:
     return isinstance(schema, dict) and schema["type"] == "record"
 
 
-def entry(schema: dict[str, Any], **changed: Any) -> dict[str, Any]:
+def build_entry(schema: dict[str, Any], **changed: Any) -> dict[str, Any]:
     """Return a plain row for a schema of `manifest_schema`: null if allowed, else a small value."""
     row: dict[str, Any] = {}
     for field in schema["fields"]:
@@ -172,7 +172,7 @@ def entry(schema: dict[str, Any], **changed: Any) -> dict[str, Any]:
         if name in changed:
             row[name] = changed[name]
         elif records := [item for item in (kind if isinstance(kind, list) else [kind]) if is_record(item)]:
-            row[name] = entry(records[0], **changed)
+            row[name] = build_entry(records[0], **changed)
         elif isinstance(kind, list) and "null" in kind:
             row[name] = None
         else:
@@ -180,7 +180,7 @@ def entry(schema: dict[str, Any], **changed: Any) -> dict[str, Any]:
     return row
 
 
-def manifest(schema: dict[str, Any], *rows: dict[str, Any], **options: Any) -> bytes:
+def build_manifest(schema: dict[str, Any], *rows: dict[str, Any], **options: Any) -> bytes:
     return files.container(schema, [[files.encode(schema, row) for row in rows]], **options)
 
 
@@ -189,16 +189,17 @@ SCHEMA = files.manifest_schema(3, [("day", ["null", "int"])])
 
 @pytest.mark.parametrize("codec", ["null", "deflate", "snappy", "zstandard"])
 def test_each_codec_decodes_to_the_same_rows(codec: str) -> None:
-    rows = [entry(SCHEMA, day=i, file_path=f"s3://b/t/ü-{i}.parquet", split_offsets=[4, i]) for i in range(500)]
-    plain = files.to_plain_entries(decode_manifest(manifest(SCHEMA, *rows), "m.avro"))
+    rows = [build_entry(SCHEMA, day=i, file_path=f"s3://b/t/ü-{i}.parquet", split_offsets=[4, i]) for i in range(500)]
+    plain = files.to_plain_entries(decode_manifest(build_manifest(SCHEMA, *rows), "m.avro"))
     assert len(plain) == 500
-    assert files.to_plain_entries(decode_manifest(manifest(SCHEMA, *rows, codec=codec), "m.avro")) == plain
+    assert files.to_plain_entries(decode_manifest(build_manifest(SCHEMA, *rows, codec=codec), "m.avro")) == plain
 
 
 @pytest.mark.parametrize("codec", ["null", "deflate"])
 def test_manifests_of_fastavro_are_read(codec: str) -> None:
     rows = [
-        entry(SCHEMA, day=i, status=i % 3, value_counts=[{"key": 1, "value": i}], lower_bounds=[]) for i in range(400)
+        build_entry(SCHEMA, day=i, status=i % 3, value_counts=[{"key": 1, "value": i}], lower_bounds=[])
+        for i in range(400)
     ]
     out = io.BytesIO()
     fastavro.writer(out, fastavro.parse_schema(SCHEMA), rows, codec=codec, sync_interval=1000)
@@ -210,12 +211,12 @@ def test_manifests_of_fastavro_are_read(codec: str) -> None:
 def test_deleted_entries_are_dropped_with_their_statistics() -> None:
     maps = {"column_sizes": [{"key": 7, "value": 1}], "upper_bounds": [{"key": 7, "value": b"x"}]}
     rows = [
-        entry(SCHEMA, status=0, day=1, split_offsets=[1]),
-        entry(SCHEMA, status=2, day=2, split_offsets=[2, 2], equality_ids=[3], **maps),
-        entry(SCHEMA, status=1, day=3, split_offsets=[]),
-        entry(SCHEMA, status=2, day=4, **maps),
+        build_entry(SCHEMA, status=0, day=1, split_offsets=[1]),
+        build_entry(SCHEMA, status=2, day=2, split_offsets=[2, 2], equality_ids=[3], **maps),
+        build_entry(SCHEMA, status=1, day=3, split_offsets=[]),
+        build_entry(SCHEMA, status=2, day=4, **maps),
     ]
-    decoded = decode_manifest(manifest(SCHEMA, *rows), "m.avro")
+    decoded = decode_manifest(build_manifest(SCHEMA, *rows), "m.avro")
     assert decoded.longs["status"].tolist() == [0, 1]
     assert decoded.lists["split_offsets"][0].tolist() == [1, 0]
     assert decoded.lists["split_offsets"][1].tolist() == [1]
@@ -242,8 +243,8 @@ def test_statistics_are_read_whether_all_rows_name_the_same_columns_or_not(
         ids = unlike(usual) if i == odd else usual
         counts = [{"key": id_, "value": 10 * i + at} for at, id_ in enumerate(ids)]
         bounds = [{"key": id_, "value": b"%d" % (i + at)} for at, id_ in enumerate(ids)]
-        rows.append(entry(SCHEMA, day=i, status=2 * (i % 7 == 5), value_counts=counts, upper_bounds=bounds))
-    data = manifest(SCHEMA, *rows, codec="deflate")
+        rows.append(build_entry(SCHEMA, day=i, status=2 * (i % 7 == 5), value_counts=counts, upper_bounds=bounds))
+    data = build_manifest(SCHEMA, *rows, codec="deflate")
     assert comparable(files.to_plain_entries(decode_manifest(data, "m.avro"))) == comparable(
         files.read_by_fastavro(data)
     )
@@ -251,7 +252,7 @@ def test_statistics_are_read_whether_all_rows_name_the_same_columns_or_not(
 
 def test_last_value_counts_when_all_rows_name_a_column_twice() -> None:
     counts = [{"key": 3, "value": 1}, {"key": 3, "value": 2}]
-    decoded = decode_manifest(manifest(SCHEMA, *[entry(SCHEMA, value_counts=counts)] * 5), "m.avro")
+    decoded = decode_manifest(build_manifest(SCHEMA, *[build_entry(SCHEMA, value_counts=counts)] * 5), "m.avro")
     assert [item["value_counts"] for item in files.to_plain_entries(decoded)] == [{3: 2}] * 5
 
 
@@ -264,7 +265,7 @@ def test_manifest_without_entries_has_no_rows(blocks: list[list[bytes]]) -> None
 
 def test_field_that_the_format_version_lacks_is_missing() -> None:
     schema = files.manifest_schema(1, [])
-    decoded = decode_manifest(manifest(schema, entry(schema)), "m.avro")
+    decoded = decode_manifest(build_manifest(schema, build_entry(schema)), "m.avro")
     assert decoded.longs["content"].tolist() == decoded.longs["sequence_number"].tolist() == [MISSING]
     assert decoded.longs["snapshot_id"].tolist() == [1]
     assert decoded.texts["referenced_data_file"].lengths.tolist() == [-1]
@@ -274,7 +275,7 @@ def test_field_that_the_format_version_lacks_is_missing() -> None:
 
 def test_decoded_manifest_has_its_header() -> None:
     metadata = {"schema": '{"x": "ü"}', "partition-spec-id": "3", "content": "deletes"}
-    decoded = decode_manifest(manifest(SCHEMA, entry(SCHEMA), metadata=metadata), "m.avro")
+    decoded = decode_manifest(build_manifest(SCHEMA, build_entry(SCHEMA), metadata=metadata), "m.avro")
     assert metadata.items() <= decoded.metadata.items()
     assert json.loads(decoded.metadata["avro.schema"]) == SCHEMA
 
@@ -282,8 +283,8 @@ def test_decoded_manifest_has_its_header() -> None:
 def test_fields_without_ids_are_found_by_standard_names() -> None:
     schema = files.manifest_schema(2, [("day", ["null", "int"])], ids=False)
     spec = json.dumps([{"name": "day", "transform": "day", "source-id": 1, "field-id": 1007}])
-    row = entry(schema, day=4, file_path="x", value_counts=[{"key": 1, "value": 10}])
-    decoded = decode_manifest(manifest(schema, row, metadata={"partition-spec": spec}), "m.avro")
+    row = build_entry(schema, day=4, file_path="x", value_counts=[{"key": 1, "value": 10}])
+    decoded = decode_manifest(build_manifest(schema, row, metadata={"partition-spec": spec}), "m.avro")
     [actual] = files.to_plain_entries(decoded)
     assert actual["file_path"] == "x"
     assert actual["value_counts"] == {1: 10}
@@ -293,7 +294,7 @@ def test_fields_without_ids_are_found_by_standard_names() -> None:
 def test_partition_fields_without_any_id_are_rejected() -> None:
     schema = files.manifest_schema(2, [("day", ["null", "int"])], ids=False)
     with pytest.raises(Corrupt, match=r"m\.avro: .*partition fields have no ids"):
-        decode_manifest(manifest(schema, entry(schema)), "m.avro")
+        decode_manifest(build_manifest(schema, build_entry(schema)), "m.avro")
 
 
 def test_field_id_takes_precedence_over_the_name() -> None:
@@ -301,8 +302,8 @@ def test_field_id_takes_precedence_over_the_name() -> None:
     fields = schema["fields"][-1]["type"]["fields"]
     by_name = {field["name"]: field for field in fields}
     by_name["record_count"]["name"], by_name["file_size_in_bytes"]["name"] = "file_size_in_bytes", "record_count"
-    row = entry(schema, record_count=1000, file_size_in_bytes=5)
-    [actual] = files.to_plain_entries(decode_manifest(manifest(schema, row), "m.avro"))
+    row = build_entry(schema, record_count=1000, file_size_in_bytes=5)
+    [actual] = files.to_plain_entries(decode_manifest(build_manifest(schema, row), "m.avro"))
     assert (actual["record_count"], actual["file_size_in_bytes"]) == (5, 1000)
 
 
@@ -312,11 +313,11 @@ def test_unions_of_several_number_or_text_types_are_read() -> None:
     path = next(field for field in file["fields"] if field["name"] == "file_path")
     path["type"] = ["bytes", "string"]
     rows = [
-        entry(schema, file_path=(0, b"one"), p=(0, 5), q=(1, 0.5)),
-        entry(schema, file_path=(1, "two"), p=(2, 2**40), q=(0, 0.1)),
-        entry(schema, file_path=(1, "three"), p=(1, None), q=(2, None)),
+        build_entry(schema, file_path=(0, b"one"), p=(0, 5), q=(1, 0.5)),
+        build_entry(schema, file_path=(1, "two"), p=(2, 2**40), q=(0, 0.1)),
+        build_entry(schema, file_path=(1, "three"), p=(1, None), q=(2, None)),
     ]
-    plain_entries = files.to_plain_entries(decode_manifest(manifest(schema, *rows), "m.avro"))
+    plain_entries = files.to_plain_entries(decode_manifest(build_manifest(schema, *rows), "m.avro"))
     assert [row["file_path"] for row in plain_entries] == ["one", "two", "three"]
     assert [row["partition"][0][1] for row in plain_entries] == [5, 2**40, None]
     assert [row["partition"][1][1] for row in plain_entries] == [files.raw(0.5), files.raw(0.1), None]
@@ -327,7 +328,7 @@ def test_named_type_may_be_reused() -> None:
     schema = files.manifest_schema(2, [("a", fixed), ("b", ["null", fixed])])
     schema["namespace"] = "org.example"
     schema["fields"] += [{"name": "more", "type": ["null", symbol]}, {"name": "again", "type": symbol}]
-    row = files.encode(schema, entry(schema, a=b"12", b=b"34", more="X", again="X"))
+    row = files.encode(schema, build_entry(schema, a=b"12", b=b"34", more="X", again="X"))
     schema["fields"][-1]["type"] = "org.example.e"
     partition = schema["fields"][-3]["type"]["fields"][3]["type"]["fields"]
     partition[1]["type"][1] = "id"
@@ -338,10 +339,10 @@ def test_named_type_may_be_reused() -> None:
 def test_memory_for_a_thousand_columns_depends_on_stored_statistics() -> None:
     """Each entry has statistics of four of a thousand columns; the decoder allocates nothing of size rows x columns."""
     rows = [
-        entry(SCHEMA, lower_bounds=[{"key": (i * 7 + k) % 1000, "value": b"v%d" % i} for k in range(4)])
+        build_entry(SCHEMA, lower_bounds=[{"key": (i * 7 + k) % 1000, "value": b"v%d" % i} for k in range(4)])
         for i in range(1000)
     ]
-    decoded = decode_manifest(manifest(SCHEMA, *rows), "m.avro")
+    decoded = decode_manifest(build_manifest(SCHEMA, *rows), "m.avro")
     lower = decoded.bounds["lower_bounds"]
     assert set(lower) == set(range(1000))
     assert sum(len(at) for at, _, _ in lower.values()) == 4000
@@ -350,13 +351,13 @@ def test_memory_for_a_thousand_columns_depends_on_stored_statistics() -> None:
 
 def test_last_value_counts_when_an_entry_names_a_column_twice() -> None:
     counts = [{"key": 1, "value": 10}, {"key": 2, "value": 20}, {"key": 1, "value": 30}]
-    rows = [entry(SCHEMA, value_counts=counts), entry(SCHEMA, value_counts=[{"key": 1, "value": 5}])]
-    plain_entries = files.to_plain_entries(decode_manifest(manifest(SCHEMA, *rows), "m.avro"))
+    rows = [build_entry(SCHEMA, value_counts=counts), build_entry(SCHEMA, value_counts=[{"key": 1, "value": 5}])]
+    plain_entries = files.to_plain_entries(decode_manifest(build_manifest(SCHEMA, *rows), "m.avro"))
     assert [row["value_counts"] for row in plain_entries] == [{1: 30, 2: 20}, {1: 5}]
 
 
 def test_any_buffer_type_is_accepted() -> None:
-    data = manifest(SCHEMA, entry(SCHEMA), codec="null")
+    data = build_manifest(SCHEMA, build_entry(SCHEMA), codec="null")
     expected = files.to_plain_entries(decode_manifest(data, "m.avro"))
     mutable = bytearray(b"before" + data + b"after")
     decoded = decode_manifest(memoryview(mutable)[6:-5], "m.avro", inflated_limit_bytes=INFLATED_LIMIT_BYTES)

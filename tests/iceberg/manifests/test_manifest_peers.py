@@ -21,9 +21,9 @@ from seamark.formats.iceberg.manifests.manifest import ManifestFile
 from seamark.formats.iceberg.manifests.writer import ManifestEntry, assign_first_row_ids, write_manifest_list
 from tests.iceberg.manifests import content_files as cases
 from tests.iceberg.manifests.content_files import SEQUENCE, SNAPSHOT, Case, contents, encode_entries, inherit_values
-from tests.planner.lakes.kinds import base, decimal_parts, to_bytes, to_float32
+from tests.planner.lakes.kinds import parse_decimal, strip_parameters, to_bytes, to_float32
 from tests.seeds import examples
-from tests.services.java import SHORT_LIVED, java_17
+from tests.services.java import SHORT_LIVED, find_java_17
 from tests.services.process import CACHE
 
 SEEDS = st.integers(0, 2**32)
@@ -31,7 +31,7 @@ VERSIONS = st.sampled_from([1, 2, 3])
 
 PARTITION_TYPES = {
     "uuid": lambda value, kind: UUID(bytes=value),
-    "decimal": lambda value, kind: Decimal(value).scaleb(-decimal_parts(kind)[1], Context(prec=40)),
+    "decimal": lambda value, kind: Decimal(value).scaleb(-parse_decimal(kind)[1], Context(prec=40)),
     "double": lambda value, kind: to_float32(value),
 }
 """The types to which PyIceberg converts partition values; its decoder rounds doubles to floats (0.12)."""
@@ -89,7 +89,7 @@ def compare_with_pyiceberg(case: Case, iceberg_entry: Any, entry: ManifestEntry)
         assert (tuple(items) if items else None) == getattr(file, name), name
     values = []
     for kind, value in zip(case.partition_kinds, file.partition, strict=True):
-        form = PARTITION_TYPES.get(base(kind))
+        form = PARTITION_TYPES.get(strip_parameters(kind))
         values.append(value if value is None or form is None else form(value, kind))
     assert cases.comparable(tuple(data_file.partition)) == cases.comparable(tuple(values)), case
 
@@ -99,7 +99,7 @@ def java(metadata: list[str]) -> list[list[dict[str, Any]]]:
     beside = ("slf4j-api-*.jar", "snappy-java-*.jar", "zstd-jni-*.jar")
     jars = [*(CACHE / "jars").glob("iceberg-spark-runtime-*.jar")]
     jars += [jar for name in beside for jar in Path(pyspark.__file__).parent.glob(f"jars/{name}")]
-    argv = [java_17(), "-Xmx512m", *SHORT_LIVED, "-cp", ":".join(map(str, jars))]
+    argv = [find_java_17(), "-Xmx512m", *SHORT_LIVED, "-cp", ":".join(map(str, jars))]
     argv.append(str(Path(__file__).with_name("ManifestPeer.java")))
     completed = subprocess.run(argv, input="\n".join(metadata).encode(), capture_output=True, timeout=200)
     assert completed.returncode == 0, completed.stderr.decode()[-3000:]

@@ -19,7 +19,7 @@ def list_cased_characters() -> str:
     return "".join(point for point in points if point != point.lower() or point != point.upper())
 
 
-def random_texts(rng: random.Random, count: int) -> list[str]:
+def draw_texts(rng: random.Random, count: int) -> list[str]:
     return [random_text(rng) for _ in range(count)]
 
 

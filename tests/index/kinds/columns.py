@@ -100,7 +100,7 @@ KINDS = [
 ]
 
 
-def kind_of(kind: Kind) -> str:
+def get_kind(kind: Kind) -> str:
     return kind.name.partition(", huge")[0]
 
 
@@ -205,4 +205,4 @@ def draw_predicate(rng: random.Random, kind: Kind, values: Sequence[Any]) -> Pre
         ranges.append((None, None, False, False))
     if len(ranges) >= 300 or rng.random() < 0.3:
         ranges = [item for item in ranges if item[0] is not None and item[0] == item[1]]
-    return Predicate(kind_of(kind), tuple(ranges), rng.random() < 0.3, rng.random() < 0.3)
+    return Predicate(get_kind(kind), tuple(ranges), rng.random() < 0.3, rng.random() < 0.3)

@@ -64,14 +64,14 @@ def spans_of(kind: str, values: list[Value | None], heap: bytearray) -> Spans:
     return Spans(np.array(starts, dtype=np.int64), np.array(lengths, dtype=np.int32))
 
 
-def bytes_of(heap: bytes | bytearray) -> npt.NDArray[np.uint8]:
+def to_byte_array(heap: bytes | bytearray) -> npt.NDArray[np.uint8]:
     return np.frombuffer(bytes(heap), dtype=np.uint8)
 
 
 def pack_spans(
     kind: str, heap: bytes | bytearray, spans: Spans, *, absent_low: bool
 ) -> tuple[PackedColumn, Packed] | None:
-    packer = Packer(bytes_of(heap), len(spans.starts))
+    packer = Packer(to_byte_array(heap), len(spans.starts))
     number = packer.bounds(source_of(kind), spans.starts, spans.lengths, absent_low=absent_low)
     memory = np.frombuffer(packer.pack(), dtype=np.uint8)
     packed = packer.packed(number)
@@ -148,7 +148,7 @@ def test_doubles_that_are_floats_take_four_bytes() -> None:
     assert exact.width == 8
 
 
-def keys_of(kind: str, heap: bytes, starts: list[int], lengths: list[int]) -> list[Any]:
+def unpack_keys(kind: str, heap: bytes, starts: list[int], lengths: list[int]) -> list[Any]:
     spans = Spans(np.array(starts, dtype=np.int64), np.array(lengths, dtype=np.int32))
     actual_packed_spans = pack_spans(kind, heap, spans, absent_low=True)
     assert actual_packed_spans is not None
@@ -157,7 +157,7 @@ def keys_of(kind: str, heap: bytes, starts: list[int], lengths: list[int]) -> li
 
 def test_bounds_of_impossible_lengths_are_dropped() -> None:
     number = int.from_bytes(b"abcdefgh", "little")
-    assert keys_of("long", b"abcdefgh" * 4, [0, 8, 16], [3, 8, 7]) == [None, number, None]
+    assert unpack_keys("long", b"abcdefgh" * 4, [0, 8, 16], [3, 8, 7]) == [None, number, None]
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_bounds_of_impossible_lengths_are_dropped() -> None:
 def test_span_outside_the_heap_is_dropped(kind: str, heap: bytes, first: Any) -> None:
     size = len(heap)
     starts = [0, size - 1, -1, size + 1, 2**62, -(2**62)]
-    assert keys_of(kind, heap, starts, [size] * len(starts)) == [first] + [None] * (len(starts) - 1)
+    assert unpack_keys(kind, heap, starts, [size] * len(starts)) == [first] + [None] * (len(starts) - 1)
 
 
 def test_least_long_is_dropped_as_a_lower_bound_and_rounded_up_as_an_upper_bound() -> None:
@@ -189,11 +189,11 @@ def test_least_long_is_dropped_as_a_lower_bound_and_rounded_up_as_an_upper_bound
 def test_days_of_a_promoted_date_are_not_used_as_timestamp_bounds() -> None:
     heap = struct.pack("<iq", 19_000, 5)
     for kind, first in (("timestamp", None), ("timestamptz_ns", None), ("long", 19_000)):
-        assert keys_of(kind, heap, [0, 4], [4, 8]) == [first, 5]
+        assert unpack_keys(kind, heap, [0, 4], [4, 8]) == [first, 5]
 
 
 def test_nan_is_not_used_as_a_bound() -> None:
-    assert keys_of("double", struct.pack("<dd", float("nan"), 2.0), [0, 8], [8, 8]) == [None, 2.0]
+    assert unpack_keys("double", struct.pack("<dd", float("nan"), 2.0), [0, 8], [8, 8]) == [None, 2.0]
 
 
 def test_types_without_an_order_have_no_packed_form() -> None:
@@ -202,12 +202,12 @@ def test_types_without_an_order_have_no_packed_form() -> None:
 
 def test_decimal_too_long_for_its_type_is_dropped() -> None:
     data = (10**30).to_bytes(16, "big", signed=True)
-    assert keys_of("decimal(9, 2)", data + b"\x05", [0, 16], [16, 1]) == [None, 5]
+    assert unpack_keys("decimal(9, 2)", data + b"\x05", [0, 16], [16, 1]) == [None, 5]
 
 
 def test_decimal_may_repeat_its_sign_bytes() -> None:
     heap = (-300).to_bytes(40, "big", signed=True) + (1).to_bytes(17, "big") + b"\x01" + bytes(16)
-    assert keys_of("decimal(18, 0)", heap, [0, 40, 57], [40, 17, 17]) == [-300, 1, None]
+    assert unpack_keys("decimal(18, 0)", heap, [0, 40, 57], [40, 17, 17]) == [-300, 1, None]
 
 
 @pytest.mark.parametrize("literal", [10**44, -(10**44), 2**127, -(2**127) - 1])
@@ -225,7 +225,7 @@ def test_presence_mask_says_which_values_count() -> None:
     longs = np.array([MISSING, 5, 9, LONG_MAX], dtype=np.int64)
     doubles = np.array([math.nan, 0.1, -math.inf, 7.0])
     present = np.array([1, 0, 1, 0], dtype=np.uint8)
-    packer = Packer(bytes_of(b""), 4)
+    packer = Packer(to_byte_array(b""), 4)
     numbers = [packer.longs(longs, present, absent_low=True), packer.doubles(doubles, present, absent_low=False)]
     memory = np.frombuffer(packer.pack(), dtype=np.uint8)
     results = []
@@ -266,7 +266,7 @@ def test_codes_keep_the_order_of_values_and_absent_values_are_at_the_end(
     """The values are at the limits of each width, where the code for absent values decides the width."""
     low = -(2**63) + 1
     values = [low, low + spread // 2, low + spread] + ([MISSING] if gap else [])
-    packer = Packer(bytes_of(b""), len(values))
+    packer = Packer(to_byte_array(b""), len(values))
     number = packer.longs(np.array(values, dtype=np.int64), absent_low=absent_low)
     memory = np.frombuffer(packer.pack(), dtype=np.uint8)
     fields = packer.packed(number)
@@ -324,7 +324,7 @@ def test_manifest_of_columns_survives_packing(data: st.DataObject) -> None:
             spans = spans_of(kind, [value for value in side if value is not None], heap)
             bounds.append((find_placed(side), spans.starts, spans.lengths))
         given_bounds.append(bounds)
-    packer = Packer(bytes_of(heap), rows)
+    packer = Packer(to_byte_array(heap), rows)
     record_count = packer.longs(np.array(records, dtype=np.int64), absent_low=True)
     numbers = [
         packer.column(source_of(kind), counts, lower, upper, record_count)  # type: ignore[arg-type]
@@ -363,7 +363,7 @@ def longs_of(memory: npt.NDArray[np.uint8], fields: tuple[Any, ...], rows: int) 
 
 
 def test_incompatible_columns_are_rejected() -> None:
-    heap, values = bytes_of(b"abc"), np.array([0, 1], dtype=np.int64)
+    heap, values = to_byte_array(b"abc"), np.array([0, 1], dtype=np.int64)
     packer = Packer(heap, 2)
     rows, lengths = np.array([0, 2], dtype=np.int32), np.array([1, 1], dtype=np.int32)
     empty_key = (None, None, None, None)

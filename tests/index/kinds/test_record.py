@@ -205,26 +205,26 @@ def test_equal_and_extreme_hashes_are_distinguished_where_possible(seed: int) ->
         ] == positions_by_key[pairs[index]]
 
 
-def uniform(rows: int, seed: int = 0) -> tuple[Any, Any]:
+def draw_uniform_hashes(rows: int, seed: int = 0) -> tuple[Any, Any]:
     draw = np.random.default_rng(seed)
     return tuple(draw.integers(0, 1 << 64, rows, dtype=np.uint64) for _ in range(2))
 
 
 def test_remote_lookup_reads_one_or_two_pages() -> None:
-    hi, lo = uniform(100_000)
+    hi, lo = draw_uniform_hashes(100_000)
     record = open_record(encode([FileRecords(sorted_run(hi, lo))]))
     reads = [record.fences.page_ranges(hi[at : at + 1], lo[at : at + 1]) for at in range(0, len(hi), 50)]
     assert {len(read) for read in reads} == {1}
     assert {read[0][1] for read in reads} == {PAGE, 2 * PAGE}
     assert sum(read[0][1] for read in reads) < 1.02 * PAGE * len(reads)
-    absent, _ = uniform(1000, seed=1)
+    absent, _ = draw_uniform_hashes(1000, seed=1)
     assert {len(record.fences.page_ranges(item, item)) for item in absent.reshape(-1, 1)} == {1}
     all_ranges = record.fences.page_ranges(hi, lo)
     assert all_ranges == [(0, len(record.memory))]
 
 
 def test_entry_takes_little_more_than_24_bytes() -> None:
-    assert len(b"".join(encode([FileRecords(sorted_run(*uniform(100_000)))]))) / 100_000 < 24.2
+    assert len(b"".join(encode([FileRecords(sorted_run(*draw_uniform_hashes(100_000)))]))) / 100_000 < 24.2
 
 
 def test_index_without_entries_finds_nothing() -> None:
@@ -232,17 +232,17 @@ def test_index_without_entries_finds_nothing() -> None:
         open_record(encode([])),
         open_record(encode([build([keys_of(pa.array([], pa.int64()), "long")])] * 3)),
     ):
-        assert (record.count, record.find(1, 2), matches(record.lookup(*uniform(5)))) == (0, [], [])
-        assert matches(look_up_remotely(record, *uniform(5))) == []
+        assert (record.count, record.find(1, 2), matches(record.lookup(*draw_uniform_hashes(5)))) == (0, [], [])
+        assert matches(look_up_remotely(record, *draw_uniform_hashes(5))) == []
         record.verify()
 
 
 def test_batch_larger_than_all_limits_is_answered_in_order() -> None:
     """There are more hashes than one lookup handles at once, and three times as many answers."""
-    hi, lo = uniform(2000)
+    hi, lo = draw_uniform_hashes(2000)
     record = open_record(encode([FileRecords(sorted_run(hi, lo))] * 3))
     queries = np.random.default_rng(2).integers(0, 4000, 300_000)
-    absent_hi, absent_lo = uniform(2000, seed=1)
+    absent_hi, absent_lo = draw_uniform_hashes(2000, seed=1)
     query, file, position = record.lookup(
         np.concatenate([hi, absent_hi])[queries], np.concatenate([lo, absent_lo])[queries]
     )
@@ -253,7 +253,7 @@ def test_batch_larger_than_all_limits_is_answered_in_order() -> None:
 
 
 def test_lookups_of_many_threads_agree() -> None:
-    hi, lo = uniform(50_000)
+    hi, lo = draw_uniform_hashes(50_000)
     record = open_record(encode([FileRecords(sorted_run(hi, lo))]))
     answers: list[list[int]] = []
 
@@ -277,7 +277,9 @@ def test_files_with_too_many_rows_are_rejected() -> None:
 def test_memory_of_a_merge_does_not_depend_on_its_output(tmp_path: Path) -> None:
     """The runs of a merge are mapped, so its allocations do not depend on their size."""
     mapped = [
-        write_and_open_record(tmp_path / str(number), encode([FileRecords(sorted_run(*uniform(500_000, number)))]))
+        write_and_open_record(
+            tmp_path / str(number), encode([FileRecords(sorted_run(*draw_uniform_hashes(500_000, number)))])
+        )
         for number in (1, 2)
     ]
     tracemalloc.start()
@@ -303,7 +305,7 @@ def test_index_of_50_million_keys_has_an_entry_for_each(tmp_path: Path) -> None:
     tracemalloc.start()
     rounds = []
     for group in range(10):
-        entries = [FileRecords(sorted_run(*uniform(1_000_000, 10 * group + number))) for number in range(5)]
+        entries = [FileRecords(sorted_run(*draw_uniform_hashes(1_000_000, 10 * group + number))) for number in range(5)]
         rounds.append(write_and_open_record(tmp_path / str(group), encode(entries)))
         del entries
     tracemalloc.reset_peak()
@@ -317,13 +319,13 @@ def test_index_of_50_million_keys_has_an_entry_for_each(tmp_path: Path) -> None:
     assert (merged_record.count, merged_record.files, half.count, half.files) == (50_000_000, 50, 25_000_000, 25)
     for seed in range(0, 100, 11):
         file = seed // 10 * 5 + seed % 10 if seed % 10 < 5 else None
-        hi, lo = (part[:1000] for part in uniform(1_000_000, seed))
+        hi, lo = (part[:1000] for part in draw_uniform_hashes(1_000_000, seed))
         everywhere = [] if file is None else [(file, position) for position in range(1000)]
         assert [place for _, *place in matches(merged_record.lookup(hi, lo))] == list(map(list, everywhere))
 
 
 def test_damage_at_any_byte_is_detected() -> None:
-    hi, lo = uniform(400)
+    hi, lo = draw_uniform_hashes(400)
     blob = b"".join(encode([FileRecords(sorted_run(hi[:200], lo[:200])), FileRecords(sorted_run(hi[200:], lo[200:]))]))
     expected, draw = matches(RecordBlob(memoryview(blob)).lookup(hi, lo)), random.Random(3)
     assert len(expected) == 400
@@ -342,7 +344,7 @@ def test_damage_at_any_byte_is_detected() -> None:
 
 
 def test_damaged_page_affects_only_its_lookups_and_is_never_merged() -> None:
-    hi, lo = uniform(1000)
+    hi, lo = draw_uniform_hashes(1000)
     blob = bytearray(b"".join(encode([FileRecords(sorted_run(hi, lo))])))
     blob[2 * PAGE + 100] ^= 1
     record = RecordBlob(memoryview(blob))
@@ -371,7 +373,7 @@ def with_changed_page(blob: bytes, page: int, change: Callable[[bytearray], None
 
 @pytest.mark.parametrize("entries", [0, 171, 255, 0xFFFFFFFF])
 def test_page_with_impossible_counts_is_rejected(entries: int) -> None:
-    hi, lo = uniform(400)
+    hi, lo = draw_uniform_hashes(400)
     blob = b"".join(encode([FileRecords(sorted_run(hi, lo))]))
     record = RecordBlob(with_changed_page(blob, 1, lambda page: struct.pack_into("<I", page, 8, entries)))
     for reads in (lambda: record.lookup(hi, lo), record.verify, lambda: b"".join(merge([(record, np.ones(1, bool))]))):
@@ -380,7 +382,7 @@ def test_page_with_impossible_counts_is_rejected(entries: int) -> None:
 
 
 def test_entry_of_a_missing_file_is_rejected() -> None:
-    hi, lo = uniform(100)
+    hi, lo = draw_uniform_hashes(100)
     blob = b"".join(encode([FileRecords(sorted_run(hi, lo))]))
     record = RecordBlob(with_changed_page(blob, 0, lambda page: struct.pack_into("<I", page, 16 + 16, 7)))
     for reads in (lambda: record.lookup(hi, lo), record.verify, lambda: b"".join(merge([(record, np.ones(1, bool))]))):
@@ -389,7 +391,7 @@ def test_entry_of_a_missing_file_is_rejected() -> None:
 
 
 def test_pages_in_wrong_positions_are_rejected() -> None:
-    hi, lo = uniform(400)
+    hi, lo = draw_uniform_hashes(400)
     blob = b"".join(encode([FileRecords(sorted_run(hi, lo))]))
     swapped = memoryview(blob[PAGE : 2 * PAGE] + blob[:PAGE] + blob[2 * PAGE :])
     with pytest.raises(ValueError, match="does not match its checksum"):
@@ -398,7 +400,7 @@ def test_pages_in_wrong_positions_are_rejected() -> None:
 
 def test_reader_of_the_documented_format_finds_every_entry() -> None:
     """The reader follows `docs/reference/index-format.md` with `struct` alone."""
-    rows = [uniform(500, seed) for seed in range(3)]
+    rows = [draw_uniform_hashes(500, seed) for seed in range(3)]
     blob = b"".join(encode([FileRecords(sorted_run(*row)) for row in rows]))
     magic, entries, pages, files, page_bytes, directory_sum = struct.unpack_from("<8sQQIIQ", blob, len(blob) - 64)
     assert (magic, entries, pages, files, page_bytes) == (b"SMRECORD", 1500, 9, 3, 4096)

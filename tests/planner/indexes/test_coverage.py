@@ -18,10 +18,10 @@ from seamark.metaserver.planner.indexes.coverage import FileIds, Words, file_ids
 from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.planner.view.view import TableView
-from tests.planner.lakes.history import random_lake
+from tests.planner.lakes.history import write_random_lake
 from tests.planner.lakes.lake import ContentFile
 from tests.planner.lakes.tables import Table
-from tests.planner.test_lookup import open_lookup_planner, views
+from tests.planner.test_lookup import build_views, open_lookup_planner
 from tests.seeds import examples
 
 
@@ -41,9 +41,9 @@ async def test_each_file_of_a_random_table_is_found_by_its_identity(tmp_path: Pa
     async with open_lookup_planner(tmp_path) as planner:
         searched, count = 0, examples(40, 8)
         for seed in range(count):
-            lake = random_lake(seed, tmp_path / str(seed))
+            lake = write_random_lake(seed, tmp_path / str(seed))
             rng = random.Random(seed)
-            for _, snapshot, view in await views(lake, planner):
+            for _, snapshot, view in await build_views(lake, planner):
                 files, text = list(snapshot.data_files), f"seed {seed}, snapshot {snapshot.id}"
                 ids = FileIds(view)
                 assert ids.count == len(files), text

@@ -40,8 +40,8 @@ from seamark.metaserver.index.files.registry import Registry
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.store.open import open_store
-from tests.planner.lakes.cases import Case, cases
-from tests.planner.lakes.history import random_lake
+from tests.planner.lakes.cases import Case, draw_cases
+from tests.planner.lakes.history import write_random_lake
 from tests.planner.lakes.indexing import (
     IndexedLake,
     Planning,
@@ -70,7 +70,7 @@ from tests.planner.lakes.predicates import (
     to_json,
 )
 from tests.planner.lakes.tables import RecordingObjects
-from tests.planner.test_oracle import seeds
+from tests.planner.test_oracle import read_seeds
 from tests.seeds import examples
 from tests.services.java_planner import JavaPlanner
 
@@ -95,7 +95,7 @@ async def run_campaign(seeds: Sequence[int], per_lake: int, folder: Path, java: 
             random_cases: list[Case] = []
             lakes: dict[int, IndexedLake] = {}
             for seed in chunk:
-                lake_cases = list(cases(seed, folder, per_lake))
+                lake_cases = list(draw_cases(seed, folder, per_lake))
                 rng = random.Random(f"indexes of {seed}")
                 lake = lake_cases[0].lake
                 indexed_lake = lakes[seed] = await register_lake(lake, store, registry, random_definitions(rng, lake))
@@ -193,7 +193,7 @@ async def _plan_with_damage(
 async def test_plans_with_indexes_keep_all_matching_files_even_when_indexes_are_damaged(
     tmp_path: Path, java: JavaPlanner
 ) -> None:
-    counts = await run_campaign(seeds(range(examples(30, 22))), 8, tmp_path, java)
+    counts = await run_campaign(read_seeds(range(examples(30, 22))), 8, tmp_path, java)
     print(dict(counts))
     if "PLANNER_SEEDS" not in os.environ:
         assert counts["kept without indexes"] > counts["kept with damaged indexes"] + 10
@@ -276,7 +276,7 @@ async def run_exact_campaign(seeds: Sequence[int], per_lake: int, folder: Path) 
         registry = Registry(store, clock)
         async with open_planning(folder, registry) as planning:
             for seed in seeds:
-                lake = random_lake(seed, folder / str(seed))
+                lake = write_random_lake(seed, folder / str(seed))
                 properties = exact_properties(lake)
                 if len(properties) > 1:
                     indexed = await register_lake(lake, store, registry, properties)
@@ -338,7 +338,7 @@ def _path_at(scan: ScanPlan, row: int) -> str:
 
 async def test_plan_is_exact_when_bitmaps_cover_all_files(tmp_path: Path) -> None:
     count = examples(30, 8)
-    counts = await run_exact_campaign(seeds(range(500, 500 + count)), 15, tmp_path)
+    counts = await run_exact_campaign(read_seeds(range(500, 500 + count)), 15, tmp_path)
     print(dict(counts))
     if "PLANNER_SEEDS" not in os.environ:
         assert counts["case"] > 7 * count

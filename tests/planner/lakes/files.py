@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from tests.planner.lakes import partitioning
-from tests.planner.lakes.kinds import FLOATS, order
+from tests.planner.lakes.kinds import FLOATS, compute_sort_key
 from tests.planner.lakes.lake import (
     DATA,
     EQUALITY_DELETES,
@@ -21,7 +21,7 @@ from tests.planner.lakes.lake import (
     Row,
 )
 from tests.planner.lakes.manifests import PartitionField
-from tests.planner.lakes.metrics import ColumnMetrics, column_metrics, truncate_upper
+from tests.planner.lakes.metrics import ColumnMetrics, draw_metrics, truncate_upper
 from tests.planner.lakes.schemas import Column, Field, Schema
 
 Spec = tuple[PartitionField, ...]
@@ -63,7 +63,7 @@ class FileMaker:
         count = 0 if rng.random() < 0.02 or (like is not None and not like.rows) else rng.choice([1, 1, 2, 3, 5, 8])
         rows = [self._row(schema.fields, draw) for _ in range(count)]
         leaves = schema.leaves()
-        metrics = {key: column_metrics(rng, of.kind, [row.get(key) for row in rows]) for key, of in leaves.items()}
+        metrics = {key: draw_metrics(rng, of.kind, [row.get(key) for row in rows]) for key, of in leaves.items()}
         offsets = rng.choice([None, [4], [4, 1_000_000], []])
         return DataFile(
             path=self._path("data", ".parquet"),
@@ -93,7 +93,7 @@ class FileMaker:
             if column.kind == "struct":
                 draw.nulls[column.id] = 0.0 if column.required else rng.choice([0, 0, 0.3])
                 continue
-            values = sorted(self._pools[column.id], key=partial(order, column.kind))
+            values = sorted(self._pools[column.id], key=partial(compute_sort_key, column.kind))
             if column.kind == "uuid":  # Values are drawn at random, so that each file has values of the whole range.
                 rng.shuffle(values)
             width = rng.choice([1, 2, 4, len(values)])
@@ -178,7 +178,7 @@ class FileMaker:
             keys.add(tuple(self._key_value(column, row) for column in chosen_files))
         ordered = sorted(keys, key=repr)
         columns = {column.id: [key[at] for key in ordered] for at, column in enumerate(chosen_files)}
-        metrics = {column.id: column_metrics(rng, column.kind, columns[column.id]) for column in chosen_files}
+        metrics = {column.id: draw_metrics(rng, column.kind, columns[column.id]) for column in chosen_files}
         delete = self._delete(EQUALITY_DELETES, spec_id, partition, len(ordered))
         ids = [column.id for column in chosen_files]
         kept_metrics = {key: of for key, of in metrics.items() if of != ColumnMetrics()}

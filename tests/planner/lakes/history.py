@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.planner.lakes import partitioning
 from tests.planner.lakes.files import FileMaker
-from tests.planner.lakes.kinds import base, limits, order, pool, to_bytes
+from tests.planner.lakes.kinds import compute_sort_key, draw_pool, get_limits, strip_parameters, to_bytes
 from tests.planner.lakes.lake import DATA, ContentFile, DataFile, DeleteFile, Lake, Snapshot
 from tests.planner.lakes.manifests import (
     ADDED,
@@ -24,8 +24,8 @@ from tests.planner.lakes.manifests import (
     Manifest,
     PartitionField,
     Style,
+    build_manifest_bytes,
     list_bytes,
-    manifest_bytes,
 )
 from tests.planner.lakes.schemas import SchemaMaker
 
@@ -33,7 +33,7 @@ NOW_MS = 1_760_000_000_000
 MAIN = "main"
 
 
-def random_lake(seed: int, folder: Path) -> Lake:
+def write_random_lake(seed: int, folder: Path) -> Lake:
     """Write the table of a seed below `folder` and return it; the same seed gives the same table."""
     return _History(seed, folder).lake()
 
@@ -120,12 +120,12 @@ class _History:
         for column in self.schema.leaves().values():
             size = self.rng.randint(3, 22)
             if column.id not in self.pools:
-                self.pools[column.id] = pool(self.rng, column.kind, size)
+                self.pools[column.id] = draw_pool(self.rng, column.kind, size)
                 continue
             # A wider type brings wider values, but only values for which existing transforms have a result.
-            new_values = pool(self.rng, column.kind, 4)
-            if base(column.kind) in ("int", "long"):
-                new_values = [value for value in new_values if int(value) > limits(column.kind)[0] + 1000]
+            new_values = draw_pool(self.rng, column.kind, 4)
+            if strip_parameters(column.kind) in ("int", "long"):
+                new_values = [value for value in new_values if int(value) > get_limits(column.kind)[0] + 1000]
             elif column.kind in partitioning.TIME_KINDS:
                 new_values = [value for value in new_values if partitioning.has_hour(column.kind, int(value))]
             reprs = {repr(value) for value in self.pools[column.id]}
@@ -153,7 +153,7 @@ class _History:
                 fields.append(fields_by_source[column.id, transform])
                 continue
             self.last_partition_id += 1
-            name = f"{column.name}_{base(transform)}_{self.last_partition_id}"
+            name = f"{column.name}_{strip_parameters(transform)}_{self.last_partition_id}"
             fields.append(PartitionField(self.last_partition_id, name, column.id, transform))
         results = tuple(fields)
         for spec_id, old_spec in self.specs.items():
@@ -334,7 +334,7 @@ class _History:
             written_rows.append(Entry(entry.status, explicit, entry.sequence, entry.file_sequence, file))
         fields, kinds = self.specs[spec_id], self._kinds()
         style = self.style if rng.random() < 0.8 else Style.draw(rng)
-        data = manifest_bytes(
+        data = build_manifest_bytes(
             written_rows,
             version=self.version,
             content=content,
@@ -401,11 +401,11 @@ def _summary(
     rng: random.Random, part: PartitionField, position: int, files: list[ContentFile], kinds: dict[int, str]
 ) -> dict[str, Any]:
     """Return the summary of a partition field over all entries of a manifest."""
-    kind = partitioning.result_kind(part.transform, kinds[part.source])
+    kind = partitioning.infer_result_kind(part.transform, kinds[part.source])
     values = [file.partition[position] for file in files]
     nans = [value for value in values if value != value]
     comparable_values = [value for value in values if value is not None and value == value]
-    ordered = sorted(comparable_values, key=lambda value: order(kind, value))
+    ordered = sorted(comparable_values, key=lambda value: compute_sort_key(kind, value))
     return {
         "contains_null": None in values,
         "contains_nan": bool(nans) if rng.random() < 0.9 else None,

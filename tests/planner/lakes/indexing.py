@@ -43,7 +43,7 @@ from seamark.metaserver.store.model import Entry, IndexFileState, RegisteredInde
 from seamark.metaserver.store.operations import CreateEntry, CreateNamespace
 from seamark.metaserver.store.port import PointerStore
 from tests.planner.lakes import partitioning
-from tests.planner.lakes.kinds import V3_ONLY, base, decimal_parts, length_of_fixed
+from tests.planner.lakes.kinds import V3_ONLY, length_of_fixed, parse_decimal, strip_parameters
 from tests.planner.lakes.lake import DataFile, Lake
 from tests.planner.lakes.predicates import maybe_of_both_zeros, predicate_on, random_filter
 from tests.planner.lakes.schemas import Schema as TableSchema
@@ -55,9 +55,9 @@ CALENDAR = ("year", "month", "day", "hour")
 
 def array_of(kind: str, values: Sequence[Any]) -> pa.Array:
     """Return a column of an Iceberg type as a Parquet reader returns it; values have the form of `kinds.py`."""
-    name = base(kind)
+    name = strip_parameters(kind)
     if name == "decimal":
-        precision, scale = decimal_parts(kind)
+        precision, scale = parse_decimal(kind)
         numbers = [None if value is None else _decimal(value, scale) for value in values]
         return pa.array(numbers, pa.decimal128(precision, scale))
     if name in ("uuid", "fixed"):
@@ -80,7 +80,7 @@ def _decimal(unscaled: int, scale: int) -> Decimal:
 
 def random_terms(rng: random.Random, kind: str) -> list[str]:
     """Return terms that an index may have on a column of this type."""
-    name = base(kind)
+    name = strip_parameters(kind)
     results = ["identity"]
     if name not in ("boolean", "float", "double"):
         results.append(f"bucket[{rng.choice([2, 5, 16])}]")

@@ -42,7 +42,7 @@ from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Entry
-from tests.planner.lakes.cases import Case, cases
+from tests.planner.lakes.cases import Case, draw_cases
 from tests.planner.lakes.kinds import FLOATS, LONG_MIN
 from tests.planner.lakes.lake import ContentFile, DataFile, DeleteFile
 from tests.planner.lakes.predicates import (
@@ -272,7 +272,7 @@ async def run_campaign(seeds: Sequence[int], per_lake: int, folder: Path, java: 
     async with open_objects(settings, clock) as objects, open_planner(settings, objects, clock) as planner:
         for start in range(0, len(seeds), LAKES_AT_ONCE):
             chunk = seeds[start : start + LAKES_AT_ONCE]
-            random_cases = [case for seed in chunk for case in cases(seed, folder, per_lake)]
+            random_cases = [case for seed in chunk for case in draw_cases(seed, folder, per_lake)]
             judging = asyncio.create_task(asyncio.to_thread(plan_with_java, java, random_cases))
             seamark_plans = [await plan_with_seamark(planner, case) for case in random_cases]
             for case, plan, (filtered, unfiltered) in zip(random_cases, seamark_plans, await judging, strict=True):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tests.planner.lakes.kinds import V3_ONLY, Value, default_json, pool, random_kind, widen_kind
+from tests.planner.lakes.kinds import V3_ONLY, Value, default_json, draw_pool, random_kind, widen_kind
 
 NAMES = ["id", "ts", "a", "b", "Amount", "naïve", "two words", "x-y", "größe", "1st", "null", "day", "k", "user", "v"]
 
@@ -119,7 +119,7 @@ class SchemaMaker:
             return Field(field_id, name, False, list_type)
         kind = random_kind(rng, version)
         if added and version >= 3 and kind not in V3_ONLY and rng.random() < 0.5 and _has_simple_default(kind):
-            return Field(field_id, name, rng.random() < 0.5, kind, rng.choice(pool(rng, kind, 5)))
+            return Field(field_id, name, rng.random() < 0.5, kind, rng.choice(draw_pool(rng, kind, 5)))
         return Field(field_id, name, required, kind)
 
     @staticmethod

@@ -37,8 +37,8 @@ from tests.planner.lakes.manifests import (
     Manifest,
     PartitionField,
     Style,
+    build_manifest_bytes,
     list_bytes,
-    manifest_bytes,
 )
 from tests.planner.lakes.metrics import ColumnMetrics
 
@@ -159,7 +159,7 @@ class Table:
         self, name: str, files: Sequence[DataFile | DeleteFile], content: int, day: int, snapshot_id: int
     ) -> Manifest:
         entries = [Entry(ADDED, snapshot_id, None, None, file) for file in files]
-        data = manifest_bytes(
+        data = build_manifest_bytes(
             entries,
             version=2,
             content=content,
@@ -188,7 +188,7 @@ class Table:
         )
 
 
-def path_of(manifest: Manifest) -> Path:
+def to_path(manifest: Manifest) -> Path:
     return Path(manifest.path.removeprefix("file://"))
 
 
@@ -234,7 +234,7 @@ async def open_test_planner(
         yield planner
 
 
-async def numbers(planner: Planner, metadata: TableMetadata, filter: Any = True, **request: Any) -> list[int]:
+async def plan_file_numbers(planner: Planner, metadata: TableMetadata, filter: Any = True, **request: Any) -> list[int]:
     """Return the numbers of the planned files in the plan's order, and check that the JSON answer names the same.
 
     As routes do, it plans again if the answer finds a damaged file of the local cache.
@@ -247,13 +247,13 @@ async def numbers(planner: Planner, metadata: TableMetadata, filter: Any = True,
 
 async def _numbers(planner: Planner, metadata: TableMetadata, filter: Any, **request: Any) -> list[int]:
     scan = await planner.bind_and_plan(metadata, ScanRequest(filter=parse_expression(filter), **request))
-    numbers = numbers_of(scan)
+    numbers = list_file_numbers(scan)
     tasks = json.loads(b"[" + b"".join(ScanTaskWriter(scan).tasks(scan.entry_ids)) + b"]")
     assert [_number(task["data-file"]["file-path"]) for task in tasks] == numbers
     return numbers
 
 
-def numbers_of(scan: ScanPlan) -> list[int]:
+def list_file_numbers(scan: ScanPlan) -> list[int]:
     located = (scan.view.locate(row) for row in scan.entry_ids.tolist())
     return [_number(block.text("file_path", row) or "") for block, row in located]
 
@@ -268,5 +268,5 @@ def make_between(low: int, high: int) -> dict[str, Any]:
     return {"type": "and", "left": first, "right": {"type": "lt-eq", "term": "id", "value": 10 * high + 9}}
 
 
-def day_filter(day: int) -> dict[str, Any]:
+def build_day_filter(day: int) -> dict[str, Any]:
     return {"type": "eq", "term": "day", "value": day}

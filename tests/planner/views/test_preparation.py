@@ -24,16 +24,16 @@ from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest, ViewKey
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from tests.api.client import Api
-from tests.api.plans.planned import T, append, numbers, tens
+from tests.api.plans.planned import T, append, build_ten_id_files, list_planned_numbers
 from tests.planner.lakes.manifests import Manifest
 from tests.planner.lakes.tables import (
     RecordingObjects,
     Table,
-    day_filter,
+    build_day_filter,
+    list_file_numbers,
     make_between,
-    numbers_of,
     open_test_planner,
-    path_of,
+    to_path,
 )
 from tests.seeds import first_seed
 from tests.server.rig import RunningServer, running
@@ -52,7 +52,7 @@ def make_planned_table(metadata: TableMetadata, *, prepared: bool = False) -> Pl
     return PlannedTable(key_of(metadata), 0.0, prepared)
 
 
-async def plan(planner: Planner, metadata: TableMetadata, filter: Any = True) -> ScanPlan:
+async def plan_table(planner: Planner, metadata: TableMetadata, filter: Any = True) -> ScanPlan:
     return await planner.bind_and_plan(metadata, ScanRequest(filter=parse_expression(filter)))
 
 
@@ -130,17 +130,20 @@ async def test_plans_of_prepared_snapshots_equal_those_without_preparation(tmp_p
             filter, expected = rng.choice(
                 [
                     (make_between(low, low + 5), {number for number in record_counts if low <= number <= low + 5}),
-                    (day_filter(day), {number for number, of in record_counts.items() if of == day}),
+                    (build_day_filter(day), {number for number, of in record_counts.items() if of == day}),
                     (True, set(record_counts)),
                 ]
             )
-            actual_plan, other_plan = await plan(planner, metadata, filter), await plan(other, metadata, filter)
-            assert sorted(numbers_of(actual_plan)) == sorted(expected), f"seed {seed}"
+            actual_plan, other_plan = (
+                await plan_table(planner, metadata, filter),
+                await plan_table(other, metadata, filter),
+            )
+            assert sorted(list_file_numbers(actual_plan)) == sorted(expected), f"seed {seed}"
             assert tasks(actual_plan) == tasks(other_plan), f"seed {seed}"
 
         last_state = lake.states[-1]
         await check(*last_state)
-        await plan(planner, last_state[0])
+        await plan_table(planner, last_state[0])
         unused = False
         for _ in range(CHANGES):
             state = lake.change()
@@ -160,7 +163,7 @@ async def test_plans_of_prepared_snapshots_equal_those_without_preparation(tmp_p
                 if not preparing.cancelled():
                     preparing.result()
                 await check(*state)
-                await plan(planner, state[0])
+                await plan_table(planner, state[0])
             planner.check_invariants()
             last_state = state
         assert planner.stats().prepared or memory < 1 << 30, f"seed {seed}"
@@ -171,12 +174,12 @@ async def test_plan_after_a_prepared_commit_reads_nothing_from_storage(tmp_path:
     capture = WrapperCapture(RecordingObjects)
     async with open_test_planner(tmp_path, capture) as planner:
         before = lake.states[-1][0]
-        await plan(planner, before, make_between(1, 2))
+        await plan_table(planner, before, make_between(1, 2))
         lake.append()
         after = lake.commit()
         assert await planner.prepare(after, make_planned_table(before), limit_bytes=LIMIT) == key_of(after)
         reads = list(capture.wrapper.reads)
-        assert sorted(numbers_of(await plan(planner, after))) == sorted(lake.states[-1][1])
+        assert sorted(list_file_numbers(await plan_table(planner, after))) == sorted(lake.states[-1][1])
         assert capture.wrapper.reads == reads
         assert await planner.prepare(after, make_planned_table(before), limit_bytes=LIMIT) is None, "it exists"
 
@@ -186,12 +189,12 @@ async def test_only_small_commits_to_tables_in_memory_are_prepared(tmp_path: Pat
     before = lake.states[-1][0]
     lake.append()
     after = lake.commit()
-    size = path_of(lake.manifests[0][0]).stat().st_size
+    size = to_path(lake.manifests[0][0]).stat().st_size
     async with open_test_planner(tmp_path) as planner:
         assert await planner.prepare(after, make_planned_table(before), limit_bytes=LIMIT) is None, (
             "nobody has planned it"
         )
-        await plan(planner, before)
+        await plan_table(planner, before)
         decoded = planner.stats().decoded
         assert await planner.prepare(after, make_planned_table(before), limit_bytes=size - 1) is None
         # The view of another table does not count for this table.
@@ -204,7 +207,7 @@ async def test_only_small_commits_to_tables_in_memory_are_prepared(tmp_path: Pat
         needed_bytes = planner.stats().live_bytes + planner.stats().added_bytes
     for share in (0.5, 0.9, 1.0):
         async with open_test_planner(tmp_path, plan_memory_bytes=int(needed_bytes * share)) as planner:
-            await plan(planner, before)
+            await plan_table(planner, before)
             views = planner.stats().views
             assert await planner.prepare(after, make_planned_table(before), limit_bytes=LIMIT) is None, (
                 "there is no room"
@@ -217,7 +220,7 @@ async def test_unused_prepared_view_is_replaced_by_the_next(tmp_path: Path) -> N
     lake = Lake(tmp_path / "t", random.Random(1))
     async with open_test_planner(tmp_path) as planner:
         before = lake.states[-1][0]
-        await plan(planner, before, make_between(1, 2))
+        await plan_table(planner, before, make_between(1, 2))
         latest = make_planned_table(before)
         for _ in range(6):
             lake.append()
@@ -226,7 +229,7 @@ async def test_unused_prepared_view_is_replaced_by_the_next(tmp_path: Path) -> N
             latest = PlannedTable(key, 0.0, prepared=True)
             assert planner.stats().views == 2
         decoded = planner.stats().decoded
-        assert sorted(numbers_of(await plan(planner, lake.states[-1][0]))) == sorted(lake.states[-1][1])
+        assert sorted(list_file_numbers(await plan_table(planner, lake.states[-1][0]))) == sorted(lake.states[-1][1])
         assert planner.stats().decoded == decoded
         planner.check_invariants()
 
@@ -235,18 +238,18 @@ async def test_failed_preparation_is_reported_by_the_plan(tmp_path: Path) -> Non
     lake = Lake(tmp_path / "t", random.Random(1))
     async with open_test_planner(tmp_path) as planner:
         before = lake.states[-1][0]
-        await plan(planner, before)
+        await plan_table(planner, before)
         lake.append()
         after = lake.commit()
-        path = path_of(lake.manifests[0][0])
+        path = to_path(lake.manifests[0][0])
         data = path.read_bytes()
         path.write_bytes(data[: len(data) // 2])
         with pytest.raises(Corrupt):
             await planner.prepare(after, make_planned_table(before), limit_bytes=LIMIT)
         with pytest.raises(Corrupt):
-            await plan(planner, after)
+            await plan_table(planner, after)
         path.write_bytes(data)
-        assert sorted(numbers_of(await plan(planner, after))) == sorted(lake.states[-1][1])
+        assert sorted(list_file_numbers(await plan_table(planner, after))) == sorted(lake.states[-1][1])
         planner.check_invariants()
 
 
@@ -295,22 +298,30 @@ async def test_commits_to_planned_tables_are_decoded_before_the_next_plan(tmp_pa
         api = Api(server)
         for name in ("t", "never"):
             await api.table(name)
-            await append(api, name, tens(3), snapshot_id=1)
-        assert numbers(await api("POST", f"{T}/plan", {})) == [0, 1, 2]
+            await append(api, name, build_ten_id_files(3), snapshot_id=1)
+        assert list_planned_numbers(await api("POST", f"{T}/plan", {})) == [0, 1, 2]
         assert server.components.planner.stats().decoded == 1
-        await append(api, "never", tens(4), snapshot_id=2, parent=1)
-        await append(api, "t", tens(5)[3:], snapshot_id=2, parent=1)
+        await append(api, "never", build_ten_id_files(4), snapshot_id=2, parent=1)
+        await append(api, "t", build_ten_id_files(5)[3:], snapshot_id=2, parent=1)
         assert await count_decoded_after(server, 1) == 2, "nobody plans the other table"
-        assert sorted(numbers(await api("POST", f"{T}/plan", {}))) == [0, 1, 2, 3, 4]
+        assert sorted(list_planned_numbers(await api("POST", f"{T}/plan", {}))) == [0, 1, 2, 3, 4]
         assert server.components.planner.stats().decoded == 2
         # A new table with an old name is a different table: its first plan reads from storage.
         assert (await api("DELETE", T)).status == 204
         await api.table("t")
-        await append(api, "t", tens(9)[7:], snapshot_id=11)
-        assert numbers(await api("POST", "/v1/namespaces/db/tables/never/plan", {})) == [0, 1, 2, 0, 1, 2, 3]
-        await append(api, "never", tens(6)[5:], snapshot_id=3, parent=2)
+        await append(api, "t", build_ten_id_files(9)[7:], snapshot_id=11)
+        assert list_planned_numbers(await api("POST", "/v1/namespaces/db/tables/never/plan", {})) == [
+            0,
+            1,
+            2,
+            0,
+            1,
+            2,
+            3,
+        ]
+        await append(api, "never", build_ten_id_files(6)[5:], snapshot_id=3, parent=2)
         assert await count_decoded_after(server, 2) == 5, "two manifests of the other table, and one that was prepared"
-        assert numbers(await api("POST", f"{T}/plan", {})) == [7, 8]
+        assert list_planned_numbers(await api("POST", f"{T}/plan", {})) == [7, 8]
         assert server.components.planner.stats().decoded == 6
 
 
@@ -319,12 +330,12 @@ async def test_commits_of_another_replica_are_decoded_too(tmp_path: Path) -> Non
     async with running(tmp_path / "a", **shared) as first, running(tmp_path / "b", **shared) as second:
         writer, reader = Api(first), Api(second)
         await writer.table("t")
-        await append(writer, "t", tens(3), snapshot_id=1)
-        assert numbers(await reader("POST", f"{T}/plan", {})) == [0, 1, 2]
-        await append(writer, "t", tens(5)[3:], snapshot_id=2, parent=1)
+        await append(writer, "t", build_ten_id_files(3), snapshot_id=1)
+        assert list_planned_numbers(await reader("POST", f"{T}/plan", {})) == [0, 1, 2]
+        await append(writer, "t", build_ten_id_files(5)[3:], snapshot_id=2, parent=1)
         assert await count_decoded_after(second, 1) == 2
         assert first.components.planner.stats().prepared == 0
-        assert sorted(numbers(await reader("POST", f"{T}/plan", {}))) == [0, 1, 2, 3, 4]
+        assert sorted(list_planned_numbers(await reader("POST", f"{T}/plan", {}))) == [0, 1, 2, 3, 4]
         assert second.components.planner.stats().decoded == 2
 
 
@@ -332,9 +343,9 @@ async def test_setting_disables_preparation(tmp_path: Path) -> None:
     async with running(tmp_path, plan_prepare_bytes=0) as server:
         api = Api(server)
         await api.table("t")
-        await append(api, "t", tens(3), snapshot_id=1)
-        assert numbers(await api("POST", f"{T}/plan", {})) == [0, 1, 2]
-        await append(api, "t", tens(5)[3:], snapshot_id=2, parent=1)
-        assert sorted(numbers(await api("POST", f"{T}/plan", {}))) == [0, 1, 2, 3, 4]
+        await append(api, "t", build_ten_id_files(3), snapshot_id=1)
+        assert list_planned_numbers(await api("POST", f"{T}/plan", {})) == [0, 1, 2]
+        await append(api, "t", build_ten_id_files(5)[3:], snapshot_id=2, parent=1)
+        assert sorted(list_planned_numbers(await api("POST", f"{T}/plan", {}))) == [0, 1, 2, 3, 4]
         assert server.components.planner.stats().prepared == 0
         assert not any(task.get_name() == "preparation" for task in asyncio.all_tasks())

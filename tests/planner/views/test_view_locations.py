@@ -19,9 +19,9 @@ from seamark.metaserver.objects.warehouse import Warehouse
 from seamark.metaserver.planner.plan.location_checks import LocationChecker
 from seamark.metaserver.planner.view.view import TableView
 from seamark.metaserver.store.model import Claim
-from tests.iceberg.samples import table
+from tests.iceberg.samples import build_table
 from tests.planner.lakes.lake import DATA, POSITION_DELETES, DataFile
-from tests.planner.lakes.manifests import ADDED, Entry, manifest_bytes
+from tests.planner.lakes.manifests import ADDED, Entry, build_manifest_bytes
 from tests.planner.views.test_view_base import STYLE
 from tests.seeds import examples, first_seed
 
@@ -92,7 +92,7 @@ def make_manifest(name: str, rng: random.Random, content: int, odd: float) -> tu
     kind = POSITION_DELETES if content else DATA
     entries = [Entry(ADDED, 1, None, None, DataFile(path, kind, "PARQUET", 0, (), 10, 100, {})) for path in paths]
     schema = {"type": "struct", "schema-id": 0, "fields": []}
-    data = manifest_bytes(
+    data = build_manifest_bytes(
         entries, version=2, content=content, style=STYLE, spec_id=0, fields=(), kinds={}, schema=schema
     )
     path = f"{folder(rng, odd)}/{rng.choice(['m', '..m'])}-{name}.avro"
@@ -128,7 +128,7 @@ async def histories(seed: int) -> set[bool]:
     odd = rng.choice([0.0, 0.0, 0.1])
     claims: Any = Claims()
     checker = LocationChecker(claims, Warehouse("file:///"))
-    metadata = table(location=TABLE)
+    metadata = build_table(location=TABLE)
     pool = [make_manifest(f"{number}", rng, 0, odd) for number in range(5)]
     base: TableView | None = None
     outcomes = set()

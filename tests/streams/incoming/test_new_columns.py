@@ -22,7 +22,7 @@ from seamark.metaserver.streams.incoming.dead_letters import DEAD_LETTER_TABLE
 from seamark.metaserver.streams.incoming.new_columns import NEW_COLUMNS
 from tests.seeds import first_seed, quick
 from tests.streams.incoming.test_dead_letters import create_letters, read_letters
-from tests.streams.test_rows_over_http import ARROW, LINES, Stream, arrow_body, create, streaming
+from tests.streams.test_rows_over_http import ARROW, LINES, Stream, create, encode_arrow, streaming
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ async def read(stream: Stream) -> list[dict[str, Any]]:
     return await asyncio.to_thread(scan)
 
 
-async def columns(stream: Stream) -> dict[str, str]:
+async def read_columns(stream: Stream) -> dict[str, str]:
     table = await asyncio.to_thread(stream.catalog.load_table, "db.t")
     return {field.name: str(field.field_type) for field in table.schema().fields}
 
@@ -52,10 +52,13 @@ async def test_table_gets_the_columns_of_json_rows_with_their_types(stream: Stre
     await stream.post(
         {"id": 2, "town": "Ulm", "size": 3, "ratio": 1, "is_new": True, "later": None}, {"id": 3, "ratio": 1.5}
     )
-    assert (await columns(stream)) | {"town": "string", "size": "long", "ratio": "double", "is_new": "boolean"} == (
-        await columns(stream)
-    )
-    assert "later" not in await columns(stream)
+    assert (await read_columns(stream)) | {
+        "town": "string",
+        "size": "long",
+        "ratio": "double",
+        "is_new": "boolean",
+    } == (await read_columns(stream))
+    assert "later" not in await read_columns(stream)
     for _ in range(2):
         first, second, third = await read(stream)
         assert (first["id"], first["town"], first["ratio"]) == (1, None, None)
@@ -68,7 +71,7 @@ async def test_table_gets_the_columns_of_json_rows_with_their_types(stream: Stre
 
 async def test_table_gets_the_columns_of_arrow_rows_with_their_types(stream: Stream) -> None:
     day, timestamp = datetime.date(2026, 1, 31), datetime.datetime(2026, 1, 31, 12)
-    body = arrow_body(
+    body = encode_arrow(
         id=[1],
         born=pa.array([day]),
         at=pa.array([timestamp], pa.timestamp("us")),
@@ -78,7 +81,7 @@ async def test_table_gets_the_columns_of_arrow_rows_with_their_types(stream: Str
     )
     assert (await stream.send(body, ARROW))[0] == 200
     new_types = {"born": "date", "at": "timestamp", "price": "decimal(9, 2)", "small": "int"}
-    assert {name: kind for name, kind in (await columns(stream)).items() if name in new_types} == new_types
+    assert {name: kind for name, kind in (await read_columns(stream)).items() if name in new_types} == new_types
     (row,) = await read(stream)
     assert (row["born"], row["at"], row["price"], row["small"]) == (day, timestamp, Decimal("1.20"), 7)
 
@@ -97,7 +100,7 @@ async def test_arrow_rows_with_a_column_twice_are_refused(stream: Stream, name: 
 async def test_requests_that_add_columns_at_once_all_succeed(stream: Stream) -> None:
     rows = [{"id": number, "shared": number, f"own{number % 3}": "x"} for number in range(12)]
     await asyncio.gather(*(stream.post(row) for row in rows))
-    assert {"shared", "own0", "own1", "own2"} <= (await columns(stream)).keys()
+    assert {"shared", "own0", "own1", "own2"} <= (await read_columns(stream)).keys()
     for row, posted in zip(await read(stream), rows, strict=True):
         assert {name: row[name] for name in posted} == posted
 
@@ -120,7 +123,7 @@ async def test_rows_whose_columns_cannot_be_added_are_refused(
     status, answer = await stream.send_refused(json.dumps(rows).encode())
     assert (status, message in answer) == (400, True), answer
     assert await stream.ids() == []
-    assert list(await columns(stream)) == ["id", "name", "day"]
+    assert list(await read_columns(stream)) == ["id", "name", "day"]
 
 
 def envelope(after: dict[str, Any], *fields: dict[str, Any], op: str = "c") -> dict[str, Any]:
@@ -163,7 +166,7 @@ async def test_table_gets_the_columns_of_debezium_messages_with_the_types_of_the
     assert status == 200, answer
     new_types = {"small": "long", "ratio": "float", "raw": "binary", "born": "date", "at": "timestamp"}
     new_types |= {"seen": "timestamptz", "kind": "string", "price": "decimal(9, 2)"}
-    present = await columns(stream)
+    present = await read_columns(stream)
     assert present == {"id": "long", "name": "string", "day": "date"} | new_types
     for _ in range(2):
         first, second = await read(stream)
@@ -177,13 +180,13 @@ async def test_table_gets_the_columns_of_debezium_messages_without_schema(stream
         stream, envelope({"id": 1, "town": "Ulm", "size": 3}), envelope({"id": 2, "town": None, "empty": None}, op="u")
     )
     assert (status, "has the kind update, and the table has no key" in str(answer)) == (400, True)
-    assert "town" not in await columns(stream)
+    assert "town" not in await read_columns(stream)
     status, answer = await send_envelopes(
         stream, envelope({"id": 1, "town": "Ulm", "size": 3}), envelope({"id": 2, "town": None, "empty": None})
     )
     assert status == 200, answer
     assert (await read(stream))[0] | {"town": "Ulm", "size": 3} == (await read(stream))[0]
-    assert "empty" not in await columns(stream)
+    assert "empty" not in await read_columns(stream)
     for field, message in (
         ({"field": "place", "type": "struct"}, "several types, or are objects or arrays"),
         ({"field": "place", "type": "bytes", "name": "org.apache.kafka.connect.data.Decimal"}, "several types"),
@@ -195,7 +198,7 @@ async def test_table_gets_the_columns_of_debezium_messages_without_schema(stream
 async def test_value_that_the_database_did_not_send_gives_no_column(stream: Stream) -> None:
     status, answer = await send_envelopes(stream, envelope({"id": 1, "text": "__debezium_unavailable_value"}))
     assert (status, "replica identity" in str(answer)) == (400, True)
-    assert "text" not in await columns(stream)
+    assert "text" not in await read_columns(stream)
 
 
 async def test_table_can_refuse_debezium_messages_with_new_columns(tmp_path: Path) -> None:
