@@ -55,14 +55,18 @@ def ranges(paths: Sequence[str], data: Path) -> dict[str, Bars]:
 
 
 def write_report(
-    comparisons: Sequence[Comparison], written_paths: Sequence[str], clustered: Sequence[str], data: Path, scale: float
+    comparisons: Sequence[Comparison],
+    written_paths: Sequence[str],
+    clustered_paths: Sequence[str],
+    data: Path,
+    scale: float,
 ) -> str:
     """Return the page as text.
 
     Args:
         written, clustered: Paths of the facts' files.
     """
-    before, after = ranges(written_paths, data), ranges(clustered, data)
+    before, after = ranges(written_paths, data), ranges(clustered_paths, data)
     pictures = "".join(
         '<div class="pair">'
         + _layout(name, "as written", before[name], _COLOURS[ICEBERG])

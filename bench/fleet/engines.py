@@ -121,9 +121,9 @@ def compare(report: Report, engine: str, ways: Mapping[str, Ask], oracle: Oracle
                 begun = time.perf_counter()
                 answer = ask(sql, LAKE)
                 times[way][number].append(time.perf_counter() - begun)
-                wrong = oracle.difference(sql, answer)
-                if wrong:
-                    raise AnswersDiffer(f"{engine}, {way}, {name}: {wrong}")
+                difference = oracle.difference(sql, answer)
+                if difference:
+                    raise AnswersDiffer(f"{engine}, {way}, {name}: {difference}")
 
     def row(measure: str, value: Callable[[list[list[float]]], float]) -> None:
         values = {way: value(of) for way, of in times.items()}

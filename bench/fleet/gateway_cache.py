@@ -354,7 +354,7 @@ def concurrent_readers(rig: Rig, keys: Keys, name: str, count: int, size: int) -
     watcher = threading.Thread(target=watch)
     watcher.start()
     sockets: list[socket.socket] = []
-    answered = refused_count = 0
+    answered_count = refused_count = 0
     try:
         for number in range(count):
             item = socket.socket()
@@ -370,7 +370,7 @@ def concurrent_readers(rig: Rig, keys: Keys, name: str, count: int, size: int) -
                 status = item.recv(4096)[9:12]
             except OSError:
                 status = b""
-            answered += status == b"206"
+            answered_count += status == b"206"
             refused_count += status != b"206"
         time.sleep(1)
         kernel = _kernel_bytes() - kernel_before
@@ -379,7 +379,7 @@ def concurrent_readers(rig: Rig, keys: Keys, name: str, count: int, size: int) -
             item.close()
         stop.set()
         watcher.join()
-    return peak[0] >> 20, kernel >> 20, answered, refused_count
+    return peak[0] >> 20, kernel >> 20, answered_count, refused_count
 
 
 def main() -> None:
@@ -412,13 +412,13 @@ def main() -> None:
         for number, (label, size, changes) in enumerate(SLOW_CASES):
             with open_rig(Path(folder) / f"many{number}", s3, **limits, **changes) as rig:
                 keys, _, names = upload(rig, s3, 1)
-                extra_ms, kernel, answered, refused_count = concurrent_readers(
+                extra_ms, kernel, answered_count, refused_count = concurrent_readers(
                     rig, keys, names[0], arguments.connections, size * MEBIBYTE
                 )
             report.bounds[f"memory for concurrent range reads, {label}"] = (
                 f"{extra_ms} MiB more in the server and {kernel} MiB in the kernel while "
                 f"{arguments.connections} connections read {size} MiB each and take nothing; "
-                f"{answered} were answered, and {refused_count} refused"
+                f"{answered_count} were answered, and {refused_count} refused"
             )
     report.notes.append(
         "`direct` is versitygw behind a proxy that delays requests by 15 ms in the median and up to 200 ms, or for"

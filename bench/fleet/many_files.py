@@ -131,9 +131,9 @@ async def _commits(seamark_planner: OurPlanner, table: Table, first: int, *, pre
         if prepare:
             planned_table = PlannedTable(BoundScan.bind(seamark_planner.metadata, ScanRequest()).view_key, 0.0)
             assert await seamark_planner.planner.prepare(metadata, planned_table, limit_bytes=table.metadata_bytes)
-        started = time.perf_counter()
+        started_s = time.perf_counter()
         await seamark_planner.planner.bind_and_plan(metadata, ScanRequest(filter=parsed))
-        more.append((time.perf_counter() - started) * 1000 - known_files)
+        more.append((time.perf_counter() - started_s) * 1000 - known_files)
         seamark_planner.metadata = metadata
     return statistics.median(more)
 

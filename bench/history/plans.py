@@ -48,16 +48,16 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-async def _compare_plans(report: Report, folder: Path, planned: Table, rounds: int, seconds: float) -> None:
-    same_plan = plan(planned, build_small_filter(planned))
-    new_plans = (plan(planned, build_small_filter(planned, turn)) for turn in itertools.count(1))
-    with ExitStack() as running:
-        history_server = running.enter_context(_server(folder, OURS, {}))
-        plain_server = running.enter_context(_server(folder, WITHOUT, {"SEAMARK_QUERY_HISTORY_DAYS": "0"}))
+async def _compare_plans(report: Report, folder: Path, planned_table: Table, rounds: int, seconds: float) -> None:
+    same_plan = plan(planned_table, build_small_filter(planned_table))
+    new_plans = (plan(planned_table, build_small_filter(planned_table, turn)) for turn in itertools.count(1))
+    with ExitStack() as stack:
+        history_server = stack.enter_context(_server(folder, OURS, {}))
+        plain_server = stack.enter_context(_server(folder, WITHOUT, {"SEAMARK_QUERY_HISTORY_DAYS": "0"}))
         targets = (history_server, plain_server)
         for target in targets:
-            await register(target, planned)
-        running.enter_context(pin_to_core(LOAD_CORE))
+            await register(target, planned_table)
+        stack.enter_context(pin_to_core(LOAD_CORE))
 
         async def repeat_same_plan(target: Target, seconds: float = seconds) -> Sample:
             return await drive(target, [repeat(same_plan)], seconds=seconds)

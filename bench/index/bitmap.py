@@ -269,28 +269,28 @@ def _in_turns(answerers: list[Answerer], question: Question, turns: int) -> dict
 
 
 def _time(work: Callable[[], Any]) -> float:
-    started = time.perf_counter()
+    started_s = time.perf_counter()
     work()
-    return (time.perf_counter() - started) * 1000
+    return (time.perf_counter() - started_s) * 1000
 
 
 def _measure_building(report: Report, case: str, values: Values, turns: int) -> None:
     """Measure the CPU time from numpy to stored bytes, on one thread: the best of several alternate runs."""
     keys = _keys(values)
     spread = _keys(np.sort(values))
-    works: dict[str, Callable[[], Any]] = {
+    operations: dict[str, Callable[[], Any]] = {
         OURS: lambda: bitmap.build(keys),
         "sorted": lambda: bitmap.build(spread),
         ROARING: lambda: [item.serialize() for item in Roaring.build(values)],
     }
-    durations: dict[str, list[float]] = {name: [] for name in works}
+    durations: dict[str, list[float]] = {name: [] for name in operations}
     for round_number in range(max(2, turns // 3)):
-        for name, work in works.items():
+        for name, work in operations.items():
             if name == ROARING and round_number > 1:
                 continue
-            started = time.thread_time()
+            started_s = time.thread_time()
             work()
-            durations[name].append(time.thread_time() - started)
+            durations[name].append(time.thread_time() - started_s)
     rates = {name: len(values) / min(times) / 1e6 for name, times in durations.items()}
     options: dict[str, Any] = {"lower_is_better": False, "peer": ROARING, "goal": BUILD_GOAL}
     values_by = {OURS: rates[OURS], ROARING: rates[ROARING]}

@@ -89,12 +89,12 @@ def _measure_assembly(report: Report, entries: list[FileBloom], folder: Path) ->
     The function also writes the blob to the file that cold probes read.
     """
     tenth = -(-len(entries) // 10)
-    started = time.thread_time()
+    started_s = time.thread_time()
     parts = [Bloom(b"".join(encode(entries[at : at + tenth]))) for at in range(0, len(entries), tenth)]
-    encoded = time.thread_time() - started
-    started = time.thread_time()
+    encoded = time.thread_time() - started_s
+    started_s = time.thread_time()
     blob = b"".join(merge([(part, np.ones(part.files, dtype=np.bool_)) for part in parts]))
-    merge_s = time.thread_time() - started
+    merge_s = time.thread_time() - started_s
     assert blob == b"".join(encode(entries))
     for name, elapsed in (("encode ten blobs", encoded), ("merge them into one", merge_s)):
         report.rows.append(
@@ -192,15 +192,15 @@ def _find_with_duckdb(connection: Any, paths: list[str], key: int) -> set[str]:
 
 def _time(act: Callable[[], Any]) -> tuple[Any, float]:
     """Return the result of `act`, and the milliseconds that it took."""
-    started = time.perf_counter()
+    started_s = time.perf_counter()
     actual_answer = act()
-    return actual_answer, (time.perf_counter() - started) * 1000
+    return actual_answer, (time.perf_counter() - started_s) * 1000
 
 
 def _median_ms(act: Callable[[], Any], times: int, clock: Callable[[], float]) -> float:
     durations = []
     for _ in range(times):
-        started = clock()
+        started_s = clock()
         act()
-        durations.append((clock() - started) * 1000)
+        durations.append((clock() - started_s) * 1000)
     return statistics.median(durations)

@@ -117,12 +117,12 @@ def _build(client: IndexClient) -> float:
 
 def _compare(url: str, *, repeats: int, case: str = "") -> list[Row]:
     rows = []
-    with SqlSession(url) as session, SqlSession(url, cubes=OFF) as plain:
+    with SqlSession(url) as session, SqlSession(url, cubes=OFF) as plain_session:
         for name, text in QUERIES.items():
             took: dict[str, list[float]] = {OURS: [], WITHOUT: []}
             answers = []
             for round_number in range(repeats + 1):
-                for label, cube_session in ((OURS, session), (WITHOUT, plain)):
+                for label, cube_session in ((OURS, session), (WITHOUT, plain_session)):
                     begun_s = time.perf_counter()
                     result = cube_session.sql(text)
                     answer = sorted(map(str, result.to_arrow().to_pylist()))

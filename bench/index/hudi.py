@@ -69,9 +69,9 @@ class SeamarkIndex:
             append(client, TABLE, table.take(np.arange(part, table.num_rows, FILES)))
         client.put_index(TABLE, INDEX, kind="record", columns=["k"])
         with closing(InProcessWorkers()) as workers:
-            started = time.perf_counter()
+            started_s = time.perf_counter()
             build(client, TABLE, INDEX, workers)
-            self.seconds = time.perf_counter() - started
+            self.seconds = time.perf_counter() - started_s
         self.index = client.index(TABLE, INDEX)
         locations = [index_file["location"] for index_file in self.index.json["index-files"]]
         self._records = [RecordBlob(open_index_file(Storage().read(location), location).blob) for location in locations]
@@ -129,9 +129,9 @@ def _measure_lookups(report: Report, seamark_index: SeamarkIndex, peer: Peer, dr
     for draw in draws:
         for name, ask in {HTTP: seamark_index.look_up_over_http, DIRECT: seamark_index.look_up_in_process}.items():
             queries = pa.array(draw)
-            started = time.perf_counter()
+            started_s = time.perf_counter()
             result = ask(queries)
-            durations.setdefault(name, []).append((time.perf_counter() - started) * 1000)
+            durations.setdefault(name, []).append((time.perf_counter() - started_s) * 1000)
             _check_count(name, result, len(draw))
         for name, way in WAYS.items():
             answer = peer.ask(way=way, keys=draw.tolist())

@@ -174,24 +174,24 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 def _build_index(report: Report, folder: Path, keys: Values) -> Path:
     """Return the blob as an indexer makes it: one run for each data file, and the merge of all runs."""
     columns = [pa.array(part) for part in np.array_split(keys, FILES)]
-    started = time.thread_time()
+    started_s = time.thread_time()
     entries = [build([keys_of(column, "long")]) for column in columns]
-    built = time.thread_time() - started
+    built = time.thread_time() - started_s
     data = folder / "column.parquet"
     pq.write_table(pa.table({"k": keys}), data, use_dictionary=False)
-    started = time.thread_time()
+    started_s = time.thread_time()
     with pq.ParquetFile(data) as file:
         file.read(use_threads=False)
-    read_s = time.thread_time() - started
+    read_s = time.thread_time() - started_s
     rates = {OURS: len(keys) / built / 1e6, "parquet-read": len(keys) / read_s / 1e6}
     report.rows.append(Row("build", "from Arrow, one core", "M rows/s", rates, lower_is_better=False))
     parts = []
     for number, entry in enumerate(entries):
         _write(folder / f"{number}.run", encode([entry]))
         parts.append(_map_record(folder / f"{number}.run"))
-    started = time.thread_time()
+    started_s = time.thread_time()
     _write(folder / "blob", merge([(part, np.ones(1, np.bool_)) for part in parts]))
-    merge_rate = len(keys) / (time.thread_time() - started) / 1e6
+    merge_rate = len(keys) / (time.thread_time() - started_s) / 1e6
     report.rows.append(
         Row(f"merge of {FILES} runs", "one core, written", "M entries/s", {OURS: merge_rate}, lower_is_better=False)
     )
@@ -240,9 +240,9 @@ def _ones(report: Report, answerers: list[Answerer], keys: Values, rounds: int) 
             times, slices = (SINGLE, SLICES) if item.name == OURS else (1, 3)
             for row_numbers in draw.choice(len(keys), (slices, times), replace=False):
                 values = keys[row_numbers].tolist()
-                started = time.perf_counter()
+                started_s = time.perf_counter()
                 results = [item.look_up_one(value) for value in values]
-                durations[item.name].append((time.perf_counter() - started) * 1e6 / times)
+                durations[item.name].append((time.perf_counter() - started_s) * 1e6 / times)
                 if results != _compute_expected_places(keys, row_numbers):
                     raise AnswersDiffer(f"{item.name}, one key")
     values_us = {name: statistics.median(times) for name, times in durations.items()}
@@ -272,10 +272,10 @@ def _batches(report: Report, answerers: list[Answerer], keys: Values, batch: int
         query = draw.choice(len(keys), batch, replace=False)
         wanted_keys, expected = pa.array(keys[query]), np.array(_compute_expected_places(keys, query))
         for item in answerers if round_number % 2 else reversed(answerers):
-            started, before = time.perf_counter(), time.process_time()
+            started_s, before = time.perf_counter(), time.process_time()
             result = item.look_up_many(wanted_keys)
             worked[item.name].append((time.process_time() - before) * 1000)
-            durations[item.name].append((time.perf_counter() - started) * 1000)
+            durations[item.name].append((time.perf_counter() - started_s) * 1000)
             if not np.array_equal(result, expected):
                 raise AnswersDiffer(f"{item.name}, {batch} keys")
     case = f"{batch:,} keys"
@@ -303,12 +303,12 @@ def _cold(report: Report, blob: Path, keys: Values, times: int) -> None:
     durations, reads, pages = [], [], []
     for position in np.random.default_rng(11).choice(len(keys), times, replace=False):
         os.posix_fadvise(descriptor, 0, size, os.POSIX_FADV_DONTNEED)
-        started = time.perf_counter()
+        started_s = time.perf_counter()
         pair = row_hash([key_of(int(keys[position]), "long")])
         hi, lo = (np.array([half], np.uint64) for half in pair)
         ranges = fences.page_ranges(hi, lo)
         lookup_bytes = fences.lookup_bytes(hi, lo, [os.pread(descriptor, length, offset) for offset, length in ranges])
-        durations.append((time.perf_counter() - started) * 1e6)
+        durations.append((time.perf_counter() - started_s) * 1e6)
         reads.append(len(ranges))
         pages.append(sum(length for _, length in ranges) / 4096)
         if [(int(lookup_bytes[1][0]), int(lookup_bytes[2][0]))] != _compute_expected_places(keys, np.array([position])):

@@ -115,9 +115,9 @@ def _rate(decode: Callable[[bytes, str], int], contents: list[tuple[bytes, str]]
     Other processes change the CPU time less than the elapsed time.
     """
     decode(*contents[0])
-    started = time.process_time()
+    started_s = time.process_time()
     rows = sum(decode(data, location) for data, location in contents)
-    return rows / (time.process_time() - started)
+    return rows / (time.process_time() - started_s)
 
 
 def _inflate(data: bytes, location: str) -> int:
@@ -125,9 +125,9 @@ def _inflate(data: bytes, location: str) -> int:
 
 
 def _to_block(data: bytes, location: str) -> int:
-    decoded = decode_manifest(data, location)
-    b"".join(encode_block(decoded))
-    return decoded.rows
+    decoded_manifest = decode_manifest(data, location)
+    b"".join(encode_block(decoded_manifest))
+    return decoded_manifest.rows
 
 
 def _fastavro(data: bytes, _: str) -> int:

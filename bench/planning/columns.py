@@ -166,8 +166,8 @@ def _draw_overlapping_bounds(batch: Batch, spread: float) -> tuple[Ints, Ints]:
 def _numbers(spread: float, dtype: type[np.generic], divisor: int = 1, *, nulls: bool = False) -> Maker:
     def make(batch: Batch) -> Stats:
         lower, upper = (bound // divisor for bound in _draw_overlapping_bounds(batch, spread))
-        absent = batch.draw(1000) * batch.records // 10_000 if nulls else return_zeros(batch)
-        return Stats(encode_little_endian(lower.astype(dtype)), encode_little_endian(upper.astype(dtype)), absent)
+        absent_count = batch.draw(1000) * batch.records // 10_000 if nulls else return_zeros(batch)
+        return Stats(encode_little_endian(lower.astype(dtype)), encode_little_endian(upper.astype(dtype)), absent_count)
 
     return make
 
@@ -249,10 +249,10 @@ def _comment(batch: Batch) -> Stats:
     Three of a hundred files hold nulls only and have no bounds.
     """
     lower, upper = _draw_overlapping_bounds(batch, 0.3)
-    present = batch.draw(100) >= 3
-    nulls = np.where(present, batch.records * 3 // 4, batch.records)
+    presence = batch.draw(100) >= 3
+    nulls = np.where(presence, batch.records * 3 // 4, batch.records)
     first, last = (join_cells(_letters(bound), _tail(batch, 9, 9)) for bound in (lower, upper + 26))
-    return Stats(first, last, nulls, present=present)
+    return Stats(first, last, nulls, present=presence)
 
 
 _KINDS: tuple[tuple[str, str, Maker], ...] = (

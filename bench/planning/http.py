@@ -61,13 +61,13 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 async def _small_plans(report: Report, folder: Path, table: Table, workers: int, rounds: int, seconds: float) -> None:
     plan_result = plan(table, build_small_filter(table))
     new_plans = _generate_new_plans(table)
-    with ExitStack() as running:
-        seamark_server = running.enter_context(seamark(folder, CACHE, workers=workers))
+    with ExitStack() as stack:
+        seamark_server = stack.enter_context(seamark(folder, CACHE, workers=workers))
         await register(seamark_server, table)
         body = (await seamark_server.call(plan_result)).body
-        bare_server = running.enter_context(run_bare_server(folder, body, workers=workers))
+        bare_server = stack.enter_context(run_bare_server(folder, body, workers=workers))
         if workers == 1:
-            running.enter_context(pin_to_core(LOAD_CORE))
+            stack.enter_context(pin_to_core(LOAD_CORE))
         targets = (seamark_server, bare_server)
 
         async def repeat_same_plan(target: Target, clients: int, seconds: float = seconds) -> Sample:

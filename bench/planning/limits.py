@@ -40,6 +40,6 @@ def bandwidth(size: int = PROBE_BYTES, times: int = 3) -> Bandwidth:
 
 
 def _took(work: Callable[[], object]) -> float:
-    started = time.perf_counter()
+    started_s = time.perf_counter()
     work()
-    return time.perf_counter() - started
+    return time.perf_counter() - started_s

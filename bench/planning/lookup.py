@@ -163,9 +163,9 @@ def _column_id(table: Table) -> int:
 
 
 def _time(work: Callable[[int], Any], day: int) -> tuple[float, Any]:
-    started = time.perf_counter()
+    started_s = time.perf_counter()
     answer = work(day)
-    return (time.perf_counter() - started) * 1000, answer
+    return (time.perf_counter() - started_s) * 1000, answer
 
 
 def _best(durations: dict[str, list[float]]) -> str:

@@ -92,7 +92,7 @@ def entries(table: Table) -> Iterator[Entries]:
     for column_number, column in enumerate(build_columns(table.columns)):
         results = [item.stats[column_number] for item in random_statistics]
         nans = [result.nans for result in results if result.nans is not None]
-        present = [
+        presence = [
             np.ones(len(result.nulls), np.bool_) if result.present is None else result.present for result in results
         ]
         stats = Stats(
@@ -100,7 +100,7 @@ def entries(table: Table) -> Iterator[Entries]:
             take_cells(stack_cells([result.upper for result in results]), order),
             np.concatenate([result.nulls for result in results])[order],
             np.concatenate(nans)[order] if nans else None,
-            np.concatenate(present)[order],
+            np.concatenate(presence)[order],
         )
         yield Entries(
             column.id, day[order], bucket[order], number[order], take_cells(names, order), records[order], stats
@@ -168,12 +168,12 @@ def _write(table: Table, folder: Path) -> None:
     environment.close()
 
 
-def _bytes(part: Cells, kind: pa.DataType, present: Any = None) -> pa.Array:
+def _bytes(part: Cells, kind: pa.DataType, presence: Any = None) -> pa.Array:
     """Return an Arrow array of texts or bytes without a Python object for each."""
     data, lengths = encode_records([part])
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
-    valid = None if present is None else pa.array(present, pa.bool_()).buffers()[1]
+    valid = None if presence is None else pa.array(presence, pa.bool_()).buffers()[1]
     return pa.Array.from_buffers(kind, len(lengths), [valid, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 

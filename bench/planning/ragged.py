@@ -43,9 +43,9 @@ def fill_cells(value: bytes, rows: int) -> Cells:
     return Cells(np.broadcast_to(np.frombuffer(value, np.uint8), (rows, len(value))))
 
 
-def filter_cells(part: Cells, present: Mask) -> Cells:
-    """Return `part` in the rows where `present` (bool[rows]) is true, and empty cells elsewhere."""
-    return Cells(part.matrix, part.mask() & present[:, None])
+def filter_cells(part: Cells, presence: Mask) -> Cells:
+    """Return `part` in the rows where `presence` (bool[rows]) is true, and empty cells elsewhere."""
+    return Cells(part.matrix, part.mask() & presence[:, None])
 
 
 def encode_little_endian(values: NDArray[np.generic]) -> Cells:

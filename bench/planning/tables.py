@@ -366,10 +366,10 @@ def _with_nans(columns: tuple[Column, ...], stats: list[Stats]) -> tuple[tuple[C
 def _bounds(columns: tuple[Column, ...], stats: list[Stats], values: list[Cells]) -> list[Cells]:
     """Return a map from column id to bytes; columns that hold only nulls are left out of it."""
     rows = values[0].matrix.shape[0]
-    absent = sum(
+    absent_count = sum(
         ((~stat.present).astype(np.int64) for stat in stats if stat.present is not None), np.zeros(rows, np.int64)
     )
-    parts = [fill_cells(b"\x02", rows), encode_varints(len(columns) - absent)]
+    parts = [fill_cells(b"\x02", rows), encode_varints(len(columns) - absent_count)]
     for column, stat, bound in zip(columns, stats, values, strict=True):
         pair = join_cells(fill_cells(encode_varint(column.id), rows), add_lengths(bound))
         parts.append(pair if stat.present is None else filter_cells(pair, stat.present))
@@ -394,11 +394,11 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=CACHE)
     arguments = parser.parse_args()
     for files in arguments.files:
-        started = time.perf_counter()
+        started_s = time.perf_counter()
         generated_table = generate_table(
             files, column_count=arguments.columns, files_per_day=arguments.files_per_day, cache=arguments.cache
         )
-        elapsed_s = time.perf_counter() - started
+        elapsed_s = time.perf_counter() - started_s
         print(
             f"{generated_table.folder}: {files:,} files, "
             f"{generated_table.metadata_bytes / files:.0f} B an entry, {elapsed_s:.1f} s"

@@ -135,7 +135,7 @@ def _compare(client: IndexClient, data: Path, repeats: int, case: str = "") -> l
     paths = data_paths(client, (NAMESPACE, FACT))
     with (
         SqlSession(client.url, schema=NAMESPACE) as session,
-        SqlSession(client.url, schema=NAMESPACE, cubes=OFF) as plain,
+        SqlSession(client.url, schema=NAMESPACE, cubes=OFF) as plain_session,
         closing(open_facts(paths, data)) as db,
     ):
         for name, text in QUERIES.items():
@@ -143,7 +143,7 @@ def _compare(client: IndexClient, data: Path, repeats: int, case: str = "") -> l
             cube = used.index if used is not None else None
             engines: dict[str, Callable[[str], list[Any]]] = {
                 OURS: lambda sql: _rows(session, sql),
-                WITHOUT: lambda sql: _rows(plain, sql),
+                WITHOUT: lambda sql: _rows(plain_session, sql),
                 DUCKDB: lambda sql: _duckdb_rows(db, sql),
             }
             took: dict[str, list[float]] = {who: [] for who in engines}

@@ -125,9 +125,9 @@ class Oracle:
         actual = sorted(map(_comparable, answer))
         if actual == right:
             return ""
-        wrong = [row for row in actual if row not in right][:3]
-        missing = [row for row in right if row not in actual][:3]
-        return f"{len(actual)} rows, {len(right)} expected; not right: {wrong}; missing: {missing}"
+        wrong_rows = [row for row in actual if row not in right][:3]
+        missing_rows = [row for row in right if row not in actual][:3]
+        return f"{len(actual)} rows, {len(right)} expected; not right: {wrong_rows}; missing: {missing_rows}"
 
 
 def _comparable(row: Sequence[object]) -> tuple[str, ...]:

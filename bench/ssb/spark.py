@@ -75,10 +75,10 @@ def files_in(spark: SparkSession, target: str) -> int:
 
 def ask(run: Callable[[str], DataFrame], sql: str) -> Answer:
     """Return the answer of `run`, such as `spark.sql`."""
-    started = time.perf_counter()
+    started_s = time.perf_counter()
     frame = run(sql)
     rows = [tuple(row) for row in frame.collect()]
-    seconds = time.perf_counter() - started
+    seconds = time.perf_counter() - started_s
     read = {
         name: _files(node)
         for node in _scans(frame._jdf.queryExecution().executedPlan())

@@ -118,14 +118,14 @@ async def _measure_requests(
                 await asyncio.sleep(_PAUSE_S)
 
         async def write() -> None:
-            while (before := time.perf_counter()) - started < seconds:
+            while (before := time.perf_counter()) - started_s < seconds:
                 await append()
                 latencies.append(time.perf_counter() - before)
 
         await append()
-        started, cpu_s = time.perf_counter(), cpu_seconds(server.pid)
+        started_s, cpu_s = time.perf_counter(), cpu_seconds(server.pid)
         await asyncio.gather(*(write() for _ in range(writers)))
-        seconds, cpu_s = time.perf_counter() - started, cpu_seconds(server.pid) - cpu_s
+        seconds, cpu_s = time.perf_counter() - started_s, cpu_seconds(server.pid) - cpu_s
     return AppendMeasurements(latencies, seconds, max(cpu_s, 0.01), len(latencies))
 
 

@@ -84,14 +84,14 @@ async def _measure_appends(kafka: Kafka, rows: int, row_bytes: int, writers: int
     async with open_kafka_log(address, SystemClock(), KafkaLimits()) as log:
         shards = [Shard("table", number) for number in range(PARTITIONS)]
         await log.append(dict.fromkeys(shards, batch))  # creates the topic
-        before, started, cpu = log.groups, time.perf_counter(), time.process_time()
+        before, started_s, cpu = log.groups, time.perf_counter(), time.process_time()
         await asyncio.gather(
             *(
-                _append(log, shards[number % PARTITIONS], batch, started + seconds, latencies)
+                _append(log, shards[number % PARTITIONS], batch, started_s + seconds, latencies)
                 for number in range(writers)
             )
         )
-        seconds, cpu_s = time.perf_counter() - started, time.process_time() - cpu
+        seconds, cpu_s = time.perf_counter() - started_s, time.process_time() - cpu
         return AppendMeasurements(latencies, seconds, cpu_s, log.groups - before)
 
 
@@ -133,15 +133,15 @@ async def measure_producer(
         await answer
 
     async def write(partition: int) -> None:
-        while (before := time.perf_counter()) - started < seconds:
+        while (before := time.perf_counter()) - started_s < seconds:
             await asyncio.gather(*(produce(partition) for _ in range(records)))
             latencies.append(time.perf_counter() - before)
 
     try:
         await asyncio.gather(*map(produce, range(PARTITIONS)))  # The producer connects, as the log has done.
-        started, cpu = time.perf_counter(), time.process_time()
+        started_s, cpu = time.perf_counter(), time.process_time()
         await asyncio.gather(*(write(number % PARTITIONS) for number in range(writers)))
-        return AppendMeasurements(latencies, time.perf_counter() - started, time.process_time() - cpu, len(latencies))
+        return AppendMeasurements(latencies, time.perf_counter() - started_s, time.process_time() - cpu, len(latencies))
     finally:
         is_ending.set()
         await asyncio.to_thread(polling.join)

@@ -110,13 +110,13 @@ def bare(folder: Path, size_bytes: int, seconds: float) -> AppendMeasurements:
         os.posix_fallocate(descriptor, 0, LIMITS.segment_bytes)
         os.fsync(descriptor)
         data, position, latencies = os.urandom(size_bytes), 0, []
-        started, cpu = time.perf_counter(), time.process_time()
-        while (before := time.perf_counter()) - started < seconds:
+        started_s, cpu = time.perf_counter(), time.process_time()
+        while (before := time.perf_counter()) - started_s < seconds:
             os.pwrite(descriptor, data, position)
             os.fdatasync(descriptor)
             latencies.append(time.perf_counter() - before)
             position = position + size_bytes if position + 2 * size_bytes <= LIMITS.segment_bytes else 0
-        return AppendMeasurements(latencies, time.perf_counter() - started, time.process_time() - cpu, len(latencies))
+        return AppendMeasurements(latencies, time.perf_counter() - started_s, time.process_time() - cpu, len(latencies))
     finally:
         os.close(descriptor)
         path.unlink()
@@ -127,10 +127,10 @@ async def measure_appends(folder: Path, rows: int, row_bytes: int, writers: int,
     batch = Batch(rows, os.urandom(rows * row_bytes))
     latencies: list[float] = []
     async with open_segment_log(folder / "log", SystemClock(), LIMITS) as log:
-        started, cpu = time.perf_counter(), time.process_time()
+        started_s, cpu = time.perf_counter(), time.process_time()
 
         async def write(shard: Shard) -> None:
-            while (before := time.perf_counter()) - started < seconds:
+            while (before := time.perf_counter()) - started_s < seconds:
                 while True:
                     try:
                         await log.append({shard: batch})
@@ -140,7 +140,7 @@ async def measure_appends(folder: Path, rows: int, row_bytes: int, writers: int,
                 latencies.append(time.perf_counter() - before)
 
         await asyncio.gather(*(write(Shard(f"table-{number}", 0)) for number in range(writers)))
-        measured = AppendMeasurements(latencies, time.perf_counter() - started, time.process_time() - cpu, log.syncs)
+        measured = AppendMeasurements(latencies, time.perf_counter() - started_s, time.process_time() - cpu, log.syncs)
     shutil.rmtree(folder / "log")
     return measured
 
@@ -150,9 +150,9 @@ async def _small_batches(report: Report, folder: Path, rows: int) -> None:
     batch = Batch(10, os.urandom(10 * 50))
     for in_flight in (1, 64):
         async with open_segment_log(folder / "log", SystemClock(), LIMITS) as log:
-            started = time.perf_counter()
+            started_s = time.perf_counter()
             await _append_all(log, batch, rows // 10, in_flight)
-            rate = rows / (time.perf_counter() - started)
+            rate = rows / (time.perf_counter() - started_s)
         shutil.rmtree(folder / "log")
         case = f"{rows:,} rows in batches of ten, {in_flight} on their way"
         report.rows.append(Row(case, "acknowledged", "rows/s", {OURS: rate}, False, goal=GOAL_SMALL_ROWS))
@@ -176,11 +176,11 @@ async def _recovery(report: Report, folder: Path, rows: int, row_bytes: int, siz
     stored_count = int(filling.stdout.readline())
     filling.send_signal(signal.SIGKILL)
     filling.communicate()
-    started = time.perf_counter()
+    started_s = time.perf_counter()
     async with open_segment_log(folder / "log", SystemClock(), LIMITS) as log:
         shard = Shard("table-0", 0)
         first = await log.read(shard, 0, limit_bytes=1)
-        took = time.perf_counter() - started
+        took = time.perf_counter() - started_s
         assert first[0].offset == 0
         assert sum(state.watermark for state in log.shards().values()) >= stored_count * rows
         size = log.size_bytes

@@ -96,14 +96,14 @@ async def _write(url: str, seconds: float) -> AppendMeasurements:
 
         async def write(first: int) -> None:
             for number in range(1, int(seconds / every_s) + 1):
-                await asyncio.sleep(max(0.0, started + number * every_s - time.perf_counter()))
+                await asyncio.sleep(max(0.0, started_s + number * every_s - time.perf_counter()))
                 await append((number * WRITERS + first) * BATCH_ROWS)
 
         await append(0)  # The first append opens the log and the table.
         latencies.clear()
-        started = time.perf_counter()
+        started_s = time.perf_counter()
         await asyncio.gather(*map(write, range(WRITERS)))
-        return AppendMeasurements(latencies, time.perf_counter() - started, 0.0, len(latencies))
+        return AppendMeasurements(latencies, time.perf_counter() - started_s, 0.0, len(latencies))
 
 
 def scan_repeatedly(url: str, name: str, is_ready: Event, is_ending: Event, scans: Synchronized[int]) -> None:

@@ -132,9 +132,9 @@ async def send_statement(proxy: Rig, number: int) -> None:
     """Send a statement with a new condition, which the proxy rewrites."""
     text = f"SELECT city FROM t WHERE id = {number % 4} AND city <> 'none {number}'"
     headers = {"X-Trino-User": "bench", "X-Trino-Catalog": CATALOG, "X-Trino-Schema": "db"}
-    status, answered, _ = await proxy.ask("POST", "/v1/statement", data=text.encode(), headers=headers)
-    if status != 200 or answered["X-Seamark-Plan"] != "rewritten":
-        raise RuntimeError(f"The proxy answered {status}, {answered.get('X-Seamark-Plan')}")
+    status, response_headers, _ = await proxy.ask("POST", "/v1/statement", data=text.encode(), headers=headers)
+    if status != 200 or response_headers["X-Seamark-Plan"] != "rewritten":
+        raise RuntimeError(f"The proxy answered {status}, {response_headers.get('X-Seamark-Plan')}")
 
 
 async def count_functions(server: RunningServer, proxy: Rig, recorder: Recorder) -> dict[str, list[Function]]:

@@ -56,10 +56,10 @@ async def compare(folder: Path, checkout: Path, names: Sequence[str], rounds: in
     """Print the ratios of all cases whose name has one of `names` in it."""
     grid = Grid("case", "CPU, median", "CPU, minimum", "rate, median", "ms of CPU, here and there")
     table = tables.generate_table(PLANNED_FILES)
-    with ExitStack() as running:
-        current_server = running.enter_context(_server("here", folder, Path.cwd()))
-        base_server = running.enter_context(_server("there", folder, checkout))
-        running.enter_context(pin_to_core(LOAD_CORE))
+    with ExitStack() as stack:
+        current_server = stack.enter_context(_server("here", folder, Path.cwd()))
+        base_server = stack.enter_context(_server("there", folder, checkout))
+        stack.enter_context(pin_to_core(LOAD_CORE))
         pair = (current_server, base_server)
         for target in pair:
             await target.call(bodies.create_namespace((NAMESPACE,)))

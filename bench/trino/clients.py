@@ -35,7 +35,7 @@ async def follow(connection: Connection, posted: Request) -> StatementMeasuremen
     Raises:
         LoadError: The statement failed. The message has Trino's words.
     """
-    started = time.perf_counter()
+    started_s = time.perf_counter()
     answer = await connection.ask(posted)
     plan, requests, size, last_size = answer.field("X-Seamark-Plan"), 1, len(answer.body), b""
     while True:
@@ -45,7 +45,7 @@ async def follow(connection: Connection, posted: Request) -> StatementMeasuremen
             last_size = answer.body
         offset = answer.body.find(_NEXT_URI_MARK, 0, 10_000)
         if offset < 0:
-            return StatementMeasurement((time.perf_counter() - started) * 1000, requests, size, plan, last_size)
+            return StatementMeasurement((time.perf_counter() - started_s) * 1000, requests, size, plan, last_size)
         path = answer.body[answer.body.index(_PATH, offset) : answer.body.index(b'"', offset + len(_NEXT_URI_MARK))]
         answer = await connection.ask(Request(b"GET %s HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" % path))
         requests, size = requests + 1, size + len(answer.body)

@@ -167,13 +167,13 @@ async def _measure_repeats(report: Report, behind: str, seamark_target: Target, 
 
 async def _measure_protocol(report: Report, folder: Path, server: Seamark, statements: int, size: int) -> None:
     """Measure the adapter on one core, while all other processes use the other core."""
-    with ExitStack() as running:
+    with ExitStack() as stack:
         with pin_to_core(LOAD_CORE):
-            talker = running.enter_context(upstream(folder))
+            talker = stack.enter_context(upstream(folder))
         with pin_to_core(SERVER_CORE):
             # The simulated coordinator has no access rules.
-            adapter_url = running.enter_context(adapter(folder, talker, server.base_url, "--no-rules"))
-        running.enter_context(pin_to_core(LOAD_CORE))
+            adapter_url = stack.enter_context(adapter(folder, talker, server.base_url, "--no-rules"))
+        stack.enter_context(pin_to_core(LOAD_CORE))
         await _per_request(report, (talker, adapter_url), runs=200 if statements < 1000 else 5000)
         for pages in (size // PAGE_BYTES, 1):
             await _measure_pages(report, (talker, adapter_url), pages, size // pages)

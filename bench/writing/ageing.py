@@ -29,15 +29,15 @@ def measure(
     report: Report, lake: Lake, rows: int, batches: int, bases: Path, *, layout: str, strategy: str | None, rounds: int
 ) -> None:
     name = f"aged_{layout}"
-    table = lake.table(open_base(rows, layout, bases=bases), name, mode=MERGE_ON_READ, indexed=strategy is None)
+    table = lake.table(open_base(rows, layout, bases=bases), name, mode=MERGE_ON_READ, is_indexed=strategy is None)
     writer, drawn_batches = PythonWriter("aged", table, strategy=strategy), Batches(rows, lake.folder)
     read_s = {"before": _read(lake.spark, name, rounds)}
     durations = []
     for _ in range(batches):
         batch = drawn_batches.next_batch()
-        started = time.perf_counter()
+        started_s = time.perf_counter()
         writer.upsert(batch)
-        durations.append(time.perf_counter() - started)
+        durations.append(time.perf_counter() - started_s)
         batch.path.unlink()
     read_s["after"] = _read(lake.spark, name, rounds)
     lake.spark.sql(f"CALL {CATALOG}.system.rewrite_data_files(table => '{NAMESPACE}.{name}', options => {REWRITE})")
@@ -62,9 +62,9 @@ def measure(
 def _read(spark: SparkSession, name: str, rounds: int) -> float:
     durations = []
     for _ in range(rounds + 1):
-        started = time.perf_counter()
+        started_s = time.perf_counter()
         spark.table(f"{CATALOG}.{NAMESPACE}.{name}").agg(
             sf.count("version"), sf.sum("price"), sf.sum("quantity"), sf.max("city")
         ).collect()
-        durations.append(time.perf_counter() - started)
+        durations.append(time.perf_counter() - started_s)
     return statistics.median(durations[1:])

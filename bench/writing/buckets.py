@@ -40,12 +40,12 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     with open_lake(folder, bases) as new_lake, configure(new_lake.spark, NO_BROADCAST):
         spark = new_lake.spark
         for name, layout in (("left", BUCKETED), ("right", BUCKETED), ("flat", FLAT)):
-            new_lake.table(open_base(rows, layout, bases=bases), name, mode=MERGE_ON_READ, indexed=False)
-        left, right, flat = (f"{CATALOG}.{NAMESPACE}.{name}" for name in ("left", "right", "flat"))
-        _equalities(report, spark, rows, {OURS: left, UNBUCKETED: flat}, equals)
+            new_lake.table(open_base(rows, layout, bases=bases), name, mode=MERGE_ON_READ, is_indexed=False)
+        left, right, flat_table = (f"{CATALOG}.{NAMESPACE}.{name}" for name in ("left", "right", "flat"))
+        _equalities(report, spark, rows, {OURS: left, UNBUCKETED: flat_table}, equals)
         for case, query in (
             ("join of two bucketed tables", JOIN.format(left, right)),
-            ("join of a bucketed and an unbucketed table", JOIN.format(left, flat)),
+            ("join of a bucketed and an unbucketed table", JOIN.format(left, flat_table)),
             ("grouping by the key", GROUPING_QUERY.format(left)),
         ):
             _compare(report, spark, case, query, rounds)
@@ -100,9 +100,9 @@ def _compare(report: Report, spark: SparkSession, case: str, query: str, rounds:
 
 
 def _time(frame: DataFrame) -> tuple[float, Sequence[Any]]:
-    started = time.perf_counter()
+    started_s = time.perf_counter()
     rows = frame.collect()
-    return time.perf_counter() - started, rows
+    return time.perf_counter() - started_s, rows
 
 
 def _exchanges(frame: DataFrame) -> int:

@@ -131,7 +131,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     )
     report = Report("writing_feed", "Does a server keep a table in shape that is fed by many small commits?")
     report.peer = "the same table without table services"
-    looks: dict[str, list[TableMeasurement]] = {name: [] for name in TABLES}
+    measurements: dict[str, list[TableMeasurement]] = {name: [] for name in TABLES}
     # PyIceberg deletes old metadata files too, and warns of those that the server has deleted.
     logging.getLogger("pyiceberg").setLevel(logging.ERROR)
     feed = Feed(np.random.default_rng(1))
@@ -152,17 +152,17 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             for name, table in tables.items():
                 append_s[name].append(_time(partial(_append, table, batch, failures)))
             if number % query_every == 0:
-                _look(folder, client, catalog, feed, looks, number, plans)
+                _look(folder, client, catalog, feed, measurements, number, plans)
             elif not quick:
                 time.sleep(max(0.0, PAUSE_S - (time.perf_counter() - began_s)))
         settled_s = _time(lambda: _settle(client))
-        _look(folder, client, catalog, feed, looks, commits, plans)
+        _look(folder, client, catalog, feed, measurements, commits, plans)
         if failures:
             raise AnswersDiffer(f"{len(failures)} appends failed, the first: {failures[0]}")
         _check(client, catalog, feed)
         runs = [run.summary for run in client.timeline(TABLES[OURS], action="maintenance")]
         fed_bytes = _data_bytes(client, TABLES[UNKEPT])
-    _fill(report, looks, append_s)
+    _fill(report, measurements, append_s)
     totals = [run["totals"] for run in runs if run.get("totals")]
     written_bytes = sum(total.get("bytes_after", 0) for total in totals)
     case = f"{commits} commits of {ROWS:,} rows"
@@ -173,7 +173,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         ("from the last commit until no file is left to cluster", "s", settled_s, None),
     ):
         report.rows.append(Row(case, measure, unit, {OURS: value}, peer=UNKEPT, goal=goal))
-    _annotate(report, looks, runs, fed_bytes)
+    _annotate(report, measurements, runs, fed_bytes)
     return report
 
 
@@ -216,7 +216,7 @@ def _look(
     client: IndexClient,
     catalog: Catalog,
     feed: Feed,
-    looks: dict[str, list[TableMeasurement]],
+    looks_by_table: dict[str, list[TableMeasurement]],
     commits: int,
     plans: int,
 ) -> None:
@@ -242,7 +242,7 @@ def _look(
         look.pyiceberg_ms = 1000 * _time(lambda table=table: list(table.scan("customer = 7").plan_files()))
         look.depth = statistics.fmean(depths[name])
         look.opened = {kind: statistics.fmean(shares) for kind, shares in durations[name].items()}
-        looks[name].append(look)
+        looks_by_table[name].append(look)
 
 
 def _shape(folder: Path, client: IndexClient, table: str, commits: int) -> TableMeasurement:
@@ -304,8 +304,8 @@ def _check(client: IndexClient, catalog: Catalog, feed: Feed) -> None:
 # The report
 
 
-def _fill(report: Report, looks: dict[str, list[TableMeasurement]], append_s: dict[str, list[float]]) -> None:
-    fed = {name: of[:-1] for name, of in looks.items()}
+def _fill(report: Report, measurements: dict[str, list[TableMeasurement]], append_s: dict[str, list[float]]) -> None:
+    fed = {name: of[:-1] for name, of in measurements.items()}
     fifth = max(1, len(fed[OURS]) // 5)
 
     def add(case: str, measure: str, unit: str, values: dict[str, float], **options: Any) -> None:
@@ -324,7 +324,7 @@ def _fill(report: Report, looks: dict[str, list[TableMeasurement]], append_s: di
         first = max(map(value, fed[OURS][:middle]))
         maximum = {name: max(map(value, of[middle:])) for name, of in fed.items()}
         add("most in the second half of the commits", measure, unit, maximum, goal=HELD * first)
-    last_looks = {name: of[-1] for name, of in looks.items()}
+    last_looks = {name: of[-1] for name, of in measurements.items()}
     for measure, (unit, value) in shapes.items():
         add("in the end", measure, unit, {name: value(look) for name, look in last_looks.items()})
     add("in the end", "plan by PyIceberg alone", "ms", {name: look.pyiceberg_ms for name, look in last_looks.items()})
@@ -348,14 +348,14 @@ def _fill(report: Report, looks: dict[str, list[TableMeasurement]], append_s: di
         add("all commits", f"append, {measure}", "ms", took_ms)
 
 
-def _plan_ms(looks: Iterable[TableMeasurement], kind: str, quantile: float) -> float:
-    return float(np.quantile([took for look in looks for took in look.plan_ms[kind]], quantile))
+def _plan_ms(measurements: Iterable[TableMeasurement], kind: str, quantile: float) -> float:
+    return float(np.quantile([took for look in measurements for took in look.plan_ms[kind]], quantile))
 
 
 def _annotate(
-    report: Report, looks: dict[str, list[TableMeasurement]], runs: list[dict[str, Any]], fed_bytes: int
+    report: Report, measurements: dict[str, list[TableMeasurement]], runs: list[dict[str, Any]], fed_bytes: int
 ) -> None:
-    seamark_looks = looks[OURS]
+    seamark_looks = measurements[OURS]
     series: dict[str, Callable[[TableMeasurement], str]] = {
         "Data files": lambda look: f"{look.files}",
         "Depth": lambda look: f"{look.depth:.1f}",

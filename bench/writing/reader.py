@@ -163,14 +163,14 @@ def _write_file(target: WriteTarget, size: Size, number: int) -> WrittenFiles:
 def _batches(size: Size, number: int) -> Iterator[pa.RecordBatch]:
     rows, draw = size.rows // size.files, np.random.default_rng(number)
     schema = pa.schema([(name, ARROW[kind]) for name, kind in size.columns.items()])
-    clustered = np.sort(draw.integers(0, CLUSTERED_FILES, rows, dtype=np.int32))
+    clustered_files = np.sort(draw.integers(0, CLUSTERED_FILES, rows, dtype=np.int32))
     names = pa.array([f"name {number}" for number in range(5_000)])
     for start in range(0, rows, _CHUNK):
         count = min(_CHUNK, rows - start)
         columns = {
             "id": np.arange(start, start + count) * size.files + number,
             **{f"k{share}": draw.integers(0, share, count, dtype=np.int32) for share in size.shares},
-            "clustered": clustered[start : start + count],
+            "clustered": clustered_files[start : start + count],
             "price": draw.integers(100, 1_000_000, count) / 100,
             "quantity": draw.integers(1, 51, count, dtype=np.int32),
             "name": names.take(pa.array(draw.integers(0, len(names), count))),
@@ -193,9 +193,9 @@ def _compare(report: Report, lake: Lake, table: str, size: Size, case: str, wher
     case = size.label + case
     for round_number in range(size.rounds + 1):
         for name in ways if round_number % 2 else reversed(ways):
-            before, started = reads(), time.perf_counter()
+            before, started_s = reads(), time.perf_counter()
             answers.add(_answer(ways[name]().select(*READ)))
-            seconds, bytes_read = time.perf_counter() - started, read_since(before)
+            seconds, bytes_read = time.perf_counter() - started_s, read_since(before)
             if round_number:
                 durations[name].append(seconds)
                 actual[name].append(bytes_read / 1e6)

@@ -28,10 +28,10 @@ class Lake:
     client: IndexClient
     spark: SparkSession
 
-    def table(self, base: Base, name: str, *, mode: str, indexed: bool) -> OurTable:
+    def table(self, base: Base, name: str, *, mode: str, is_indexed: bool) -> OurTable:
         """Clone the base, register the clone at the server, and return it."""
         folder = self.folder / "warehouse" / NAMESPACE / name
-        return OurTable.of(base, self.client, self.spark, CATALOG, folder, mode=mode, indexed=indexed)
+        return OurTable.of(base, self.client, self.spark, CATALOG, folder, mode=mode, is_indexed=is_indexed)
 
 
 @contextmanager

@@ -72,9 +72,9 @@ async def run(folder: Path, *, quick: bool = False, sizes: Sequence[int] = (ROWS
 
 def _pair(lake: Lake, bases: Path, rows: int, mode: str) -> Pair:
     names = []
-    for engine, indexed in ((OURS, True), (ICEBERG, False)):
+    for engine, is_indexed in ((OURS, True), (ICEBERG, False)):
         table = lake.table(
-            open_base(rows, FLAT, bases=bases), f"{engine}_{mode.replace('-', '_')}", mode=mode, indexed=indexed
+            open_base(rows, FLAT, bases=bases), f"{engine}_{mode.replace('-', '_')}", mode=mode, is_indexed=is_indexed
         )
         names.append(f"{CATALOG}.{NAMESPACE}.{table.name}")
     return Pair(*names)
@@ -91,10 +91,10 @@ def _measure(lake: Lake, pair: Pair, text: str, batches: Batches, rounds: int) -
         batch_frame(lake.spark, batches.next_batch()).createOrReplaceTempView("batch")
         for engine in (OURS, ICEBERG) if number % 2 else (ICEBERG, OURS):
             with configure(lake.spark, HASH_JOIN if engine == ICEBERG else {}):
-                started = time.perf_counter()
+                started_s = time.perf_counter()
                 runs[engine]()
                 if number >= WARM:
-                    seconds[engine].append(time.perf_counter() - started)
+                    seconds[engine].append(time.perf_counter() - started_s)
     return {engine: statistics.median(second) for engine, second in seconds.items()}
 
 

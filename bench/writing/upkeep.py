@@ -103,10 +103,12 @@ def measure(
     return measured
 
 
-def _once(works: Mapping[str, Work], tables: Mapping[str, str], small_tables: Mapping[str, str]) -> dict[str, float]:
+def _once(
+    operations: Mapping[str, Work], tables: Mapping[str, str], small_tables: Mapping[str, str]
+) -> dict[str, float]:
     """Return the milliseconds of one run of each work, after a run on a small table."""
     results = {}
-    for name, work in works.items():
+    for name, work in operations.items():
         work(small_tables[name])
         began_s = time.perf_counter()
         work(tables[name])

@@ -94,9 +94,9 @@ class WriterMeasurements:
         return len(self.seconds) < self.rounds
 
     def take(self, batch: Batch) -> None:
-        before, read_before, started = files_below(self.writer.folder), reads(), time.perf_counter()
+        before, read_before, started_s = files_below(self.writer.folder), reads(), time.perf_counter()
         upsert = self.writer.upsert(batch)
-        elapsed_s = time.perf_counter() - started if upsert is None else upsert
+        elapsed_s = time.perf_counter() - started_s if upsert is None else upsert
         read_bytes = read_since(read_before)
         after = files_below(self.writer.folder)
         self.applied.append(batch.number)
@@ -129,11 +129,11 @@ async def run(
         first = {item.mode: item for item in reversed(TUNINGS)}
         sizes, batches = QUICK_SIZES, 4
         plan = Plan(folder / "bases", 1, 0, sizes[0], sizes[0], tuple(first.values()))
-    with ExitStack() as running:
-        lake_of_run = running.enter_context(open_lake(folder, plan.bases))
+    with ExitStack() as stack:
+        lake_of_run = stack.enter_context(open_lake(folder, plan.bases))
         hadoop_catalog(lake_of_run.spark, folder / "hadoop")
         peer = (
-            running.enter_context(hudi.session("bench.writing.hudi_peer", folder / "hudi")) if hudi.is_there() else None
+            stack.enter_context(hudi.session("bench.writing.hudi_peer", folder / "hudi")) if hudi.is_there() else None
         )
         tuned: dict[str, Tuning] = {}
         tables: dict[int, list[WriterMeasurements]] = {}
@@ -192,7 +192,7 @@ def _ours(lake: Lake, rows: int, plan: Plan) -> Iterator[WriterMeasurements]:
         ]
     for number, (strategy, mode, located) in enumerate(kinds):
         base_table = open_base(rows, FLAT if located == RECORD else BUCKETED, bases=plan.bases)
-        table = lake.table(base_table, f"u{rows}_{number}", mode=mode, indexed=located == RECORD)
+        table = lake.table(base_table, f"u{rows}_{number}", mode=mode, is_indexed=located == RECORD)
         name, blind = f"{strategy}, {located}", EQUALITY if located == BLIND else None
         writer = (
             PythonWriter(name, table, strategy=blind)

@@ -242,8 +242,8 @@ async def test_signature_for_another_purpose_is_not_an_access_token(
     key, header = OctKey.import_key(secret_key), {"alg": "HS256", "kid": key_id.hex()}
     claims = {"iss": ISSUER, "aud": ISSUER, "sub": "ann", "exp": 9_999_999_999, "token": digest_of(secret)}
     await authenticator.authenticate(build_bearer_headers(jwt.encode(header, claims, key)), None)
-    for wrong in ({"aud": "else"}, {"sub": 7}, {"token": None}):
-        await check_rejected(authenticator, jwt.encode(header, claims | wrong, key), "not an access token")
+    for invalid_claims in ({"aud": "else"}, {"sub": 7}, {"token": None}):
+        await check_rejected(authenticator, jwt.encode(header, claims | invalid_claims, key), "not an access token")
     await check_rejected(authenticator, jwt.encode(header, claims | {"exp": None}, key), "no expiry")
     for unknown in ({"kid": "00" * 8}, {"kid": "no hex"}, {}):
         await check_rejected(authenticator, jwt.encode({"alg": "HS256", **unknown}, claims, key), "does not have")

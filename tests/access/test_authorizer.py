@@ -118,7 +118,7 @@ def test_changing_operations_are_distinguished_from_reads() -> None:
         assert not changes(operation), operation
 
 
-def test_refusal_names_who_what_where_and_the_command_that_would_allow_it() -> None:
+def test_refusal_names_the_principal_the_right_the_object_and_the_command_that_grants_it() -> None:
     with pytest.raises(Forbidden) as error:
         AUTHORIZER.require(Principal("ann"), "createTable", ("a b", "c.d"))
     assert error.value.message == (

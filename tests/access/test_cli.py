@@ -143,7 +143,7 @@ def test_revoked_token_is_rejected_and_can_be_replaced(tmp_path: Path) -> None:
     assert who_is(tmp_path, new_token).grants == (Grant("ann", "reader"),)
 
 
-def test_grants_are_given_and_removed(tmp_path: Path) -> None:
+def test_grants_are_added_and_removed(tmp_path: Path) -> None:
     assert run_seamark(tmp_path, "grant", "add", "oidc:bob", "writer", "--namespace", "a").exit_code == 0
     assert "oidc:bob" in run_seamark(tmp_path, "grant", "list", "oidc:bob").stdout
     assert "oidc:bob" not in run_seamark(tmp_path, "grant", "list", "ann").stdout

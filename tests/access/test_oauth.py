@@ -83,9 +83,7 @@ async def test_client_credentials_return_a_token(server: RunningServer, secrets:
     assert await find_principal(server, body["access_token"]) == "ann"
 
 
-async def test_issued_token_ends_with_the_token_it_was_made_from(
-    server: RunningServer, secrets: dict[str, str]
-) -> None:
+async def test_issued_token_expires_with_its_original_token(server: RunningServer, secrets: dict[str, str]) -> None:
     _, body = await ask(server, {"grant_type": "client_credentials", "client_secret": secrets["bob"]})
     _, refreshed = await ask(server, make_scoped_exchange(body["access_token"]))
     await revoke_token(server.components.store, server.components.clock, "bob")
@@ -146,8 +144,8 @@ async def test_errors_have_oauths_form(server: RunningServer) -> None:
         (make_scoped_exchange("a.b.c"), 400, "invalid_grant"),
     ]
     for form, status, error in cases:
-        answered, body = await ask(server, form)
-        assert (answered, body["error"]) == (status, error), form
+        answer_status, body = await ask(server, form)
+        assert (answer_status, body["error"]) == (status, error), form
         assert set(body) == {"error", "error_description"}, form
         assert body["error_description"], form
 

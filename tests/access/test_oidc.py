@@ -247,8 +247,8 @@ async def test_huge_token_is_rejected_without_being_parsed(
     authenticator = await make_authenticator()
     await check_rejected(authenticator, issuer.token(rsa_key(), padding="x" * LENGTH_MAX), "the limit")
     await check_rejected(authenticator, "a" * LENGTH_MAX + ".b.c", "the limit")
-    deep = base64.urlsafe_b64encode(b"[" * 6000).decode()
-    await check_rejected(authenticator, f"{deep}.{deep}.x", "JSON")
+    deep_header = base64.urlsafe_b64encode(b"[" * 6000).decode()
+    await check_rejected(authenticator, f"{deep_header}.{deep_header}.x", "JSON")
     assert issuer.fetches == 0
 
 

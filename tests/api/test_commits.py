@@ -251,8 +251,10 @@ async def _index_file(api: Api, lake: Lake, data: dict[str, Any], **other: Any) 
 
 async def test_error_names_an_invalid_file_by_its_number(api: Api) -> None:
     await api.table()
-    sound = {"content": "data", "spec-id": 0, "file-path": "x", "file-format": "parquet", "partition": []}
-    first = json.dumps(sound | {"file-size-in-bytes": 1, "record-count": 1, "file-path": await _place(api)}).encode()
+    valid_file = {"content": "data", "spec-id": 0, "file-path": "x", "file-format": "parquet", "partition": []}
+    first = json.dumps(
+        valid_file | {"file-size-in-bytes": 1, "record-count": 1, "file-path": await _place(api)}
+    ).encode()
     cases: list[bytes] = [
         b"null",
         b"7",

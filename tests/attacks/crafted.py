@@ -430,16 +430,16 @@ async def swap_metadata(c: Campaign) -> None:
     name, location = await create_own_table(c, "swapped_metadata")
     answer = await c.ask("mallory", "GET", f"{NAMES}/tables/{name}")
     place = answer.json["metadata-location"]
-    forged = dict(answer.json["metadata"])
+    forged_metadata = dict(answer.json["metadata"])
     missing_location = c.hint(c.rng.choice(("location", "moved location")), f"{c.world.warehouse}/no")
     match c.rng.randrange(4):
         case 0:
-            forged["location"] = missing_location
+            forged_metadata["location"] = missing_location
         case 1:
-            forged["table-uuid"] = c.hint("uuid", c.hint("moved uuid", forged["table-uuid"]))
+            forged_metadata["table-uuid"] = c.hint("uuid", c.hint("moved uuid", forged_metadata["table-uuid"]))
         case 2:
-            forged["properties"] = {
-                **forged.get("properties", {}),
+            forged_metadata["properties"] = {
+                **forged_metadata.get("properties", {}),
                 "write.data.path": missing_location,
                 "s3.signer.uri": CANARY,
             }
@@ -447,16 +447,16 @@ async def swap_metadata(c: Campaign) -> None:
             snapshot = {
                 "snapshot-id": 7,
                 "sequence-number": 1,
-                "timestamp-ms": forged["last-updated-ms"],
+                "timestamp-ms": forged_metadata["last-updated-ms"],
                 "manifest-list": c.hint("manifest list", f"{location}/metadata/snap.avro"),
                 "summary": {"operation": "append"},
                 "schema-id": 0,
             }
-            forged |= {"snapshots": [snapshot], "current-snapshot-id": 7, "last-sequence-number": 1}
-            forged["refs"] = {"main": {"snapshot-id": 7, "type": "branch"}}
-    c.world.write(place, json.dumps(forged).encode())
+            forged_metadata |= {"snapshots": [snapshot], "current-snapshot-id": 7, "last-sequence-number": 1}
+            forged_metadata["refs"] = {"main": {"snapshot-id": 7, "type": "branch"}}
+    c.world.write(place, json.dumps(forged_metadata).encode())
     c.world.server.components.catalog.documents.cache.clear()
-    c.steps.append(f"writes over {place}: {json.dumps(forged)[:1500]}")
+    c.steps.append(f"writes over {place}: {json.dumps(forged_metadata)[:1500]}")
     await sign_everything(c, name)
     await harvest(c, name)
     await c.ask("mallory", "DELETE", f"{NAMES}/tables/{name}?purgeRequested=true")
@@ -471,20 +471,24 @@ async def swap_view(c: Campaign) -> None:
     answer = await c.ask("mallory", "GET", f"{NAMES}/views/{name}")
     if answer.status != 200:
         return
-    forged = dict(answer.json["metadata"])
+    forged_metadata = dict(answer.json["metadata"])
     match c.rng.randrange(4):
         case 0:
-            forged["properties"] = {"trino.run-as-owner": "root"}
+            forged_metadata["properties"] = {"trino.run-as-owner": "root"}
         case 1:
-            forged["view-uuid"] = c.hint("uuid", c.hint("moved uuid", forged["view-uuid"]))
+            forged_metadata["view-uuid"] = c.hint("uuid", c.hint("moved uuid", forged_metadata["view-uuid"]))
         case 2:
-            forged["location"] = c.hint(c.rng.choice(("location", "moved location")), f"{c.world.warehouse}/no")
+            forged_metadata["location"] = c.hint(
+                c.rng.choice(("location", "moved location")), f"{c.world.warehouse}/no"
+            )
         case _:
             text = [{"type": "sql", "sql": "SELECT 'other' AS id", "dialect": "trino"}]
-            forged["versions"] = [{**version, "representations": text} for version in forged["versions"]]
-    c.world.write(answer.json["metadata-location"], json.dumps(forged).encode())
+            forged_metadata["versions"] = [
+                {**version, "representations": text} for version in forged_metadata["versions"]
+            ]
+    c.world.write(answer.json["metadata-location"], json.dumps(forged_metadata).encode())
     c.world.server.components.catalog.documents.cache.clear()
-    c.steps.append(f"writes over {answer.json['metadata-location']}: {json.dumps(forged)[:1500]}")
+    c.steps.append(f"writes over {answer.json['metadata-location']}: {json.dumps(forged_metadata)[:1500]}")
     second_answer = await c.ask("riley", "GET", f"{NAMES}/views/{name}")
     if second_answer.status == 200:
         metadata = second_answer.json["metadata"]

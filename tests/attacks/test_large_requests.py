@@ -77,12 +77,12 @@ async def server(tmp_path: Path) -> AsyncIterator[RunningServer]:
 async def test_others_are_answered_while_a_large_request_is_checked(
     server: RunningServer, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started, answered = asyncio.Event(), threading.Event()
+    has_started, answered = asyncio.Event(), threading.Event()
     loop, original = asyncio.get_running_loop(), asyncio.to_thread
 
     async def to_thread(work: Callable[[], Any]) -> Any:
         def wait_and_work() -> Any:
-            loop.call_soon_threadsafe(started.set)
+            loop.call_soon_threadsafe(has_started.set)
             assert answered.wait(60)
             return work()
 
@@ -93,7 +93,7 @@ async def test_others_are_answered_while_a_large_request_is_checked(
     assert (len(json.dumps(body)) > large_requests.LARGE_BYTES) == (name != STORED)
     task: asyncio.Task[Answer] = asyncio.create_task(Api(server)("POST", path, body))
     async with asyncio.timeout(60):
-        await started.wait()
+        await has_started.wait()
         assert (await server.get(f"{NAMES}/tables/t"))[0] == 200
         assert not task.done()
         answered.set()

@@ -56,7 +56,7 @@ async def send(
     data: bytes | None = None,
     **headers: str,
 ) -> tuple[int, bytes, dict[str, str]]:
-    signed = sign_headers(
+    signed_headers = sign_headers(
         RequestTarget(method, path, query, {"host": urlsplit(world.gateway).netloc, **headers}),
         access_key_id=keys.get("s3.access-key-id", "SMKAAAAAAAAAAAAAAAAA"),
         secret=keys.get("s3.secret-access-key", "none"),
@@ -68,7 +68,7 @@ async def send(
     url = URL(f"{world.gateway}{path}{'?' if query else ''}{query}", encoded=True)
     async with (
         aiohttp.ClientSession(auto_decompress=False) as http,
-        http.request(method, url, headers=signed, data=data, allow_redirects=False) as answer,
+        http.request(method, url, headers=signed_headers, data=data, allow_redirects=False) as answer,
     ):
         return answer.status, await answer.read(), dict(answer.headers)
 
@@ -123,9 +123,9 @@ async def reach_through_gateway(c: Campaign, name: str) -> None:
             method, query, data = "PUT", rng.choice(("", "partNumber=1&uploadId=1")), None
             target = f"/{world.bucket}/{own_location}/data/copied"
             headers = {"x-amz-copy-source": f"/{world.bucket}/{quote(place)}"}
-        status, body, answered = await send(world, _forge_keys(c, keys), method, target, query, data, **headers)
+        status, body, response_headers = await send(world, _forge_keys(c, keys), method, target, query, data, **headers)
         c.steps.append(f"{principal or 'stranger'} by the gateway: {method} {target}?{query} {headers} -> {status}")
-        leaks = world.secrets.find_leaks(body, answered)
+        leaks = world.secrets.find_leaks(body, response_headers)
         if leaks:
             c.report(f"the gateway's answer has {', '.join(map(str, leaks))}")
         if status < 300:

@@ -55,7 +55,7 @@ def test_empty_settings_use_their_defaults() -> None:
     assert not Options.read({"TRINO": "0"}).trino
 
 
-def test_folder_of_something_else_is_never_emptied(tmp_path: Path) -> None:
+def test_folder_with_foreign_files_is_never_emptied(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("x")
     with pytest.raises(DemoFailed, match="DEMO_HOME"), home(Options(keep=True, home=tmp_path)):
         pass

@@ -82,9 +82,9 @@ def test_wrong_answer_fails_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_row_that_pyiceberg_does_not_return_fails_the_demo() -> None:
     rows = pa.table({"id": [2, 0, 1]})
     streaming._check(rows, 3)
-    for wrong in (rows.slice(1), pa.table({"id": [0, 1, 1, 2]}), pa.table({"id": [0, 1, 3]})):
+    for wrong_rows in (rows.slice(1), pa.table({"id": [0, 1, 1, 2]}), pa.table({"id": [0, 1, 3]})):
         with pytest.raises(click.ClickException, match="but 3 were posted"):
-            streaming._check(wrong, 3)
+            streaming._check(wrong_rows, 3)
 
 
 @pytest.mark.parametrize("files", ["0", "-1", "20001", "many"])

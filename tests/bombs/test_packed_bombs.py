@@ -107,9 +107,9 @@ def test_keys_whose_rows_share_one_long_value_are_not_expanded(form: str) -> Non
 
 
 def test_shared_values_within_the_limit_are_ordinary_keys() -> None:
-    plain = pa.array(["a", "b", None, "a"])
-    forms = [plain.dictionary_encode(), plain.cast(pa.string_view()), pa.array(plain).slice(0)]
-    expected = keys_of(plain, "string")
+    plain_array = pa.array(["a", "b", None, "a"])
+    forms = [plain_array.dictionary_encode(), plain_array.cast(pa.string_view()), pa.array(plain_array).slice(0)]
+    expected = keys_of(plain_array, "string")
     for form in forms:
         keys = keys_of(form, "string")
         assert keys.heap is not None

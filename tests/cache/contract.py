@@ -28,7 +28,7 @@ class TierContract:
             tier.check_invariants()
 
     @pytest.mark.parametrize("size", [0, 1, 63, 4096, 65_471, 65_472, 65_536, 1_000_003])
-    def test_value_is_read_as_it_was_put(self, tier: Tier, size: int) -> None:
+    def test_cached_value_equals_the_stored_value(self, tier: Tier, size: int) -> None:
         value = make_payload("k", size)
         assert tier.get("k") is None
         assert tier.put("k", value)
@@ -40,7 +40,7 @@ class TierContract:
         stats = tier.stats()
         assert (stats.hits, stats.misses, stats.entries) == (3, 1, 1)
 
-    def test_payload_in_parts_is_put_as_one(self, tier: Tier) -> None:
+    def test_payload_in_parts_is_stored_as_one_value(self, tier: Tier) -> None:
         words = memoryview(bytes(range(240))).cast("q")
         assert tier.put("k", [b"ab", bytearray(b""), words, memoryview(b"z")])
         assert tier.get("k") == b"ab" + bytes(range(240)) + b"z"

@@ -91,7 +91,7 @@ def test_new_hot_set_replaces_the_old_one() -> None:
     assert sum((1, number) in cache for number in range(60)) >= 55
 
 
-def test_sequential_read_makes_nothing_popular() -> None:
+def test_sequential_read_makes_no_key_popular() -> None:
     cache = _build_cache(10)
     for number in range(9):
         for _ in range(3):
@@ -203,7 +203,7 @@ def test_disk_keeps_what_is_requested_more_often(tmp_path: Path) -> None:
     tier.close()
 
 
-def test_holder_has_its_share_of_the_disk_also_after_a_restart(tmp_path: Path) -> None:
+def test_holder_keeps_its_disk_share_after_a_restart(tmp_path: Path) -> None:
     rng = random.Random(first_seed())
     for round_number in range(3):
         tier = DiskTier(tmp_path / "d", 8 << 20, holder_bytes=1 << 20)

@@ -183,8 +183,8 @@ def test_fifty_cycles_leak_no_descriptors_threads_or_mappings(folder: Path) -> N
         tier.close()
 
     def count_held() -> tuple[int, int, int]:
-        mapped = sum(str(folder) in line for line in Path("/proc/self/maps").read_text().splitlines())
-        return len(os.listdir("/proc/self/fd")), threading.active_count(), mapped
+        mapping_count = sum(str(folder) in line for line in Path("/proc/self/maps").read_text().splitlines())
+        return len(os.listdir("/proc/self/fd")), threading.active_count(), mapping_count
 
     live()
     before = count_held()
@@ -196,7 +196,7 @@ def test_fifty_cycles_leak_no_descriptors_threads_or_mappings(folder: Path) -> N
 
 def test_concurrent_threads_see_only_whole_values(folder: Path) -> None:
     tier = DiskTier(folder, 4 << 20, mapped_max=3)
-    wrong: list[str] = []
+    wrong_values: list[str] = []
 
     def work(seed: int) -> None:
         source = random.Random(seed)
@@ -208,7 +208,7 @@ def test_concurrent_threads_see_only_whole_values(folder: Path) -> None:
                 case 2 | 3:
                     view = tier.get(key)
                     if view is not None and view != make_payload(key, 400_000):
-                        wrong.append(f"seed {seed}: {key}")
+                        wrong_values.append(f"seed {seed}: {key}")
                 case _:
                     tier.discard(key)
 
@@ -217,7 +217,7 @@ def test_concurrent_threads_see_only_whole_values(folder: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert wrong == []
+    assert wrong_values == []
     stats = tier.stats()
     assert (stats.damaged, stats.errors) == (0, 0), stats.last_error
     tier.check_invariants()

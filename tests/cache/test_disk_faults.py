@@ -48,14 +48,14 @@ def flip(data: bytearray, source: random.Random) -> None:
 
 def overwrite(data: bytearray, source: random.Random) -> None:
     start = source.randrange(len(data))
-    cut = data[start : start + source.randint(1, 5_000)]
-    data[start : start + len(cut)] = source.randbytes(len(cut))
+    cut_data = data[start : start + source.randint(1, 5_000)]
+    data[start : start + len(cut_data)] = source.randbytes(len(cut_data))
 
 
 def zero(data: bytearray, source: random.Random) -> None:
     start = source.randrange(len(data))
-    cut = data[start : start + 4096]
-    data[start : start + len(cut)] = bytes(len(cut))
+    cut_data = data[start : start + 4096]
+    data[start : start + len(cut_data)] = bytes(len(cut_data))
 
 
 def truncate(data: bytearray, source: random.Random) -> None:
@@ -108,9 +108,7 @@ def test_two_swapped_files_are_two_misses(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("live", [True, False], ids=["while it is open", "between two runs"])
 @pytest.mark.parametrize("seed", quick(range(300), 6))
-def test_no_wrong_value_is_served_whatever_happens_to_files_of_the_folder(
-    tmp_path: Path, seed: int, live: bool
-) -> None:
+def test_changed_or_deleted_cache_files_never_cause_a_wrong_value(tmp_path: Path, seed: int, live: bool) -> None:
     source = random.Random(f"{seed} {live}")
     tier = DiskTier(tmp_path, BUDGET_BYTES, mapped_max=0)
     fill(tier)
@@ -215,8 +213,8 @@ def test_cache_misses_if_its_files_cannot_be_looked_up(tmp_path: Path, monkeypat
 
     with closing(DiskTier(tmp_path, BUDGET_BYTES)) as tier:
         fill(tier)
-        with monkeypatch.context() as broken:
-            broken.setattr(Path, "stat", fail)
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "stat", fail)
             assert all(tier.may_have(key) for key in SIZES), "`get` counts the error"
         assert not tier.may_have("absent")
 

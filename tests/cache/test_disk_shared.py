@@ -86,8 +86,8 @@ def test_forked_child_uses_the_inherited_tier(tmp_path: Path) -> None:
     tier.put("before", make_payload("before", 100_000))
     child = os.fork()
     if child == 0:
-        fine = tier.get("before") == make_payload("before", 100_000) and tier.put("child", b"from the child")
-        os._exit(0 if fine else 1)
+        is_readable = tier.get("before") == make_payload("before", 100_000) and tier.put("child", b"from the child")
+        os._exit(0 if is_readable else 1)
     assert tier.put("parent", b"from the parent")
     assert os.waitpid(child, 0)[1] == 0
     assert tier.get("child") == b"from the child"

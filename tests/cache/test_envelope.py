@@ -23,7 +23,7 @@ def test_sealed_value_is_unsealed_without_a_copy(size: int) -> None:
     assert view.obj is data.obj
 
 
-def test_parts_are_sealed_as_one() -> None:
+def test_parts_are_sealed_as_one_payload() -> None:
     parts = [memoryview(part) for part in (b"a", b"", b"bc", bytes(1000))]
     assert seal(key_digest("k"), parts) == seal(key_digest("k"), [memoryview(b"".join(parts))])
 

@@ -50,7 +50,7 @@ def test_empty_values_count_as_well() -> None:
     assert cache.stats().evictions == 990
 
 
-def test_budget_of_zero_keeps_nothing() -> None:
+def test_cache_with_a_zero_budget_keeps_no_value() -> None:
     cache: MemoryCache[str, int] = MemoryCache(0)
     assert not cache.put("a", 1, 0)
     assert cache.get("a") is None

@@ -63,9 +63,9 @@ def test_file_with_other_bytes_does_not_replace_the_memory(tmp_path: Path) -> No
         assert region.payload == data
     assert tier.put("k", data)
     (path,) = tmp_path.rglob("*.block")
-    damaged = bytearray(path.read_bytes())
-    damaged[HEADER_BYTES + 7] ^= 1
-    path.write_bytes(damaged)
+    damaged_bytes = bytearray(path.read_bytes())
+    damaged_bytes[HEADER_BYTES + 7] ^= 1
+    path.write_bytes(damaged_bytes)
     region = build_region(data)
     assert not tier.map_over("k", region)
     assert region.payload == data
@@ -81,7 +81,7 @@ def test_small_value_stays_in_memory(tmp_path: Path) -> None:
     tier.close()
 
 
-def test_another_size_is_rejected(tmp_path: Path) -> None:
+def test_value_of_another_size_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_bytes(bytes(10))
     region = build_region(bytes(SIZE))
@@ -95,12 +95,12 @@ def test_readers_see_the_same_bytes_while_memory_is_replaced(tmp_path: Path) -> 
     tier = DiskTier(tmp_path, 8 << 20)
     assert tier.put("k", data)
     arrays: list[np.ndarray] = []
-    wrong: list[int] = []
+    wrong_values: list[int] = []
     event = threading.Event()
 
     def read() -> None:
         while not event.is_set():
-            wrong.extend(number for array in arrays[-3:] if (number := int(array.sum())) != expected)
+            wrong_values.extend(number for array in arrays[-3:] if (number := int(array.sum())) != expected)
 
     threads = [threading.Thread(target=read) for _ in range(3)]
     for thread in threads:
@@ -114,7 +114,7 @@ def test_readers_see_the_same_bytes_while_memory_is_replaced(tmp_path: Path) -> 
         event.set()
         for thread in threads:
             thread.join()
-    assert not wrong
+    assert not wrong_values
     tier.close()
 
 

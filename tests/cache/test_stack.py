@@ -141,7 +141,7 @@ async def test_value_over_a_mapped_file_has_the_size_that_it_uses_there(tmp_path
     await stack.close()
 
 
-async def test_value_in_parts_is_opened_as_one(stack: Stack[memoryview]) -> None:
+async def test_stored_parts_are_opened_as_one_value(stack: Stack[memoryview]) -> None:
     async def fetch() -> list[bytes]:
         return [b"a", b"bc", b""]
 
@@ -157,8 +157,8 @@ async def test_bulk_read_returns_stored_keys_and_fetches_nothing(tmp_path: Path)
         await stack.get(name, source.of(name), return_unchanged)
         await wait_until_settled(stack)
     await stack.close()
-    damaged, other = get_path(tmp_path, put[0]), put[1:]
-    damaged.write_bytes(damaged.read_bytes()[:-1])
+    damaged_path, other = get_path(tmp_path, put[0]), put[1:]
+    damaged_path.write_bytes(damaged_path.read_bytes()[:-1])
     stack = make(tmp_path)
     in_memory = await stack.get(put[1], source.of(put[1]), return_unchanged)
     results = dict(zip(names, await stack.get_stored(names, return_unchanged), strict=True))
@@ -167,7 +167,7 @@ async def test_bulk_read_returns_stored_keys_and_fetches_nothing(tmp_path: Path)
     assert results[put[1]] is in_memory
     assert all(stack.get_cached(name) is results[name] for name in names)
     assert source.fetched == put
-    assert not damaged.exists()
+    assert not damaged_path.exists()
     stats = stack.stats().disk
     assert stats is not None
     assert (stats.hits, stats.misses, stats.damaged) == (len(other), 1, 1)

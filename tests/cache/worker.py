@@ -25,7 +25,7 @@ def main(folder: Path, seed: int, steps: int) -> None:
     source = random.Random(seed)
     values = {key: make_payload(key, size_of(key)) for key in (f"k{number}" for number in range(KEYS))}
     tier = DiskTier(folder, BUDGET_BYTES, mapped_max=4)
-    wrong: list[str] = []
+    wrong_values: list[str] = []
     step = 0
     print("ready", flush=True)
     while steps == 0 or step < steps:
@@ -35,14 +35,14 @@ def main(folder: Path, seed: int, steps: int) -> None:
             case 0 | 1 | 2:
                 view = tier.get(key)
                 if view is not None and view != values[key]:
-                    wrong.append(key)
+                    wrong_values.append(key)
             case 3 | 4:
                 tier.put(key, values[key])
             case _:
                 tier.discard(key)
     stats = tier.stats()
     tier.close()
-    print(json.dumps({"wrong": wrong, "hits": stats.hits, "damaged": stats.damaged, "error": stats.last_error}))
+    print(json.dumps({"wrong": wrong_values, "hits": stats.hits, "damaged": stats.damaged, "error": stats.last_error}))
 
 
 if __name__ == "__main__":

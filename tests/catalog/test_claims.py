@@ -88,7 +88,7 @@ async def check_rejected(rig: Rig, caller: Caller, location: str) -> None:
 
 
 @pytest.mark.parametrize("caller", [CONFINED_CALLER, CALLER])
-async def test_no_location_may_be_inside_that_of_a_moved_table(tmp_path: Path, caller: Caller) -> None:
+async def test_location_inside_that_of_a_moved_table_is_rejected(tmp_path: Path, caller: Caller) -> None:
     async with open_rig(tmp_path) as rig:
         location = await move_table(rig)
         for spelling in _spellings(location):
@@ -276,13 +276,15 @@ async def test_overwritten_metadata_log_deletes_no_file_of_another_table(tmp_pat
     async with open_rig(tmp_path) as rig:
         moved_table = await move_table(rig)
         victim = (await rig.catalog.tables.load(("b",), "moved")).entry
-        forged = await rig.catalog.tables.create(CONFINED_CALLER, ("a",), CreateTable(name="forged", schema=SCHEMA))
+        forged_table = await rig.catalog.tables.create(
+            CONFINED_CALLER, ("a",), CreateTable(name="forged", schema=SCHEMA)
+        )
         assert victim is not None
-        assert forged.entry is not None
-        path = name_freely(forged.entry.metadata_location)
+        assert forged_table.entry is not None
+        path = name_freely(forged_table.entry.metadata_location)
         document = json.loads(path.read_text())
         document["properties"] = {
-            "write.metadata.path": f"{forged.metadata.location}/metadata",
+            "write.metadata.path": f"{forged_table.metadata.location}/metadata",
             "write.metadata.delete-after-commit.enabled": "true",
             "write.metadata.previous-versions-max": "1",
         }
@@ -425,8 +427,8 @@ async def test_view_whose_file_was_replaced_by_another_views_is_neither_served_n
         assert victim is not None
         claims = await rig.store.claims(victim.uuid)
         path = name_freely(entry.metadata_location)
-        forged = {**json.loads(path.read_bytes()), "view-uuid": victim.uuid}
-        path.write_text(json.dumps(forged))
+        forged_view = {**json.loads(path.read_bytes()), "view-uuid": victim.uuid}
+        path.write_text(json.dumps(forged_view))
         rig.catalog.documents.cache.clear()
         with pytest.raises(Forbidden, match="overwritten"):
             await views.load(("a",), "view")

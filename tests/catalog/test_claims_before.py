@@ -57,9 +57,9 @@ async def _prepare_old_server(home: Path) -> dict[str, str]:
     """
     async with open_rig(home) as rig:
         results = {"moved": await move_table(rig)}
-        apart = {"write.metadata.path": f"{rig.settings.warehouse_uri()}/apart/meta"}
+        other_location = {"write.metadata.path": f"{rig.settings.warehouse_uri()}/apart/meta"}
         plans = await rig.catalog.tables.create(
-            CALLER, ("b",), CreateTable(name="apart", schema=SCHEMA, properties=apart)
+            CALLER, ("b",), CreateTable(name="apart", schema=SCHEMA, properties=other_location)
         )
         results["apart"] = plans.metadata.location
     with sqlite3.connect(home / "seamark.db") as connection:

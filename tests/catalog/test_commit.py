@@ -110,9 +110,9 @@ async def test_repeated_transaction_gets_its_first_outcome_and_a_different_one_d
             requirements, updates = append(number, None, 1)
             changes.append(TableChange(namespace=DB, name=name, requirements=requirements, updates=updates))
         await rig.commits.commit_transaction(CALLER, changes)
-        stands = [await rig.catalog.tables.entry(DB, name) for name in ("a", "b")]
+        entries = [await rig.catalog.tables.entry(DB, name) for name in ("a", "b")]
         await rig.commits.commit_transaction(CALLER, list(reversed(changes)))
-        assert [await rig.catalog.tables.entry(DB, name) for name in ("a", "b")] == stands
+        assert [await rig.catalog.tables.entry(DB, name) for name in ("a", "b")] == entries
         other = TableChange(namespace=DB, name="b", requirements=[], updates=build_property_update(x="1"))
         for invalid_changes in ([changes[0]], [changes[0], other]):
             with pytest.raises(CommitConflict):
@@ -175,8 +175,8 @@ async def test_transaction_moves_all_pointers_or_none(tmp_path: Path) -> None:
         await rig.publisher.close()
         assert await rig.files() == before
         assert "x" not in (await rig.catalog.tables.load(DB, "a")).metadata.properties
-        fine = TableChange(namespace=DB, name="b", requirements=[], updates=build_property_update(y="1"))
-        await rig.commits.commit_transaction(CALLER, [good, fine])
+        valid_change = TableChange(namespace=DB, name="b", requirements=[], updates=build_property_update(y="1"))
+        await rig.commits.commit_transaction(CALLER, [good, valid_change])
         assert (await rig.catalog.tables.load(DB, "a")).metadata.properties["x"] == "1"
         assert (await rig.catalog.tables.load(DB, "b")).metadata.properties["y"] == "1"
 
@@ -193,10 +193,10 @@ async def test_commit_without_changes_writes_nothing(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await rig.table()
         before = await rig.files()
-        stands = await rig.catalog.tables.load(DB, "t")
-        same = [{"action": "set-location", "location": stands.metadata.location}]
+        loaded_table = await rig.catalog.tables.load(DB, "t")
+        same = [{"action": "set-location", "location": loaded_table.metadata.location}]
         table = await rig.commits.commit_table(CALLER, DB, "t", [], same)
-        assert table.entry == stands.entry
+        assert table.entry == loaded_table.entry
         assert await rig.files() == before
 
 
@@ -367,14 +367,19 @@ async def test_publication_changes_the_table_with_an_instant_for_each_snapshot(t
         loaded_table = await rig.catalog.tables.load(DB, "t")
         assert loaded_table.entry is not None
         publication = await publish(rig, loaded_table, 7, 8, 9)
-        stands = await rig.catalog.tables.load(DB, "t")
+        current_table = await rig.catalog.tables.load(DB, "t")
         assert publication.entry is not None
-        assert stands.entry is not None
-        assert (stands.entry.metadata_location, stands.entry.version) == (publication.entry.metadata_location, 2)
-        assert [log.metadata_file for log in stands.metadata.metadata_log] == [loaded_table.entry.metadata_location]
-        assert [snapshot.parent_snapshot_id for snapshot in stands.metadata.snapshots] == [None, 7, 8]
+        assert current_table.entry is not None
+        assert (current_table.entry.metadata_location, current_table.entry.version) == (
+            publication.entry.metadata_location,
+            2,
+        )
+        assert [log.metadata_file for log in current_table.metadata.metadata_log] == [
+            loaded_table.entry.metadata_location
+        ]
+        assert [snapshot.parent_snapshot_id for snapshot in current_table.metadata.snapshots] == [None, 7, 8]
         assert await rig.files() == {loaded_table.entry.metadata_location, publication.entry.metadata_location}
-        instants = (await rig.store.instants(InstantFilter(uuid=stands.entry.uuid), 10))[1:]
+        instants = (await rig.store.instants(InstantFilter(uuid=current_table.entry.uuid), 10))[1:]
         assert [(instant.action, instant.snapshot_id, instant.principal_name) for instant in instants] == [
             ("commit", 7, "ann"),
             ("commit", 8, "bob"),
@@ -387,7 +392,7 @@ async def test_publication_changes_the_table_with_an_instant_for_each_snapshot(t
             "operation": "append",
             "added-records": "1",
         }
-        state = await rig.store.producer(stands.entry.uuid, "ann")
+        state = await rig.store.producer(current_table.entry.uuid, "ann")
         assert state is not None
         assert (state.sequence, state.snapshot_id) == (1, 7)
 
@@ -466,11 +471,13 @@ async def test_publications_and_commits_of_one_process_take_turns(tmp_path: Path
         await rig.table()
         async with rig.publisher.lock(DB, "t"):
             loaded_table = await rig.catalog.tables.load(DB, "t")
-            waiting = asyncio.create_task(rig.commits.commit_table(CALLER, DB, "t", [], build_property_update(x="1")))
+            waiting_task = asyncio.create_task(
+                rig.commits.commit_table(CALLER, DB, "t", [], build_property_update(x="1"))
+            )
             for _ in range(20):
                 await asyncio.sleep(0.001)
             publication = await publish(rig, loaded_table, 7)
-        after = await waiting
+        after = await waiting_task
         await rig.publisher.close()
         assert after.metadata.current_snapshot_id == 7
         assert after.entry is not None

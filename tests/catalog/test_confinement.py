@@ -134,8 +134,8 @@ def test_staging_pass_opens_one_table_for_a_limited_time() -> None:
     token = staging.issue(("a", "b"), "t", "s3://lake/a/b/t-1")
     assert staging.location(token, ("a", "b"), "t") == "s3://lake/a/b/t-1"
     head, body, mac = token.split(".")
-    forged = [f"{head}.{body}.{mac[:-4]}AAAA", "x", "", f"{head}.{body}.", token + "x", "a.b.c"]
-    for wrong in forged:
+    forged_tokens = [f"{head}.{body}.{mac[:-4]}AAAA", "x", "", f"{head}.{body}.", token + "x", "a.b.c"]
+    for wrong in forged_tokens:
         with pytest.raises(Forbidden):
             staging.location(wrong, ("a", "b"), "t")
     with pytest.raises(Forbidden):

@@ -173,13 +173,13 @@ def test_transaction_of_several_principals_counts_for_each() -> None:
 
 def test_any_content_of_an_operation_can_be_counted() -> None:
     shares = DatabaseShares(Settings(database_bytes_limit=10_000), SimulatedClock(0))
-    deep: list[Any] = []
+    deep_list: list[Any] = []
     for _ in range(50):
-        deep = [deep]
+        deep_list = [deep_list]
     report = MetricsReport(
         id="1", uuid="u", namespace=(), name="t", report_type="scan-report", snapshot_id=1, received_ms=0,
         principal_name="ann",
-        report={"number": 10**60, "text": "é\ud800", "deep": deep},
+        report={"number": 10**60, "text": "é\ud800", "deep": deep_list},
     )  # fmt: skip
     with set_principal("ann"):
         shares.charge([SaveMetricsReport(report, keep=1)])

@@ -99,9 +99,9 @@ async def read_metrics(rig: Rig) -> dict[str, dict[str, dict[int, Any]]]:
 async def test_unusable_metrics_are_corrected(tmp_path: Path, version: int) -> None:
     async with open_rig(tmp_path) as rig:
         await create(rig, version)
-        for number, (wrong, corrected) in enumerate(WRONG_METRICS):
+        for number, (wrong_metrics, corrected) in enumerate(WRONG_METRICS):
             path = f"file:///data/{number}.parquet"
-            client = await append(rig, {path: 3}, file=wrong)
+            client = await append(rig, {path: 3}, file=wrong_metrics)
             assert (await read_metrics(rig))[path] == metrics_by_name(corrected), number
             manifests = [row["manifest_path"] for row in read_list(find_head(await load(rig)))]
             assert client.manifests[0] not in manifests
@@ -193,8 +193,8 @@ async def test_overtaken_and_merged_appends_are_corrected_too(tmp_path: Path) ->
             paths = {"file:///data/first"}
             for step in range(12):
                 # The appender writes files that it merges without metrics.
-                (wrong, corrected), merge = rng.choice(WRONG_METRICS), rng.choice((0, 1, 2))
-                late_appender = Appender(await load(rig), file=wrong, merge=merge)
+                (wrong_metrics, corrected), merge = rng.choice(WRONG_METRICS), rng.choice((0, 1, 2))
+                late_appender = Appender(await load(rig), file=wrong_metrics, merge=merge)
                 if rng.random() < 0.5:
                     await append(rig, {f"file:///data/{step}-other": 1}, file=RIGHT_METRICS, merge=rng.choice((0, 1)))
                     paths.add(f"file:///data/{step}-other")

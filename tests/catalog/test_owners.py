@@ -50,7 +50,7 @@ async def _owner(rig: Rig, name: str) -> str | None:
 
 
 @pytest.mark.parametrize("key", [RUN_AS, "Trino.Run-As-Owner", " trino.run-as-owner", "presto.view.owner", "definer"])
-def test_properties_from_which_engines_take_an_identity_are_known(key: str) -> None:
+def test_identity_properties_of_engines_are_recognised(key: str) -> None:
     assert determines_rights(key)
 
 

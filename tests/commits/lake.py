@@ -206,9 +206,9 @@ def _metrics(columns: Sequence[Sequence[Any]]) -> dict[str, Any]:
     upper: dict[int, str] = {}
     for (number, _, _, kind), column in zip(FIELDS, columns, strict=True):
         counts[number], nulls[number] = len(column), sum(value is None for value in column)
-        present = [value for value in column if value is not None]
-        if present:
-            lower[number], upper[number] = _hex(kind, min(present)), _hex(kind, max(present))
+        present_values = [value for value in column if value is not None]
+        if present_values:
+            lower[number], upper[number] = _hex(kind, min(present_values)), _hex(kind, max(present_values))
     return {name: {"keys": list(values), "values": list(values.values())} for name, values in (
         ("value-counts", counts), ("null-value-counts", nulls), ("lower-bounds", lower), ("upper-bounds", upper),
     )}  # fmt: skip

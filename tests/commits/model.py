@@ -160,9 +160,9 @@ class Case:
         first, second = self.first, self.second
         if second.blind:
             return True
-        apart = first.part != second.part
+        is_disjoint = first.part != second.part
         scoped = second.scope != "all" or second.isolation == "snapshot" or second.kind == "compact"
-        if apart and scoped:
+        if is_disjoint and scoped:
             return True
         appended = first.kind in ("append", "count")
         return appended and (second.isolation == "snapshot" or second.kind == "compact")

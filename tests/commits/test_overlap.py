@@ -79,10 +79,10 @@ def test_partitions_beyond_the_comparison_limit_count_as_overlapping(
     ]
     partitions = PartitionOverlap(_build_table(specs))
     targets = Targets(partitions, [(0, (3,))] * 2 + [(1, (5,))])
-    apart, inside = partitions.partition(1, (2,)), partitions.partition(1, (7,))
+    other_partition, inside = partitions.partition(1, (2,)), partitions.partition(1, (7,))
     assert targets.contain(inside)
-    assert not any(targets.overlap(apart) for _ in range(49))
-    assert targets.overlap(apart)
+    assert not any(targets.overlap(other_partition) for _ in range(49))
+    assert targets.overlap(other_partition)
     assert not targets.contain(inside)
     assert targets.contain(partitions.partition(1, (5,))), "its own spec is looked up"
 
@@ -156,12 +156,12 @@ def test_comparing_a_thousand_partitions_with_a_thousand_needs_about_one_lookup_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     partitions = PartitionOverlap(_build_table([PartitionSpec(0, (PartitionField("f", "identity", 1, (), 1000),))]))
-    looks = 0
+    look_count = 0
     constraints = PartitionOverlap.constraints
 
     def count_looks(self: PartitionOverlap, partition: Any) -> Any:
-        nonlocal looks
-        looks += 1
+        nonlocal look_count
+        look_count += 1
         return constraints(self, partition)
 
     monkeypatch.setattr(PartitionOverlap, "constraints", count_looks)
@@ -171,7 +171,7 @@ def test_comparing_a_thousand_partitions_with_a_thousand_needs_about_one_lookup_
     for number in range(500, 1500):
         partition_value = partitions.partition(0, (number,))
         assert targets.overlap(partition_value) == targets.contain(partition_value) == (number < 1000)
-    assert looks == 3000
+    assert look_count == 3000
 
 
 @pytest.mark.parametrize("zeros", [(0.0, -0.0), (-0.0, 0.0)])
@@ -196,7 +196,7 @@ def _two_partitions(
 
 
 @pytest.mark.parametrize(
-    ("first", "other", "apart"),
+    ("first", "other", "are_disjoint"),
     [
         (("bucket[8]", 3), ("bucket[16]", 11), False),
         (("bucket[8]", 3), ("bucket[16]", 4), True),
@@ -212,10 +212,10 @@ def _two_partitions(
     ],
 )
 def test_partitions_of_different_specs_are_disjoint_if_no_row_can_be_in_both(
-    first: Any, other: Any, apart: bool
+    first: Any, other: Any, are_disjoint: bool
 ) -> None:
     partitions, a, b = _two_partitions(first, other)
-    assert Targets(partitions, [b]).overlap(partitions.partition(*a)) is not apart
+    assert Targets(partitions, [b]).overlap(partitions.partition(*a)) is not are_disjoint
 
 
 def test_bucket_is_contained_in_that_of_half_as_many() -> None:
@@ -225,7 +225,7 @@ def test_bucket_is_contained_in_that_of_half_as_many() -> None:
 
 
 @pytest.mark.parametrize(
-    ("transform", "stored_value", "value", "apart"),
+    ("transform", "stored_value", "value", "are_disjoint"),
     [
         ("month", -1, -1, False),
         ("month", 0, -1, False),
@@ -238,11 +238,11 @@ def test_bucket_is_contained_in_that_of_half_as_many() -> None:
     ],
 )
 def test_dates_before_1970_may_be_one_too_high_as_old_java_wrote_them(
-    transform: str, stored_value: int, value: int, apart: bool
+    transform: str, stored_value: int, value: int, are_disjoint: bool
 ) -> None:
     partitions, a, b = _two_partitions((transform, stored_value), ("identity", value), source=3)
-    assert Targets(partitions, [b]).overlap(partitions.partition(*a)) is not apart
-    assert Targets(partitions, [a]).overlap(partitions.partition(*b)) is not apart
+    assert Targets(partitions, [b]).overlap(partitions.partition(*a)) is not are_disjoint
+    assert Targets(partitions, [a]).overlap(partitions.partition(*b)) is not are_disjoint
 
 
 @pytest.mark.parametrize(("width", "apart"), [(1 << 30, True), ((1 << 30) + 1, False)])

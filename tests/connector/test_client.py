@@ -144,9 +144,9 @@ def test_copies_of_a_client_use_its_connections(server: ServerThread, client: Se
 def test_name_with_several_levels_can_contain_dots() -> None:
     assert split_name("a.b.t") == ("a", "b", "t")
     assert split_name(r"a\.b.t") == ("a.b", "t")
-    for wrong in ("", ".", "a..t", "a.", "a\\"):
+    for invalid_value in ("", ".", "a..t", "a.", "a\\"):
         with pytest.raises(ValueError, match="not a name"):
-            split_name(wrong)
+            split_name(invalid_value)
 
 
 # Servers that misbehave
@@ -190,7 +190,7 @@ BUSY = (503, {"Retry-After": "0"}, b'{"error":{"message":"busy","type":"ServiceU
 EMPTY_TIMELINE = (200, {}, json.dumps({"instants": [], "next-since": None}).encode())
 
 
-def test_busy_server_is_asked_again_with_the_token() -> None:
+def test_busy_server_is_requested_again_with_the_token() -> None:
     with serve_answers(BUSY, BUSY, EMPTY_TIMELINE) as (url, request):
         client = SeamarkClient(url, token="hunter2")
         assert list(client.timeline()) == []
@@ -238,8 +238,8 @@ def test_messages_hide_the_password_of_a_url() -> None:
     assert repr(client) == "<SeamarkClient http://127.0.0.1:9>"
     with pytest.raises(ValueError, match=r"^'lake:8181' is not the URL of a server"):
         SeamarkClient("ann:hunter2@lake:8181")
-    for plain in ("http://lake:8181", "http://lake/a@b", "http://[::1]:8181?x=@"):
-        assert hide_credentials(plain) == plain
+    for invalid_url in ("http://lake:8181", "http://lake/a@b", "http://[::1]:8181?x=@"):
+        assert hide_credentials(invalid_url) == invalid_url
 
 
 def test_as_of_time_is_parsed_to_the_millisecond() -> None:

@@ -28,7 +28,7 @@ def warehouse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "warehouse"
 
 
-def test_own_files_are_read_and_written(warehouse: Path) -> None:
+def test_files_of_the_table_are_read_and_written(warehouse: Path) -> None:
     for location in (f"file://{warehouse}/t/f", f"{warehouse}/t/f", f"file:{warehouse}/t//f"):
         assert bytes(Storage().read(location)) == b"own"
     Storage().write(f"file://{warehouse}/t/deep/new", [b"x"])

@@ -155,8 +155,8 @@ def test_unfinished_uploads_of_killed_writers_are_aborted(lake: Lake) -> None:
         age_uploads(lake)
         begin(young)
         before = lake.files("")
-        planned = remove_orphan_files(lake.client, "db.uploads", dry_run=True)
-        assert (planned.uploads, planned.files) == (len(aborted), 0)
+        dry_report = remove_orphan_files(lake.client, "db.uploads", dry_run=True)
+        assert (dry_report.uploads, dry_report.files) == (len(aborted), 0)
         assert list_unfinished_keys() == {*aborted, *kept_keys, young}
         assert remove_orphan_files(lake.client, "db.uploads").uploads == len(aborted)
         assert list_unfinished_keys() == {*kept_keys, young}

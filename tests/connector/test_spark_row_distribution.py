@@ -26,9 +26,9 @@ def test_task_owns_files_only_if_it_has_all_their_keys() -> None:
         assert places.max() < distribution.tasks
         spec = PartitionSpec(0, (PartitionField("b", f"bucket[{iceberg_count}]", 1),))
         codes = apply_transform(f"bucket[{iceberg_count}]", "long", keys).codes
-        apart = any(len(set(places[codes == code].tolist())) > 1 for code in range(iceberg_count))
-        assert distribution.owns(spec) == (not apart), (width, buckets, iceberg_count)
-        outcomes.add(apart)
+        is_scattered = any(len(set(places[codes == code].tolist())) > 1 for code in range(iceberg_count))
+        assert distribution.owns(spec) == (not is_scattered), (width, buckets, iceberg_count)
+        outcomes.add(is_scattered)
     assert outcomes == {True, False}
 
 

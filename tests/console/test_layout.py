@@ -111,11 +111,11 @@ def check(
     if expected.values:
         kind = {"id": "long", "customer_id": "long", "country": "string", "amount": "double", "day": "date"}[column]
         edges = [answer["marks"][0]["value"], answer["marks"][-1]["value"]]
-        decoded = [encode(kind, decode_json(kind, value)) for value in edges]
+        decoded_values = [encode(kind, decode_json(kind, value)) for value in edges]
         plain = [
             value.decode() if isinstance(value, bytes) else value for value in (expected.values[0], expected.values[-1])
         ]
-        assert decoded == [encode(kind, value) for value in plain]
+        assert decoded_values == [encode(kind, value) for value in plain]
     for number, layout in enumerate(answer["snapshots"]):
         ranges = expected.snapshots[number]
         assert (layout["files"], layout["bounded-files"]) == (files[number], len(ranges))

@@ -68,9 +68,9 @@ def test_compose_file_follows_the_compose_specification() -> None:
 
 def test_schema_rejects_a_misspelt_key() -> None:
     schema = json.loads((Path(__file__).parent / "compose-spec.json").read_text())
-    broken = {**COMPOSE, "services": {"s3": {**SERVICES["s3"], "healthchek": {}}}}
+    broken_compose = {**COMPOSE, "services": {"s3": {**SERVICES["s3"], "healthchek": {}}}}
     with pytest.raises(jsonschema.ValidationError, match="healthchek"):
-        jsonschema.Draft202012Validator(schema).validate(broken)
+        jsonschema.Draft202012Validator(schema).validate(broken_compose)
 
 
 def test_compose_has_its_services_with_health_checks() -> None:

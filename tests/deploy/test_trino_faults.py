@@ -153,9 +153,9 @@ def test_statement_may_wait_in_trinos_queue_longer_than_its_plans_lease(lake: La
     blockers = [connect(lake.trino.port) for _ in range(RUNNING_MAX)]
     cursors = [blocker.cursor() for blocker in blockers]
     with ThreadPoolExecutor(RUNNING_MAX + 1) as threads:
-        running = [threads.submit(run_until_cancelled, cursor, LONG_QUERY) for cursor in cursors]
+        running_queries = [threads.submit(run_until_cancelled, cursor, LONG_QUERY) for cursor in cursors]
         try:
-            eventually(lambda: are_running(lake, cursors, running), within_s=200)
+            eventually(lambda: are_running(lake, cursors, running_queries), within_s=200)
             before = lake.proxy.statements("rewritten")
             waiting = threads.submit(query_rows, lake.proxy.port, ONE_ROW_QUERY)
             eventually(lambda: lake.proxy.statements("rewritten") > before, within_s=200)
@@ -165,7 +165,7 @@ def test_statement_may_wait_in_trinos_queue_longer_than_its_plans_lease(lake: La
             for cursor in cursors:
                 cursor.cancel()
         assert waiting.result(120) == [["n4711"]]
-        for query in running:
+        for query in running_queries:
             query.result(120)
     for connection in blockers:
         connection.close()

@@ -296,7 +296,7 @@ def test_plan_that_is_gone_when_trino_reads_it_does_not_fail_the_statement(shop:
         server.server_close()
 
 
-def test_statements_run_whatever_happens_to_the_planning_server(shop: Shop, tmp_path: Path) -> None:
+def test_statements_run_despite_faults_of_the_planning_server(shop: Shop, tmp_path: Path) -> None:
     with trino_proxy(
         tmp_path, "--trino", shop.trino.base_url, "--budget-ms", "500", seamark=shop.planner.base_url
     ) as proxy:

@@ -213,7 +213,7 @@ def test_files_are_not_pruned_by_hidden_rows_of_another_table(rig: RulesRig) -> 
     eventually(lambda: count_rewritten(rig, sql, "rita") == (0, 1))
 
 
-def test_plan_name_seen_by_another_user_resolves_to_nothing(rig: RulesRig) -> None:
+def test_plan_name_of_one_user_is_unknown_to_another(rig: RulesRig) -> None:
     name = plan_name(rig, "id = 5")
     assert load(rig, name) == 404
     assert isinstance(load(rig, name, None), dict)

@@ -192,7 +192,7 @@ def hand_made_tables(trino_lake: TrinoLake) -> Iterator[TrinoLake]:
 
 @pytest.mark.slow
 def test_handwritten_statements_give_the_same_rows_on_duckdb_and_trino(hand_made_tables: TrinoLake) -> None:
-    compared_queries, wrong = 0, []
+    compared_queries, wrong_queries = 0, []
     with session(hand_made_tables, DUCKDB) as duckdb_session, session(hand_made_tables, TRINO) as trino_session:
         for text in (re.sub(r"\bdb\b", HAND_MADE, one) for one in (*hand_made.STATEMENTS, *hand_made.OF_TRINO)):
             try:
@@ -205,12 +205,12 @@ def test_handwritten_statements_give_the_same_rows_on_duckdb_and_trino(hand_made
                 expected = count_rows(trino_session.sql(text))
             except InvalidRequest as error:
                 if "correlated subquery" not in str(error):  # Trino refuses some of the statements.
-                    wrong.append(f"{text}\n  {error}")
+                    wrong_queries.append(f"{text}\n  {error}")
                 continue
             if rows != expected:
-                wrong.append(f"{text}\n  besides {rows - expected}\n  without {expected - rows}")
+                wrong_queries.append(f"{text}\n  besides {rows - expected}\n  without {expected - rows}")
             compared_queries += 1
-    assert not wrong, "\n".join(wrong)
+    assert not wrong_queries, "\n".join(wrong_queries)
     assert compared_queries > 0.8 * len(hand_made.STATEMENTS)
 
 

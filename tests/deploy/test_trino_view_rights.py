@@ -111,7 +111,7 @@ def test_row_filter_on_a_view_applies_to_its_plans(guarded_shop: Shop) -> None:
 
 
 @pytest.mark.slow
-def test_name_of_a_plan_view_soon_resolves_to_nothing(guarded_shop: Shop) -> None:
+def test_name_of_a_plan_view_soon_expires(guarded_shop: Shop) -> None:
     """This includes the user for whom the plan view was made, and does not depend on the access rules for these
     names.
     """

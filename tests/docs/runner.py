@@ -182,8 +182,8 @@ def check_output(output: str, expected: str) -> None:
 @contextlib.contextmanager
 def page_run(page: Page, folder: Path, replace: Mapping[str, str], spark: Callable[[], Any]) -> Iterator[Run]:
     """Yield a run of the page, and end its processes afterwards. Sockets that clients leave open are collected."""
-    with contextlib.ExitStack() as running:
-        run = Run(page, folder, replace, spark, running)
+    with contextlib.ExitStack() as stack:
+        run = Run(page, folder, replace, spark, stack)
         yield run
         run.names.clear()
         gc.collect()

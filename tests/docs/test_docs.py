@@ -108,13 +108,15 @@ def test_relative_links_lead_to_a_file_and_a_heading() -> None:
 
 def test_every_page_is_linked_from_the_readme() -> None:
     paths: set[Path] = set()
-    waiting = [REPO / "README.md"]
-    while waiting:
-        path = waiting.pop()
+    waiting_pages = [REPO / "README.md"]
+    while waiting_pages:
+        path = waiting_pages.pop()
         if path in paths or path.suffix != ".md":
             continue
         paths.add(path)
-        waiting += [(path.parent / link.partition("#")[0]).resolve() for link in Page(path).links if ":" not in link]
+        waiting_pages += [
+            (path.parent / link.partition("#")[0]).resolve() for link in Page(path).links if ":" not in link
+        ]
     assert {page.path for page in PAGES} - paths == set()
 
 

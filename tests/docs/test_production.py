@@ -109,14 +109,14 @@ def production(
         "0.0.0.0": "127.0.0.1",  # Tests open no port to other machines.
         "--workers 4": "--workers 2",
     }
-    with ExitStack() as running:
+    with ExitStack() as stack:
         commands = tmp_path / ".bin"
         commands.mkdir()
-        running.enter_context(forking_command(commands))
+        stack.enter_context(forking_command(commands))
         inherited = {name: os.environ[name] for name in ("HOME", "LANG", "VIRTUAL_ENV") if name in os.environ}
         path = f"{commands}:{os.environ['PATH']}"
         environment = {**inherited, "PATH": path, "SEAMARK_CA": str(authority.file)}
-        new_production = Production(tmp_path, replace, running, environment)
+        new_production = Production(tmp_path, replace, stack, environment)
         new_production.variables, new_production.serve = (
             new_production.adapt_text(variables),
             new_production.adapt_text(server),

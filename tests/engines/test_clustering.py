@@ -270,7 +270,7 @@ def test_invalid_clustering_options_are_refused_before_a_file_is_read(rig: Rig) 
     rig.sql(f"CREATE TABLE {{db}}.empty ({SALES}) USING iceberg")
     report = rig.cluster("empty", ["day"])
     assert (report.files, report.commit) == (0, None)
-    for wrong, expected in (
+    for invalid_arguments, expected in (
         ({"by": ["no"]}, "no column"),
         ({"by": ["customer.city"]}, "no column"),
         ({"by": ["day"], "curve": "peano"}, "hilbert, zorder"),
@@ -278,7 +278,7 @@ def test_invalid_clustering_options_are_refused_before_a_file_is_read(rig: Rig) 
         ({"by": ["day"], "files": 2, "target_file_bytes": 3}, "or target_file_bytes"),
     ):
         with pytest.raises((InvalidRequest, ValueError), match=expected):
-            rig.cluster("empty", **wrong)  # type: ignore[arg-type]
+            rig.cluster("empty", **invalid_arguments)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="Give uri"):
         cluster(rig.spark, "db.empty", ["day"])
     rig.sql("CREATE TABLE {db}.first (id bigint) USING iceberg TBLPROPERTIES ('format-version'='1')")

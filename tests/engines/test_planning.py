@@ -385,8 +385,8 @@ def test_engines_read_partition_values_of_every_kind(engines: Engines) -> None:
     for number in (1, 2, 3, 4):
         assert engines.sql(f"SELECT id FROM {{db}}.kinds WHERE id = {number}") == [(number,)]
     assert engines.sql("SELECT id FROM {db}.kinds WHERE n < 0") == [(3,)]
-    planned = engines.python.load_table("db.kinds").scan().to_arrow()
-    assert _rows(planned) == _rows(engines.python_by_itself.load_table("db.kinds").scan().to_arrow())
+    planned_rows = engines.python.load_table("db.kinds").scan().to_arrow()
+    assert _rows(planned_rows) == _rows(engines.python_by_itself.load_table("db.kinds").scan().to_arrow())
 
 
 def test_version_3_tables_are_planned_by_spark_and_read_by_both(engines: Engines) -> None:

@@ -87,12 +87,12 @@ def test_new_thread_does_not_remove_the_signer_of_other_threads(
     """With fsspec's cache, a new thread would remove the signer of all threads, whose requests would then get a 403."""
     table = catalog.create_table("py.threads", schema=_build_people("a").schema)
     assert _write_and_read(table, "before") == "before"
-    started, go_on = Event(), Event()
+    has_started, go_on = Event(), Event()
     register_last = EventAliaser.register_last
 
     def register_after_pause(self: EventAliaser, event: str, handler: Any, **options: Any) -> None:
         if isinstance(handler, S3V4RestSigner):
-            started.set()
+            has_started.set()
             go_on.wait(60)
         register_last(self, event, handler, **options)
 
@@ -100,13 +100,13 @@ def test_new_thread_does_not_remove_the_signer_of_other_threads(
         try:
             return _write_and_read(table, "theirs")
         finally:
-            started.set()  # PyIceberg signs nothing if files are local or if the client has keys.
+            has_started.set()  # PyIceberg signs nothing if files are local or if the client has keys.
 
     monkeypatch.setattr(EventAliaser, "register_last", register_after_pause)
     with ThreadPoolExecutor(1) as pool:
         begun_commit = pool.submit(begin)
         try:
-            assert started.wait(60)
+            assert has_started.wait(60)
             assert _write_and_read(table, "mine") == "mine"
         finally:
             go_on.set()

@@ -57,15 +57,15 @@ async def test_failed_background_work_is_restarted(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.usefixtures("full_disk")
-async def test_failure_of_a_single_background_run_stops_nothing_else() -> None:
-    started = asyncio.Event()
+async def test_failure_of_a_single_background_run_stops_no_other_run() -> None:
+    has_started = asyncio.Event()
 
     async def work() -> None:
-        started.set()
+        has_started.set()
         raise ValueError("a bug")
 
     async with background.running_once("work", work):
-        await started.wait()
+        await has_started.wait()
 
 
 @pytest.mark.usefixtures("full_disk")
@@ -133,7 +133,7 @@ async def test_failed_part_of_housekeeping_stops_no_other_part(tmp_path: Path, m
         assert (await server.components.housekeeping.round()).keys() == {list(before)[-1]}
 
 
-def test_log_line_is_written_whatever_its_content(capfd: pytest.CaptureFixture[str]) -> None:
+def test_log_line_with_any_content_is_written(capfd: pytest.CaptureFixture[str]) -> None:
     logs.configure_logging(Settings(log_format="json"))
     structlog.get_logger("seamark.server").warning("unpaired surrogate", text="\udcff", number=1)
     line = json.loads(capfd.readouterr().err)

@@ -92,5 +92,5 @@ def test_fifty_concurrent_creates_of_one_name_have_one_winner(
         answers = list(pool.map(lambda _: Client(server.base_url).create_table(), range(50)))
     assert Counter(status for status, _ in answers) == {200: 1, 409: 49}
     winner = next(body for status, body in answers if status == 200)
-    _, stands = Client(server.base_url).call("GET", "/v1/namespaces/db/tables/t")
-    assert stands["metadata-location"] == winner["metadata-location"]
+    _, loaded_table = Client(server.base_url).call("GET", "/v1/namespaces/db/tables/t")
+    assert loaded_table["metadata-location"] == winner["metadata-location"]

@@ -127,7 +127,7 @@ def test_start_on_a_full_disk_ends_with_one_sentence(tmp_path: Path, disk: Small
         disk.fill()
 
 
-def test_writer_is_told_at_once_that_the_database_disk_is_full(
+def test_writer_gets_an_error_at_once_when_the_database_disk_is_full(
     tmp_path: Path, disk: SmallDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with _server("the database only", disk, tmp_path) as server, closing(IndexClient(server.base_url)) as client:

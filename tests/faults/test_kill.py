@@ -101,7 +101,10 @@ def test_killed_transaction_changed_all_its_tables_or_none(tmp_path: Path) -> No
 def _changes(client: Client) -> dict[str, tuple[tuple[Any, ...], int, Any]]:
     """Return by name: a request, the status of its first outcome, and a check of whether it was executed."""
     location = client.files("source")[0]
-    renamed = {"source": {"namespace": ["db"], "name": "old"}, "destination": {"namespace": ["db"], "name": "new"}}
+    rename_request = {
+        "source": {"namespace": ["db"], "name": "old"},
+        "destination": {"namespace": ["db"], "name": "new"},
+    }
     return {
         "create": (
             ("POST", "/v1/namespaces/db/tables", {"name": "made", "schema": SCHEMA}),
@@ -109,7 +112,7 @@ def _changes(client: Client) -> dict[str, tuple[tuple[Any, ...], int, Any]]:
             lambda now: "made" in now.tables(),
         ),
         "rename": (
-            ("POST", "/v1/tables/rename", renamed),
+            ("POST", "/v1/tables/rename", rename_request),
             204,
             lambda now: _one_of(now.tables(), "new", "old") == "new",
         ),
@@ -151,8 +154,8 @@ def test_killed_create_rename_register_or_drop_is_executed_completely_or_not_at_
             client = server.start()
             assert has_happened(client) == (step == "after-swap"), operation
             for _ in range(2):
-                answered, body = client.call(*request, key)
-                assert answered == status, (operation, body)
+                answer_status, body = client.call(*request, key)
+                assert answer_status == status, (operation, body)
                 assert has_happened(client), operation
         for name in client.tables():
             assert client.chain(name) == []

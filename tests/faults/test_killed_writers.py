@@ -40,13 +40,13 @@ def rows(model: Model) -> list[tuple[int, int]]:
     return sorted((key, number) for key, numbers in model.items() for number in numbers)
 
 
-def run_campaign(home: Path, *, kills: int, batches: int, seed: int, version: int, indexed: bool) -> None:
-    context = f"FAULT_SEED={seed} version={version} indexed={indexed}"
+def run_campaign(home: Path, *, kills: int, batches: int, seed: int, version: int, is_indexed: bool) -> None:
+    context = f"FAULT_SEED={seed} version={version} is_indexed={is_indexed}"
     source = random.Random(seed)
     notes = home / "notes"
     with Seamark(home) as server, closing(IndexClient(server.base_url)) as client:
         client._request("POST", "/v1/namespaces", {}, b'{"namespace": ["db"]}')
-        properties = {"seamark.index.ids": "record(id)"} if indexed else {}
+        properties = {"seamark.index.ids": "record(id)"} if is_indexed else {}
         create(client, version=version, spec=[("bucket[4]", 1)], properties=properties, fields=FIELDS)
         notes.write_text("0")
         argv = [sys.executable, "-m", "tests.faults.rigs.mortal_writer", server.base_url, "db.t", str(notes), str(seed)]
@@ -95,13 +95,13 @@ def every_snapshot_is_of_whole_batches(client: IndexClient, seed: int, batches: 
 @pytest.mark.slow
 def test_job_that_is_killed_and_restarted_applies_each_batch_once(tmp_path: Path) -> None:
     seed = first_seed("FAULT_SEED")
-    run_campaign(tmp_path, kills=3, batches=25, seed=seed, version=3, indexed=True)
+    run_campaign(tmp_path, kills=3, batches=25, seed=seed, version=3, is_indexed=True)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("indexed", [False, True])
+@pytest.mark.parametrize("is_indexed", [False, True])
 @pytest.mark.parametrize("version", [2, 3])
-def test_job_that_is_killed_many_times_applies_each_batch_once(tmp_path: Path, version: int, indexed: bool) -> None:
+def test_job_that_is_killed_many_times_applies_each_batch_once(tmp_path: Path, version: int, is_indexed: bool) -> None:
     seed = first_seed("FAULT_SEED")
-    run_campaign(tmp_path, kills=15, batches=150, seed=seed, version=version, indexed=indexed)
+    run_campaign(tmp_path, kills=15, batches=150, seed=seed, version=version, is_indexed=is_indexed)

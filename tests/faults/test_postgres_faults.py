@@ -113,11 +113,13 @@ def test_database_outage_loses_no_acknowledged_commit(pair: Pair, ends: Callable
 def test_connections_cut_during_commits_lose_no_acknowledged_commit(pair: Pair) -> None:
     client = Client(pair.base_urls[0])
     assert client.create_table("cut")[0] == 200
-    cut = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datid > 0"
+    cut_statement = (
+        "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datid > 0"
+    )
     with run_writers(pair.base_urls, "cut", seed=6) as notes:
         for _ in range(12):
             assert wait_for_commits(notes, 3, 60), notes
-            pair.postgres.sql(cut)
+            pair.postgres.sql(cut_statement)
         assert wait_for_commits(notes, 20, 60), notes
     for url in pair.base_urls:
         notes.check(Client(url), "cut", _exists, f"cut, {dict(notes.outcomes)}")

@@ -85,15 +85,15 @@ def _says(process: psutil.Process | None, word: str) -> bool:
     return False
 
 
-def run_campaign(home: Path, *, failures: int, seed: int, version: int, indexed: bool, within_s: float) -> None:
+def run_campaign(home: Path, *, failures: int, seed: int, version: int, is_indexed: bool, within_s: float) -> None:
     """Disturb one job until `failures` attempts of its tasks have failed, and then let it end."""
-    context = f"FAULT_SEED={seed} version={version} indexed={indexed}"
+    context = f"FAULT_SEED={seed} version={version} is_indexed={is_indexed}"
     source = random.Random(seed)
     notes, scratch = home / "notes", home / "scratch"
     find_java_17()
     with Seamark(home / "server") as server, closing(IndexClient(server.base_url)) as client:
         client._request("POST", "/v1/namespaces", {}, b'{"namespace": ["db"]}')
-        properties = {"seamark.index.ids": "record(id)"} if indexed else {}
+        properties = {"seamark.index.ids": "record(id)"} if is_indexed else {}
         create(client, version=version, spec=[("bucket[4]", 1)], properties=properties, fields=FIELDS)
         notes.write_text("0")
         argv = [sys.executable, "-m", "tests.faults.rigs.spark_job", server.base_url, "db.t", str(notes), str(seed)]
@@ -152,14 +152,14 @@ def tasks(events: Path) -> list[dict[str, Any]]:
 @pytest.mark.timeout(600)
 def test_each_batch_is_applied_once_when_tasks_are_killed_and_repeated(tmp_path: Path) -> None:
     seed = first_seed("FAULT_SEED")
-    run_campaign(tmp_path, failures=2, seed=seed, version=3, indexed=True, within_s=300)
+    run_campaign(tmp_path, failures=2, seed=seed, version=3, is_indexed=True, within_s=300)
 
 
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("indexed", [False, True])
+@pytest.mark.parametrize("is_indexed", [False, True])
 @pytest.mark.parametrize("version", [2, 3])
-def test_each_batch_is_applied_once_with_many_failures(tmp_path: Path, version: int, indexed: bool) -> None:
+def test_each_batch_is_applied_once_with_many_failures(tmp_path: Path, version: int, is_indexed: bool) -> None:
     seed = first_seed("FAULT_SEED")
-    run_campaign(tmp_path, failures=25, seed=seed, version=version, indexed=indexed, within_s=1200)
+    run_campaign(tmp_path, failures=25, seed=seed, version=version, is_indexed=is_indexed, within_s=1200)

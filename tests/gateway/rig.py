@@ -48,7 +48,7 @@ class Keys:
         """Return (path, signed headers) of a request for the object `name` of the table."""
         path = f"/{self.bucket}/{self.prefix}{name}"
         options = {header.replace("_", "-"): value for header, value in headers.items()}
-        signed = sign_headers(
+        signed_headers = sign_headers(
             RequestTarget(method, path, query, {"host": urlsplit(self.endpoint).netloc, **options}),
             access_key_id=self.access_key,
             secret=self.secret,
@@ -57,7 +57,7 @@ class Keys:
             payload=payload,
             now_ms=SystemClock().now_ms(),
         )
-        return path, signed
+        return path, signed_headers
 
     def client(self, *, verify: str | None = None, **options: Any) -> Any:
         """Return a boto3 client. `verify` is the file of the authority that issued the gateway's certificate."""

@@ -230,8 +230,8 @@ def test_aiohttp_has_the_private_parts_that_immediate_answers_use() -> None:
     used = set(re.findall(r"self\.(_[a-z_]+)", connection)) - set(GatewayConnection.__slots__)
     used -= {name for name in vars(GatewayConnection) if callable(vars(GatewayConnection)[name])}
     assert used >= {"_waiter", "_messages", "_force_close", "_parser", "_manager", "_keepalive_handle"}
-    missing = [name for name in sorted(used) if not re.search(rf"self\.{name}\b", handler)]
-    assert missing == [], f"aiohttp {aiohttp.__version__} has no {missing} in RequestHandler"
+    missing_names = [name for name in sorted(used) if not re.search(rf"self\.{name}\b", handler)]
+    assert missing_names == [], f"aiohttp {aiohttp.__version__} has no {missing_names} in RequestHandler"
     for description, step in {
         "waits for a request by a future": r"self\._waiter = loop\.create_future\(\)\s+await self\._waiter",
         "takes requests from a queue": r"message, payload = self\._messages\.popleft\(\)",

@@ -94,10 +94,10 @@ async def open_worker(
         address, name = parse_target(request.raw_path), headers.get("test-who", principal)
         call = S3Call(request.method, address, headers, "id", name, "test-pinned" in headers, request, None, None)
         try:
-            if next(turns) % 2 and (started := begin(call)) is not None:
-                if started.send_body is not None:
-                    await started.send_body(request.writer)
-                return SentAnswer(started.status, started.length)
+            if next(turns) % 2 and (begun_call := begin(call)) is not None:
+                if begun_call.send_body is not None:
+                    await begun_call.send_body(request.writer)
+                return SentAnswer(begun_call.status, begun_call.length)
             return await backend.answer(call)
         except BrokenAnswer:
             assert request.transport is not None
@@ -436,15 +436,15 @@ async def _run_campaign(seed: int, folder: Path, steps: int) -> None:
                 case 2:
                     _damage(folder, rng)
                 case _:
-                    works = [
+                    operations = [
                         read(rng.choice((first_worker, second_worker)), rng.choice(paths))
                         for _ in range(rng.randrange(1, 8))
                     ]
-                    works += [
+                    operations += [
                         write(rng.choice((first_worker, second_worker)), rng.choice(paths))
                         for _ in range(rng.randrange(2))
                     ]
-                    await asyncio.gather(*works)
+                    await asyncio.gather(*operations)
 
 
 def _agrees(

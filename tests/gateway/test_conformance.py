@@ -254,8 +254,8 @@ def test_checksums_of_clients_are_verified(keys: Keys, client: Any, algorithm: s
     client.put_object(**object_key, Body=io.BytesIO(data), ChecksumAlgorithm=algorithm)  # In chunks, with a trailer
     assert client.get_object(**object_key)["Body"].read() == data
     size = {"CRC32": 4, "CRC32C": 4, "CRC64NVME": 8, "SHA1": 20, "SHA256": 32}[algorithm]
-    wrong = base64.b64encode(bytes(size)).decode()
-    outcome = _get_outcome(client.put_object, **object_key, Body=b"other", **{f"Checksum{algorithm}": wrong})
+    wrong_checksum = base64.b64encode(bytes(size)).decode()
+    outcome = _get_outcome(client.put_object, **object_key, Body=b"other", **{f"Checksum{algorithm}": wrong_checksum})
     assert outcome[0] in ("BadDigest", "InvalidRequest")
     assert client.get_object(**object_key)["Body"].read() == data
 

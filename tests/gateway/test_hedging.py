@@ -149,7 +149,7 @@ async def test_hedged_requests_stay_within_their_share_of_all(percent: int) -> N
     assert store.hedged >= count * percent // 200, "the allowance is used"
 
 
-async def test_no_read_has_wrong_bytes_whichever_answer_is_used(tmp_path: Path) -> None:
+async def test_every_hedged_read_has_the_right_bytes(tmp_path: Path) -> None:
     """The store fails and breaks answers at random, and most reads send two requests."""
     rng = random.Random(first_seed())
     store = FakeStore(rng)

@@ -77,10 +77,10 @@ def test_xml_with_many_elements_is_rejected_before_it_is_parsed(monkeypatch: pyt
 @pytest.mark.parametrize("name", ["x-amz-meta-a", "content-type"])
 def test_headers_that_are_not_text_are_a_client_error(keys: Keys, name: str, value: bytes) -> None:
     text = value.decode("utf-8", "surrogateescape")
-    target, signed = keys.sign("PUT", "data/o", UNSIGNED_PAYLOAD, **{name: text})
+    target, signed_headers = keys.sign("PUT", "data/o", UNSIGNED_PAYLOAD, **{name: text})
     with closing(http.client.HTTPConnection(urlsplit(keys.endpoint).netloc, timeout=30)) as connection:
         connection.putrequest("PUT", target, skip_host=True, skip_accept_encoding=True)
-        for header, of_header in {**signed, "content-length": "1"}.items():
+        for header, of_header in {**signed_headers, "content-length": "1"}.items():
             connection.putheader(header, of_header.encode("utf-8", "surrogateescape"))
         connection.endheaders(b"x")
         answer = connection.getresponse()
@@ -124,10 +124,10 @@ def test_trailer_signature_of_any_bytes_is_compared(signature: bytes) -> None:
     assert b"".join(decoder.feed(body)) == b"hello"
     assert decoder.finish() == {"x-amz-checksum-crc32": "NhCmhg=="}
     name = b"x-amz-trailer-signature:"
-    forged = ChunkDecoder(claim, signing_key("secret", claim.scope), 5)
-    forged.feed(body.partition(name)[0] + name + signature + b"\r\n\r\n")
+    forged_decoder = ChunkDecoder(claim, signing_key("secret", claim.scope), 5)
+    forged_decoder.feed(body.partition(name)[0] + name + signature + b"\r\n\r\n")
     with pytest.raises(S3Error, match="does not match"):
-        forged.finish()
+        forged_decoder.finish()
 
 
 def test_errors_contain_no_path_of_the_server(folder_rig: Rig) -> None:
@@ -183,13 +183,13 @@ def test_no_object_is_hidden_from_listings(folder_rig: Rig) -> None:
 
 def test_deep_keys_are_listed_and_keys_longer_than_on_s3_are_rejected(folder_rig: Rig) -> None:
     keys = folder_rig.create_table(f"deep{next(_numbers)}")
-    deep = keys.prefix + "d/" * ((1023 - len(keys.prefix)) // 2) + "x"
+    deep_key = keys.prefix + "d/" * ((1023 - len(keys.prefix)) // 2) + "x"
     with closing(keys.client()) as client:
         with pytest.raises(ClientError, match="KeyTooLong"):
             client.put_object(Bucket=keys.bucket, Key=keys.prefix + "d/" * 1900 + "x", Body=b"")
-        client.put_object(Bucket=keys.bucket, Key=deep, Body=b"")
+        client.put_object(Bucket=keys.bucket, Key=deep_key, Body=b"")
         objects = client.list_objects_v2(Bucket=keys.bucket, Prefix=keys.prefix)["Contents"]
-    assert deep in [item["Key"] for item in objects]
+    assert deep_key in [item["Key"] for item in objects]
 
 
 def test_listing_has_no_keys_with_empty_names(folder_rig: Rig) -> None:

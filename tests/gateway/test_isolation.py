@@ -174,7 +174,7 @@ def test_very_long_key_is_rejected(own_keys: Keys) -> None:
 def test_forged_and_mixed_credentials_are_rejected(victim_keys: Keys, own_keys: Keys, client: Any) -> None:
     victim_object = {"Bucket": victim_keys.bucket, "Key": victim_keys.prefix + "data/secret"}
     letter = "B" if victim_keys.token[40] == "A" else "A"
-    forged = {
+    forged_headers = {
         "secret": replace(victim_keys, secret=own_keys.secret),
         "token of another": replace(victim_keys, token=own_keys.token),
         "own access key": replace(own_keys, token=victim_keys.token),
@@ -182,7 +182,7 @@ def test_forged_and_mixed_credentials_are_rejected(victim_keys: Keys, own_keys: 
         "short token": replace(victim_keys, token=victim_keys.token[:-4]),
         "long token": replace(victim_keys, token="A" * 8000),
     }
-    for name, keys in forged.items():
+    for name, keys in forged_headers.items():
         with_forged = keys.client()
         assert _code(with_forged.get_object, **victim_object) in ("AccessDenied", "SignatureDoesNotMatch"), name
         with_forged.close()
@@ -200,16 +200,21 @@ def test_request_changed_after_its_signature_is_rejected(own_keys: Keys, client:
     S3SigV4Auth(Credentials(own_keys.access_key, own_keys.secret, own_keys.token), "s3", own_keys.region).add_auth(
         request
     )
-    signed = dict(request.headers.items())
-    other_second = "01Z" if signed["X-Amz-Date"].endswith("00Z") else "00Z"
+    signed_headers = dict(request.headers.items())
+    other_second = "01Z" if signed_headers["X-Amz-Date"].endswith("00Z") else "00Z"
     changed_names = {
-        "method": ("DELETE", target, signed, b""),
-        "path": ("PUT", target + "2", signed, b"signed"),
-        "query": ("PUT", target + "?tagging", signed, b"signed"),
-        "added header": ("PUT", target, signed | {"x-amz-copy-source": target}, b"signed"),
-        "date": ("PUT", target, signed | {"X-Amz-Date": signed["X-Amz-Date"][:-3] + other_second}, b"signed"),
-        "payload": ("PUT", target, signed | {"X-Amz-Content-SHA256": "UNSIGNED-PAYLOAD"}, b"forged"),
-        "body": ("PUT", target, signed, b"forged"),
+        "method": ("DELETE", target, signed_headers, b""),
+        "path": ("PUT", target + "2", signed_headers, b"signed"),
+        "query": ("PUT", target + "?tagging", signed_headers, b"signed"),
+        "added header": ("PUT", target, signed_headers | {"x-amz-copy-source": target}, b"signed"),
+        "date": (
+            "PUT",
+            target,
+            signed_headers | {"X-Amz-Date": signed_headers["X-Amz-Date"][:-3] + other_second},
+            b"signed",
+        ),
+        "payload": ("PUT", target, signed_headers | {"X-Amz-Content-SHA256": "UNSIGNED-PAYLOAD"}, b"forged"),
+        "body": ("PUT", target, signed_headers, b"forged"),
     }
     for name, (method, path, headers, body) in changed_names.items():
         connection = http.client.HTTPConnection(urlsplit(own_keys.endpoint).netloc, timeout=30)

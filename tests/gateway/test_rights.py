@@ -242,8 +242,8 @@ async def test_body_that_ends_after_its_table_was_dropped_is_not_stored(tmp_path
         keys = read_keys(await send("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA}))
         assert set((await asyncio.to_thread(_collect_codes, keys)).values()) == {"OK"}
         endpoint = urlsplit(keys.endpoint)
-        target, signed = keys.sign("PUT", "data/late")
-        head = "".join(f"{name}: {value}\r\n" for name, value in signed.items())
+        target, signed_headers = keys.sign("PUT", "data/late")
+        head = "".join(f"{name}: {value}\r\n" for name, value in signed_headers.items())
         reader, writer = await asyncio.open_connection(endpoint.hostname, endpoint.port)
         parts = tmp_path / "objects" / ".seamark-uploads"
         with closing(writer):
@@ -306,9 +306,9 @@ async def test_credentials_end_with_the_ownership_of_their_location() -> None:
     for _ in range(3):
         await ownership.check(grant)
     assert claims.calls == 1
-    forged = ObjectGrant("t", "s3://bkt/elsewhere", True, "w", 1 << 60)
+    forged_grant = ObjectGrant("t", "s3://bkt/elsewhere", True, "w", 1 << 60)
     with pytest.raises(Forbidden):
-        await ownership.check(forged)
+        await ownership.check(forged_grant)
     await ownership.check(ObjectGrant("staged", "s3://bkt/new", True, "w", 1 << 60, staged=True))
     with pytest.raises(Forbidden, match="dropped"):
         await ownership.check(ObjectGrant("staged", "s3://bkt/new2", True, "w", 1 << 60))

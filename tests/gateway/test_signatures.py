@@ -80,7 +80,7 @@ def test_urls_presigned_by_botocore_are_accepted(key: str) -> None:
     assert not is_signed(claim, replace(target, method="DELETE"), SECRET)
 
 
-def test_our_own_signatures_are_accepted() -> None:
+def test_signatures_of_seamark_are_accepted() -> None:
     target = RequestTarget("PUT", "/b/a%20b", "x=1", {"host": "h", "x-amz-meta-a": "b"})
     headers = sign_headers(
         target,
@@ -143,7 +143,7 @@ def _example() -> bytes:
 
 
 @given(cuts=st.lists(st.integers(0, 66824), max_size=6))
-def test_signed_chunks_are_decoded_however_they_arrive(cuts: list[int]) -> None:
+def test_signed_chunks_are_decoded_in_pieces_of_any_size(cuts: list[int]) -> None:
     body, decoder = _example(), _decoder()
     edges = [0, *sorted(cuts), len(body)]
     pieces = [piece for start, end in pairwise(edges) for piece in decoder.feed(body[start:end])]

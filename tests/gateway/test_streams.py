@@ -39,9 +39,9 @@ def client(keys: Keys) -> Iterator[Any]:
 
 
 def _send(keys: Keys, name: str, payload: str, body: bytes, **headers: str) -> tuple[int, bytes]:
-    target, signed = keys.sign("PUT", name, payload, **headers)
+    target, signed_headers = keys.sign("PUT", name, payload, **headers)
     with closing(http.client.HTTPConnection(urlsplit(keys.endpoint).netloc, timeout=30)) as connection:
-        connection.request("PUT", target, body=body, headers=signed)
+        connection.request("PUT", target, body=body, headers=signed_headers)
         answer = connection.getresponse()
         return answer.status, answer.read()
 
@@ -71,8 +71,8 @@ def _chunks(signed: dict[str, str], keys: Keys, data: list[bytes]) -> bytes:
 
 
 def test_body_that_differs_from_its_signature_is_not_stored(keys: Keys, client: Any) -> None:
-    wrong = hashlib.sha256(b"other").hexdigest()
-    status, text = _send(keys, "hash", wrong, b"x" * MEBIBYTE)
+    wrong_digest = hashlib.sha256(b"other").hexdigest()
+    status, text = _send(keys, "hash", wrong_digest, b"x" * MEBIBYTE)
     assert (status, b"XAmzContentSHA256Mismatch" in text) == (400, True)
     assert _is_absent(keys, client, "hash")
 
@@ -82,14 +82,14 @@ def test_signed_chunks_are_stored_and_changed_ones_are_not(keys: Keys, client: A
     length = str(sum(map(len, data)))
     options = {"x_amz_decoded_content_length": length, "content_encoding": "aws-chunked"}
     for name, change in (("good", b""), ("bad", b"b"), ("last", b"c"), ("cut", b"cut")):
-        target, signed = keys.sign("PUT", name, "STREAMING-AWS4-HMAC-SHA256-PAYLOAD", **options)
-        body = _chunks(signed, keys, data)
+        target, signed_headers = keys.sign("PUT", name, "STREAMING-AWS4-HMAC-SHA256-PAYLOAD", **options)
+        body = _chunks(signed_headers, keys, data)
         if change == b"cut":
             body = body[: len(body) - 86 - 102] + body[-86:]
         elif change:
             body = body.replace(change * 100, b"x" + change * 99, 1)
         with closing(http.client.HTTPConnection(urlsplit(keys.endpoint).netloc, timeout=30)) as connection:
-            connection.request("PUT", target, body=body, headers=signed)
+            connection.request("PUT", target, body=body, headers=signed_headers)
             answer = connection.getresponse()
             answer.read()
         assert answer.status == (200 if name == "good" else 400 if name == "cut" else 403), name
@@ -104,9 +104,9 @@ def test_connection_that_ends_early_stores_nothing(folder_rig: Rig) -> None:
     """
     rig, keys = folder_rig, folder_rig.create_table(f"s{next(_numbers)}")
     client = keys.client()
-    target, signed = keys.sign("PUT", "early", "UNSIGNED-PAYLOAD")
+    target, signed_headers = keys.sign("PUT", "early", "UNSIGNED-PAYLOAD")
     with socket.create_connection((urlsplit(keys.endpoint).hostname, urlsplit(keys.endpoint).port)) as raw:
-        head = "".join(f"{name}: {value}\r\n" for name, value in signed.items())
+        head = "".join(f"{name}: {value}\r\n" for name, value in signed_headers.items())
         raw.sendall(f"PUT {target} HTTP/1.1\r\n{head}Content-Length: 1000000\r\n\r\n".encode() + b"x" * 500_000)
     client.put_object(Bucket=keys.bucket, Key=keys.prefix + "after", Body=b"x")
     assert _is_absent(keys, client, "early")
@@ -116,10 +116,10 @@ def test_connection_that_ends_early_stores_nothing(folder_rig: Rig) -> None:
 
 
 def test_bodies_over_the_limit_are_rejected_before_they_are_read(keys: Keys) -> None:
-    target, signed = keys.sign("PUT", "large", "UNSIGNED-PAYLOAD")
+    target, signed_headers = keys.sign("PUT", "large", "UNSIGNED-PAYLOAD")
     with closing(http.client.HTTPConnection(urlsplit(keys.endpoint).netloc, timeout=30)) as connection:
         connection.putrequest("PUT", target, skip_host=True)
-        for name, value in {**signed, "content-length": str(6 << 30), "expect": "100-continue"}.items():
+        for name, value in {**signed_headers, "content-length": str(6 << 30), "expect": "100-continue"}.items():
             connection.putheader(name, value)
         connection.endheaders()
         answer = connection.getresponse()

@@ -176,11 +176,11 @@ def test_flipped_and_truncated_files_are_read_or_rejected() -> None:
     """The only error is Corrupt."""
     raw, draw = write_sample(), random.Random(5)
     for _ in range(3_000):
-        broken = bytearray(raw[: draw.choice((len(raw), draw.randrange(len(raw))))])
+        damaged_bytes = bytearray(raw[: draw.choice((len(raw), draw.randrange(len(raw))))])
         for _ in range(draw.randrange(1, 4)):
-            if broken:
-                broken[draw.randrange(len(broken))] ^= 1 << draw.randrange(8)
+            if damaged_bytes:
+                damaged_bytes[draw.randrange(len(damaged_bytes))] ^= 1 << draw.randrange(8)
         try:
-            read_footer(bytes(broken), len(broken), "a")
+            read_footer(bytes(damaged_bytes), len(damaged_bytes), "a")
         except Corrupt:
             continue

@@ -55,7 +55,7 @@ def test_type_width_accepts_ascii_digits_only_as_in_java() -> None:
         assert canonical(other) == other
 
 
-def test_schemas_are_equal_whatever_their_ids_and_spelling() -> None:
+def test_schemas_are_equal_despite_other_ids_and_spellings() -> None:
     schema = parse_schema(build_field(1, "a", "decimal(4,1)", True), identifiers=(1,), schema_id=1)
     assert schema.is_same_as(parse_schema(build_field(1, "a", "DECIMAL(4, 1)", True), identifiers=(1,), schema_id=2))
     assert not schema.is_same_as(parse_schema(build_field(1, "a", "decimal(4,1)", True), schema_id=1))

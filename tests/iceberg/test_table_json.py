@@ -210,9 +210,9 @@ DATA = encode_table(build_rich_table(2))
 @settings(max_examples=examples(300))
 @given(st.integers(0, len(DATA) - 1), st.integers(0, 255))
 def test_metadata_with_a_flipped_byte_is_corrupt_or_consistent(position: int, byte: int) -> None:
-    damaged = DATA[:position] + bytes([byte]) + DATA[position + 1 :]
+    damaged_data = DATA[:position] + bytes([byte]) + DATA[position + 1 :]
     try:
-        m = decode_table(damaged, SOURCE)
+        m = decode_table(damaged_data, SOURCE)
     except Corrupt as error:
         assert SOURCE in error.message  # noqa: PT017  either outcome is right
         return

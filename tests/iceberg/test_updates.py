@@ -32,7 +32,7 @@ LATER = NOW + 1_000_000
 WIDER = build_schema(*EVENTS["fields"], build_field(4, "extra", "int"))
 
 
-def test_all_actions_of_the_specification_are_known() -> None:
+def test_all_actions_of_the_specification_are_recognised() -> None:
     assert set(TABLE_ACTIONS) == {
         "assign-uuid", "upgrade-format-version", "add-schema", "set-current-schema", "add-spec", "set-default-spec",
         "add-sort-order", "set-default-sort-order", "add-snapshot", "set-snapshot-ref", "remove-snapshots",
@@ -224,7 +224,7 @@ def test_new_spec_gets_the_next_id_and_raises_the_last_partition_id() -> None:
     assert (m.default_spec_id, m.last_partition_id, len(m.partition_specs)) == (1, 1001, 2)
 
 
-def test_equal_spec_is_reused_whatever_its_ids() -> None:
+def test_equal_spec_is_reused_despite_other_ids() -> None:
     m = build_table(partition_spec=build_spec((2, "day", "d")))
     same = build_spec((2, "DAY", "d"), ids=(1044,), spec_id=3)
     assert commit(m, {"action": "add-spec", "spec": same}, {"action": "set-default-spec", "spec-id": -1}) is m
@@ -342,7 +342,7 @@ def test_table_created_with_data_has_its_snapshot() -> None:
     assert (m.current_snapshot_id, m.next_row_id) == (1, 3)
 
 
-def test_new_table_without_a_uuid_gets_the_given_one() -> None:
+def test_new_table_without_a_uuid_gets_the_supplied_uuid() -> None:
     assert apply_json(None, build_creation()[1:], now_ms=NOW, new_uuid=UUID).table_uuid == UUID
     with pytest.raises(BadRequest, match="UUID is required"):
         apply_json(None, build_creation()[1:], now_ms=NOW)

@@ -207,7 +207,7 @@ def test_view_can_be_built_from_updates_alone() -> None:
             apply_view_updates(None, [u for n, u in enumerate(updates) if n != missing], now_ms=NOW)
 
 
-def test_view_actions_are_those_of_the_specification() -> None:
+def test_view_actions_equal_the_actions_of_the_specification() -> None:
     assert set(VIEW_ACTIONS) == {
         "assign-uuid", "upgrade-format-version", "add-schema", "set-location", "set-properties", "remove-properties",
         "add-view-version", "set-current-view-version",

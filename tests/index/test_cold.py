@@ -140,7 +140,7 @@ async def test_flipped_bytes_never_cause_a_wrong_answer(index: str, seed: int, s
     data = build_index_file(index, [keys_of(kind.arrow(values), get_kind(kind)) for values in columns])
     whole_index = OPENED[index].open(open_index_file(data, LOCATION).blob)
     queries = [query(rng, index, kind, columns) for _ in range(4)]
-    broken = 0
+    broken_count = 0
     for _ in range(60):
         spoilt = bytearray(data)
         spoilt[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
@@ -156,8 +156,8 @@ async def test_flipped_bytes_never_cause_a_wrong_answer(index: str, seed: int, s
                         rows = remote_file.bitmap.bitmap.rows(file, cold_query.ranges)
                         assert np.array_equal(rows, whole_index.rows(file, cold_query.ranges))
         except (ValueError, SeamarkError):
-            broken += 1
-    assert broken > 10
+            broken_count += 1
+    assert broken_count > 10
 
 
 def long_keys(count: int, files: int) -> list[Keys]:

@@ -115,10 +115,10 @@ async def test_no_block_is_missing_or_wrong_when_a_process_is_killed(decoders: D
     with decoders.expecting(1000):
         for _ in range(6):
             await until_asked(decoders)
-            running = asyncio.gather(*(decoders.decode(*item) for item in MANIFESTS * 4))
+            decoding_tasks = asyncio.gather(*(decoders.decode(*item) for item in MANIFESTS * 4))
             await asyncio.sleep(source.uniform(0, 0.005))
             source.choice(list_helpers()).kill()
-            assert [bytes(item) for item in await running] == BLOCKS * 4
+            assert [bytes(item) for item in await decoding_tasks] == BLOCKS * 4
 
 
 async def test_threads_decode_when_no_process_can_be_started(

@@ -97,11 +97,11 @@ def test_index_file_is_a_valid_puffin_file() -> None:
 def test_mapped_file_is_read_without_copying(tmp_path: Path) -> None:
     (tmp_path / "index.puffin").write_bytes(write_index_file(build_files_table(40)))
     with (tmp_path / "index.puffin").open("rb") as file:
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    index_file = open_index_file(memoryview(mapped), "a")
+        mapped_bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    index_file = open_index_file(memoryview(mapped_bytes), "a")
     assert list_contents(index_file.files) == list_contents(build_files_table(40))
     with pytest.raises(BufferError):  # Blob and arrays are views of the mapping, which they keep alive.
-        mapped.close()
+        mapped_bytes.close()
 
 
 def test_paths_are_decompressed_only_on_request() -> None:
@@ -134,10 +134,10 @@ def test_damage_at_any_byte_outside_the_kinds_blob_is_detected(files: int) -> No
         if actual_header.offset <= offset < actual_header.offset + actual_header.length:
             continue
         for bit in range(8):
-            broken = bytearray(raw)
-            broken[offset] ^= 1 << bit
+            damaged_bytes = bytearray(raw)
+            damaged_bytes[offset] ^= 1 << bit
             try:
-                assert read_everything(broken) == expected, f"bit {bit} of byte {offset}"
+                assert read_everything(damaged_bytes) == expected, f"bit {bit} of byte {offset}"
             except (Corrupt, UnknownVersion) as error:
                 if "a.puffin" not in str(error):
                     raise

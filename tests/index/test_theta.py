@@ -155,9 +155,9 @@ def test_bytes_that_are_not_a_sketch_are_rejected() -> None:
     with pytest.raises(Corrupt, match="seed"):
         ThetaSketch.decode(whole_sketch[:6] + b"\1\1" + whole_sketch[8:])
     for _ in range(500):
-        damaged = bytearray(whole_sketch)
-        damaged[rng.randrange(32)] = rng.randrange(256)
+        damaged_bytes = bytearray(whole_sketch)
+        damaged_bytes[rng.randrange(32)] = rng.randrange(256)
         try:
-            assert len(ThetaSketch.decode(bytes(damaged)).hashes) <= NOMINAL
+            assert len(ThetaSketch.decode(bytes(damaged_bytes)).hashes) <= NOMINAL
         except Corrupt:
             continue

@@ -76,10 +76,10 @@ def test_manifests_follow_the_schemas_of_kubernetes(version: str) -> None:
 
 
 def test_schemas_refuse_a_misspelt_field() -> None:
-    broken = copy.deepcopy(find_manifest("postgresql", "Deployment"))
-    broken["spec"]["template"]["spec"]["containers"][0]["readinesProbe"] = {}
+    broken_manifest = copy.deepcopy(find_manifest("postgresql", "Deployment"))
+    broken_manifest["spec"]["template"]["spec"]["containers"][0]["readinesProbe"] = {}
     with pytest.raises(kubernetes_validate.ValidationError, match="readinesProbe"):
-        kubernetes_validate.validate(broken, NEWEST, strict=True)
+        kubernetes_validate.validate(broken_manifest, NEWEST, strict=True)
 
 
 def test_chart_names_the_oldest_version_of_kubernetes_that_is_checked() -> None:

@@ -175,10 +175,10 @@ class StreamLogContract:
         await log.append({A: build_batch("x", 3)})
         assert await log.wait({A: 2, B: 0}, 0.01)
         assert not await log.wait({A: 3, B: 0}, 0.01)
-        waiting = asyncio.ensure_future(log.wait({A: 3, B: 0}, 60))
+        waiting_task = asyncio.ensure_future(log.wait({A: 3, B: 0}, 60))
         await asyncio.sleep(0)
         await log.append({B: build_batch("y")})
-        assert await waiting
+        assert await waiting_task
 
     async def test_a_shard_is_read_from_a_time(self, log: StreamLog) -> None:
         for number in range(3):

@@ -45,12 +45,12 @@ async def test_a_record_that_is_torn_at_any_byte_is_cut_and_the_others_stay() ->
     disk, ends = await write_records(3)
     data = find_last_segment(disk).visible
     end = len(data[: ends[2] - HEADER_BYTES].rstrip(b"\0"))
-    for cut in range(ends[1], end):
-        for tail in (b"", bytes(len(data) - cut)):
+    for cut_end in range(ends[1], end):
+        for tail in (b"", bytes(len(data) - cut_end)):
             torn = copy_of(disk)
-            find_last_segment(torn).visible[:] = data[:cut] + tail
+            find_last_segment(torn).visible[:] = data[:cut_end] + tail
             async with open_log(torn) as log:
-                assert log.watermarks([A, OTHER]) == {A: 2, OTHER: 4}, cut
+                assert log.watermarks([A, OTHER]) == {A: 2, OTHER: 4}, cut_end
                 assert log.producer("p").sequence == 1
                 await log.append({A: build_batch("row 2")}, StreamProducer("p", 2))
                 assert await read_texts(log, A) == ["row 0", "row 1", "row 2"]
@@ -58,7 +58,7 @@ async def test_a_record_that_is_torn_at_any_byte_is_cut_and_the_others_stay() ->
                 assert await read_texts(log, A) == ["row 0", "row 1", "row 2"]
 
 
-async def test_a_flipped_bit_is_noticed_or_changes_nothing() -> None:
+async def test_a_flipped_bit_is_detected_or_changes_no_row() -> None:
     disk, ends = await write_records(3)
     noticed = 0
     for place in range(ends[2]):
@@ -113,13 +113,13 @@ async def test_a_damaged_or_missing_index_file_is_written_again() -> None:
         flipped.files[name].visible[place] ^= 1 << place % 8
         async with open_log(flipped, limits) as log:
             assert await read_texts(log, A) == rows, place
-    missing = copy_of(disk)
-    del missing.files[name]
-    async with open_log(missing, limits) as log:
+    damaged_copy = copy_of(disk)
+    del damaged_copy.files[name]
+    async with open_log(damaged_copy, limits) as log:
         assert await read_texts(log, A) == rows
         await log.store_indexes()
         assert await read_texts(log, A) == rows
-    assert missing.files[name].visible == disk.files[name].visible
+    assert damaged_copy.files[name].visible == disk.files[name].visible
 
 
 async def test_a_missing_segment_is_noticed() -> None:
@@ -127,10 +127,10 @@ async def test_a_missing_segment_is_noticed() -> None:
     names = [name for name in disk.files if name.endswith(".segment")]
     assert len(names) > 3
     for name in names[1:-1]:
-        missing = copy_of(disk)
-        del missing.files[name]
+        damaged_copy = copy_of(disk)
+        del damaged_copy.files[name]
         with pytest.raises(Corrupt, match="Restore it from a copy"):
-            async with open_log(missing):
+            async with open_log(damaged_copy):
                 pass
 
 
@@ -150,25 +150,25 @@ async def test_log_on_a_full_disk_refuses_appends_until_space_is_free() -> None:
     disk = SimulatedDisk()
     disk.free_bytes = 10_000
     async with open_log(disk) as log:
-        acknowledged = 0
+        acknowledged_rows = 0
         with suppress(LogFull):
             for _ in range(1000):
-                await log.append({A: build_batch("x" * 500)}, StreamProducer("p", acknowledged))
-                acknowledged += 1
-        assert 5 < acknowledged < 1000
+                await log.append({A: build_batch("x" * 500)}, StreamProducer("p", acknowledged_rows))
+                acknowledged_rows += 1
+        assert 5 < acknowledged_rows < 1000
         with pytest.raises(LogFull, match="make room"):
-            await log.append({A: build_batch("x" * 500)}, StreamProducer("p", acknowledged))
-        assert log.watermarks([A]) == {A: acknowledged}
+            await log.append({A: build_batch("x" * 500)}, StreamProducer("p", acknowledged_rows))
+        assert log.watermarks([A]) == {A: acknowledged_rows}
         async with open_log(copy_of(disk)) as other:
-            assert other.watermarks([A]) == {A: acknowledged}
+            assert other.watermarks([A]) == {A: acknowledged_rows}
         disk.free_bytes = 1 << 30
-        await log.append({A: build_batch("y")}, StreamProducer("p", acknowledged))
+        await log.append({A: build_batch("y")}, StreamProducer("p", acknowledged_rows))
         assert (await read_texts(log, A))[-2:] == ["x" * 500, "y"]
     async with open_log(disk) as log:
-        assert log.watermarks([A]) == {A: acknowledged + 1}
+        assert log.watermarks([A]) == {A: acknowledged_rows + 1}
 
 
-async def test_a_full_disk_in_the_middle_of_a_write_leaves_nothing_of_it() -> None:
+async def test_a_write_that_fills_the_disk_leaves_no_partial_record() -> None:
     disk = SimulatedDisk()
     async with open_log(disk) as log:
         await log.append({A: build_batch("first")})
@@ -231,10 +231,10 @@ async def test_an_unexpected_failure_leaves_no_caller_waiting(monkeypatch: pytes
     async with open_log(disk) as log:
         await log.append({A: build_batch("first")})
         monkeypatch.setattr(log._writer, "write", lambda frames: 1 / 0)
-        waiting = asyncio.ensure_future(log.wait({A: 1}, 60))
+        waiting_task = asyncio.ensure_future(log.wait({A: 1}, 60))
         answers = await asyncio.gather(*(log.append({A: build_batch("x")}) for _ in range(3)), return_exceptions=True)
         assert {type(each) for each in answers} == {CommitUnknown}
-        for refused_call in (log.append({A: build_batch("x")}), waiting):
+        for refused_call in (log.append({A: build_batch("x")}), waiting_task):
             with pytest.raises(LogUnavailable, match="restart the server"):
                 await refused_call
     async with open_log(disk) as log:

@@ -67,7 +67,7 @@ class TestSmallSegments(TestSegmentLog):
 @pytest.mark.parametrize("seed", quick(range(first_seed(), first_seed() + 20), 1))
 async def test_no_acknowledged_row_is_lost_when_the_writer_is_killed(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
-    acknowledged: list[AcknowledgedAppend] = []
+    acknowledged_appends: list[AcknowledgedAppend] = []
     for _ in range(3):
         writer = subprocess.Popen(
             [sys.executable, "-m", "tests.log.written_rows", str(tmp_path / "log")],
@@ -78,10 +78,12 @@ async def test_no_acknowledged_row_is_lost_when_the_writer_is_killed(tmp_path: P
         lines = [writer.stdout.readline() for _ in range(rng.choice((1, 10, 300, 1500)))]
         writer.send_signal(signal.SIGKILL)
         lines += writer.communicate()[0].splitlines(keepends=True)
-        acknowledged += [msgspec.json.decode(line, type=AcknowledgedAppend) for line in lines if line.endswith(b"\n")]
+        acknowledged_appends += [
+            msgspec.json.decode(line, type=AcknowledgedAppend) for line in lines if line.endswith(b"\n")
+        ]
         async with open_segment_log(tmp_path / "log", SystemClock(), LIMITS) as log:
             records = {shard: await read_all(log, shard) for shard in SHARDS}
-            check_rows(records, acknowledged, dict.fromkeys(SHARDS, 0))
+            check_rows(records, acknowledged_appends, dict.fromkeys(SHARDS, 0))
 
 
 async def test_one_sync_is_shared_by_the_appends_that_wait(tmp_path: Path) -> None:
@@ -131,13 +133,13 @@ async def test_many_opens_leave_no_descriptor_open(tmp_path: Path) -> None:
 
 async def test_a_waiting_reader_is_refused_when_the_log_closes(tmp_path: Path) -> None:
     async with open_segment_log(tmp_path, SystemClock(), SMALL_SEGMENTS) as log:
-        waiting = asyncio.ensure_future(log.wait({A: 0}, 60))
+        waiting_task = asyncio.ensure_future(log.wait({A: 0}, 60))
         await asyncio.sleep(0.01)
     with pytest.raises(LogUnavailable):
-        await waiting
+        await waiting_task
 
 
-async def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
+async def test_a_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(LogUnavailable, match="does not open"):
         async with open_segment_log(tmp_path / "file" / "log", SystemClock(), SMALL_SEGMENTS):

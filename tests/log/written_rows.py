@@ -41,7 +41,7 @@ def rows_of(producer: str, sequence: int) -> dict[Shard, Batch]:
     }
 
 
-async def write(log: StreamLog, name: str, acknowledged) -> None:
+async def write(log: StreamLog, name: str, acknowledged_appends) -> None:
     """Append until the task is cancelled, and sometimes repeat an append."""
     state = await log.fence(name)
     rng = random.Random(f"{name} {state.epoch}")
@@ -52,12 +52,14 @@ async def write(log: StreamLog, name: str, acknowledged) -> None:
         if rng.random() < 0.1:
             second_answer = await log.append(rows_of(name, sequence), producer)
             assert (second_answer.duplicate, second_answer.positions) == (True, answer.positions)
-        acknowledged(AcknowledgedAppend(name, sequence, {SHARDS.index(p.shard): p.offset for p in answer.positions}))
+        acknowledged_appends(
+            AcknowledgedAppend(name, sequence, {SHARDS.index(p.shard): p.offset for p in answer.positions})
+        )
         sequence += 1
 
 
 def check_rows(
-    records: dict[Shard, list[Record]], acknowledged: list[AcknowledgedAppend], starts: dict[Shard, int]
+    records: dict[Shard, list[Record]], acknowledged_appends: list[AcknowledgedAppend], starts: dict[Shard, int]
 ) -> None:
     """Check the rows of a log: none is lost or occurs twice, and appends are complete and in order."""
     places: dict[tuple[str, int], dict[Shard, int]] = defaultdict(dict)
@@ -76,7 +78,7 @@ def check_rows(
     if not any(starts.values()):
         for (producer, sequence), offsets in places.items():
             assert set(offsets) == set(rows_of(producer, sequence)), "an append is whole"
-    for each in acknowledged:
+    for each in acknowledged_appends:
         for index, offset in each.offsets.items():
             shard = SHARDS[index]
             shard_records = places[each.producer, each.sequence].get(shard)

@@ -187,8 +187,10 @@ async def test_pipes_folders_and_links_are_rejected_without_waiting(
     store: ObjectStore, base: str, tmp_path: Path, kind: str
 ) -> None:
     await store.create(f"{base}/warm", b"secret")
-    odd = tmp_path / "warehouse/corner/odd"
-    {"pipe": lambda: os.mkfifo(odd), "folder": odd.mkdir, "link": lambda: odd.symlink_to("warm")}[kind]()
+    odd_folder = tmp_path / "warehouse/corner/odd"
+    {"pipe": lambda: os.mkfifo(odd_folder), "folder": odd_folder.mkdir, "link": lambda: odd_folder.symlink_to("warm")}[
+        kind
+    ]()
     with pytest.raises(ObjectMissing):
         await store.read(f"{base}/odd")
     assert not await store.exists(f"{base}/odd")
@@ -239,7 +241,7 @@ async def test_allowed_location_may_be_a_link_inside_the_warehouse(tmp_path: Pat
         assert await objects.exists(f"file://{tmp_path}/warehouse/big/t/x")
 
 
-async def test_nothing_outside_the_warehouse_is_touched(store: ObjectStore, tmp_path: Path) -> None:
+async def test_files_outside_the_warehouse_are_never_read_or_changed(store: ObjectStore, tmp_path: Path) -> None:
     (tmp_path / "near").write_bytes(b"secret")
     for location in (
         f"file://{tmp_path}/near",

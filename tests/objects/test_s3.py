@@ -262,8 +262,8 @@ async def test_unfinished_uploads_are_listed_by_pages_and_aborted(
 
 
 async def test_uploads_that_the_store_cannot_list_are_an_error_with_the_reason(s3: S3, s3_bucket: str) -> None:
-    wrong = build_settings(s3, s3_bucket, s3_secret_access_key="wrong")
-    async with open_objects(wrong, SystemClock()) as store:
+    wrong_settings = build_settings(s3, s3_bucket, s3_secret_access_key="wrong")
+    async with open_objects(wrong_settings, SystemClock()) as store:
         with pytest.raises(StorageError, match="SignatureDoesNotMatch"):
             [upload async for upload in store.uploads(f"s3://{s3_bucket}/warehouse")]
 

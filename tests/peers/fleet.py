@@ -61,10 +61,12 @@ class Fleet:
 
     def meet(self) -> None:
         """Wait until every replica knows all running replicas."""
-        running = sum(replica.running() for replica in self.replicas)
+        running_count = sum(replica.running() for replica in self.replicas)
         block_until(
             lambda: all(
-                metric(replica, "seamark_peer_replicas") == running for replica in self.replicas if replica.running()
+                metric(replica, "seamark_peer_replicas") == running_count
+                for replica in self.replicas
+                if replica.running()
             )
         )
 

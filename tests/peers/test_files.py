@@ -93,10 +93,10 @@ async def test_limits_and_missing_files_are_reported_as_by_the_storage(nodes: li
             assert len(await node.read(location, 1000)) == 1000
             with pytest.raises(TooLarge):
                 await node.read(location, 999)
-        missing = location.rpartition("/")[0] + "/" + name_of(rng, 0)
+        missing_location = location.rpartition("/")[0] + "/" + name_of(rng, 0)
         for node in nodes:
             with pytest.raises(ObjectMissing):
-                await node.read(missing)
+                await node.read(missing_location)
 
 
 async def test_files_outside_the_warehouse_are_rejected_before_any_cache(nodes: list[Node]) -> None:

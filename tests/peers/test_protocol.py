@@ -79,7 +79,7 @@ async def test_only_a_request_with_a_valid_ticket_is_answered(rig: ProtocolRig) 
     ticket = headers[TICKET_HEADER]
     raw = base64.urlsafe_b64decode(ticket)
     other = rig.location.replace("/t/", "/u/")
-    forged = PeerTickets(make_fixed_keyring(b"x"), SystemClock(), NeverUsed(), leeway_s=30)
+    forged_tickets = PeerTickets(make_fixed_keyring(b"x"), SystemClock(), NeverUsed(), leeway_s=30)
     for bad in (
         {},
         {LOCATION_HEADER: headers[LOCATION_HEADER]},
@@ -88,7 +88,7 @@ async def test_only_a_request_with_a_valid_ticket_is_answered(rig: ProtocolRig) 
         {**headers, TICKET_HEADER: "x" * 100_000 if len(ticket) < 8000 else ""},
         {**headers, TICKET_HEADER: ticket[:-1] + "!"},
         rig.tickets.issue("10.0.0.2:8183", rig.location)[0],
-        forged.issue(rig.node.address, rig.location)[0],
+        forged_tickets.issue(rig.node.address, rig.location)[0],
         *(
             {**headers, TICKET_HEADER: base64.urlsafe_b64encode(_flip_byte(raw, at)).decode()}
             for at in range(0, len(raw), 5)
@@ -100,7 +100,7 @@ async def test_only_a_request_with_a_valid_ticket_is_answered(rig: ProtocolRig) 
     assert rig.node.stored.reads.total() == reads
 
 
-async def test_ticket_is_accepted_once_also_after_a_restart(tmp_path: Path) -> None:
+async def test_ticket_is_accepted_once_even_after_a_restart(tmp_path: Path) -> None:
     """An attacker on the network between replicas repeats what it saw, also to another worker of the replica."""
     repeated: list[dict[str, str]] = []
     async with open_node(tmp_path, "a") as node, aiohttp.ClientSession() as http:

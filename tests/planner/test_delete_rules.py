@@ -173,10 +173,10 @@ def test_deletion_vector_without_a_data_file_is_corrupt() -> None:
 
 
 def test_data_file_in_a_delete_manifest_is_corrupt() -> None:
-    odd = delete_file(POSITION_DELETES)
-    odd.content = 7
+    odd_delete = delete_file(POSITION_DELETES)
+    odd_delete.content = 7
     with pytest.raises(Corrupt, match=r"manifest\.avro lists x, which is not a delete file"):
-        find_applying_deletes([build_entry(build_data_file(), 3)], [build_entry(odd, 4)])
+        find_applying_deletes([build_entry(build_data_file(), 3)], [build_entry(odd_delete, 4)])
 
 
 def test_position_deletes_apply_by_partition_unless_they_name_their_file() -> None:
@@ -294,11 +294,11 @@ def test_many_equality_deletes_apply_as_each_does_alone(pairs_max: int, monkeypa
         deletes.append([build_entry(file, rng.randrange(12)) for file in delete_files])
     applying_deletes = find_applying_deletes(data, *deletes)
     listing = ListedManifest(0, 0, 0, 3, 5)
-    flat = [(listing, item) for item in deletes[0] + deletes[1]]
+    listed_deletes = [(listing, item) for item in deletes[0] + deletes[1]]
     expected = [
         tuple(
             at
-            for at, delete in enumerate(flat)
+            for at, delete in enumerate(listed_deletes)
             if judge.in_scope(delete, (listing, item)) and not judge.java_drops(delete, (listing, item))
         )
         for item in data

@@ -125,11 +125,11 @@ async def test_manifest_with_flipped_bytes_is_corrupt_or_planned_as_stored(tmp_p
     content = path.read_bytes()
     async with open_test_planner(tmp_path, plan_memory_bytes=0) as planner:
         for round_number in range(150):
-            damaged = bytearray(content)
+            damaged_bytes = bytearray(content)
             start = 0 if round_number % 3 == 0 else content.index(content[-16:])
             for _ in range(rng.choice([1, 1, 2, 4])):
-                damaged[rng.randrange(start, len(content))] ^= 1 << rng.randrange(8)
-            path.write_bytes(damaged)
+                damaged_bytes[rng.randrange(start, len(content))] ^= 1 << rng.randrange(8)
+            path.write_bytes(damaged_bytes)
             context = f"seed {seed}, turn {round_number}"
             try:
                 scan = await planner.bind_and_plan(metadata, ScanRequest())
@@ -177,12 +177,12 @@ async def test_damaged_manifest_list_is_an_error_or_planned_as_stored(tmp_path: 
     paths = {item["manifest_path"] for item in fastavro.reader(BytesIO(content)) if isinstance(item, dict)}
     counts = Counter[str]()
     for round_number in range(60):
-        damaged = bytearray(content)
+        damaged_bytes = bytearray(content)
         if round_number % 4 == 0:
-            del damaged[rng.randrange(len(damaged)) :]
+            del damaged_bytes[rng.randrange(len(damaged_bytes)) :]
         else:
-            damaged[rng.randrange(len(content) // 4, len(content))] ^= 1 << rng.randrange(8)
-        path.write_bytes(damaged)
+            damaged_bytes[rng.randrange(len(content) // 4, len(content))] ^= 1 << rng.randrange(8)
+        path.write_bytes(damaged_bytes)
         context = f"seed {seed}, turn {round_number}"
         async with open_test_planner(tmp_path) as planner:
             try:
@@ -194,7 +194,7 @@ async def test_damaged_manifest_list_is_an_error_or_planned_as_stored(tmp_path: 
                     else f"{context}: {error.message}"
                 ] += 1
                 continue
-            items = [item for item in fastavro.reader(BytesIO(bytes(damaged))) if isinstance(item, dict)]
+            items = [item for item in fastavro.reader(BytesIO(bytes(damaged_bytes))) if isinstance(item, dict)]
             assert len(scan.view.manifests) + len(scan.view.delete_manifests) == len(items), context
             assert len(items) in (0, 8), context
             # A flip may change a path to that of another file, which is then planned twice, as stored.
@@ -259,8 +259,8 @@ async def test_broken_table_over_http_is_a_server_error_that_names_the_file(tmp_
         token = whole_api.json["plan-tasks"][0]
         path = folder / "1-1.avro"
         content = path.read_bytes()
-        for broken in (None, b"", content[:50], b"PAR1" + content):
-            path.unlink() if broken is None else path.write_bytes(broken)
+        for broken_content in (None, b"", content[:50], b"PAR1" + content):
+            path.unlink() if broken_content is None else path.write_bytes(broken_content)
             for answer in (
                 await api("POST", f"{T}/plan", {"filter": {"type": "gt", "term": "id", "value": 1}}),
                 await api("POST", f"{T}/tasks", {"plan-task": token}),
@@ -270,8 +270,8 @@ async def test_broken_table_over_http_is_a_server_error_that_names_the_file(tmp_
         path.write_bytes(content)
         path = folder / "snap-1.avro"
         content = path.read_bytes()
-        for broken in (None, b"", content[:50]):
-            path.unlink() if broken is None else path.write_bytes(broken)
+        for broken_content in (None, b"", content[:50]):
+            path.unlink() if broken_content is None else path.write_bytes(broken_content)
             async with running(tmp_path, plan_disk_bytes=0) as other:  # The first planner still has the list in memory.
                 _is_clean(await Api(other)("POST", f"{T}/plan", {}), path.name)
         path.write_bytes(content)
@@ -373,8 +373,8 @@ async def test_cache_files_damaged_between_two_runs_are_replaced(tmp_path: Path,
         async with open_test_planner(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:
             assert await plan_file_numbers(planner, table.metadata, filter) == expected
             # Damage in a column that no plan reads is not detected and is harmless.
-            decoded = planner.stats().decoded
-            assert decoded == len(manifests) or how in (flip, zero) or filter is True
+            decoded_count = planner.stats().decoded
+            assert decoded_count == len(manifests) or how in (flip, zero) or filter is True
 
 
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 40))])
@@ -430,16 +430,16 @@ async def test_planner_skips_the_cache_folder_while_its_disk_is_full_or_read_onl
                 await _let_go(planner)  # On a busy machine a block that waits for its write would serve the next plan.
             disk.free_space()
             assert await plan_file_numbers(planner, table.metadata, build_day_filter(1)) == list(range(10, 20))
-            decoded = planner.stats().decoded
-            assert decoded > len(manifests), "nothing could be kept while the disk was full"
+            decoded_count = planner.stats().decoded
+            assert decoded_count > len(manifests), "nothing could be kept while the disk was full"
         async with open_test_planner(tmp_path, **options) as planner:
             assert await plan_file_numbers(planner, table.metadata) == list(range(40))
-        decoded = len(manifests)
+        decoded_count = len(manifests)
         async with asyncio.timeout(60):
-            while decoded:  # On a busy machine a plan does not wait for the folder's lock and stores nothing.
+            while decoded_count:  # On a busy machine a plan does not wait for the folder's lock and stores nothing.
                 async with open_test_planner(tmp_path, **options) as planner:
                     assert await plan_file_numbers(planner, table.metadata) == list(range(40))
-                    decoded = planner.stats().decoded
+                    decoded_count = planner.stats().decoded
         await disk.make_read_only()
         for _ in range(2):
             async with open_test_planner(tmp_path, **options) as planner:

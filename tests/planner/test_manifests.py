@@ -64,14 +64,14 @@ def summary(kind: str, values: Sequence[Any], *, javas: bool, terse: bool) -> Fi
     """
     nan = any(isinstance(value, float) and math.isnan(value) for value in values)
     order = order_like_java if javas else order_like_python
-    present = sorted(
+    present_values = sorted(
         (value for value in values if value is not None and value == value), key=lambda value: order(kind, value)
     )
     return FieldSummary(
         contains_null=None in values,
         contains_nan=None if terse else nan,
-        lower=to_bytes(kind, present[0]) if present else None,
-        upper=to_bytes(kind, present[-1]) if present else None,
+        lower=to_bytes(kind, present_values[0]) if present_values else None,
+        upper=to_bytes(kind, present_values[-1]) if present_values else None,
     )
 
 
@@ -110,21 +110,21 @@ def test_manifest_whose_summary_excludes_the_expression_is_pruned(data: st.DataO
     field = next(one for one, other in KINDS.items() if other == kind)
     values = data.draw(st.lists(st.one_of(st.none(), VALUES[kind]), min_size=1, max_size=3))
     literal, other = data.draw(VALUES[kind]), data.draw(VALUES[kind])
-    present = [value for value in values if value is not None]
+    present_values = [value for value in values if value is not None]
     kept_files = {
-        Op.LT: lambda: min(present) < literal,
-        Op.LT_EQ: lambda: min(present) <= literal,
-        Op.GT: lambda: max(present) > literal,
-        Op.GT_EQ: lambda: max(present) >= literal,
-        Op.EQ: lambda: min(present) <= literal <= max(present),
-        Op.IN: lambda: any(min(present) <= item <= max(present) for item in (literal, other)),
+        Op.LT: lambda: min(present_values) < literal,
+        Op.LT_EQ: lambda: min(present_values) <= literal,
+        Op.GT: lambda: max(present_values) > literal,
+        Op.GT_EQ: lambda: max(present_values) >= literal,
+        Op.EQ: lambda: min(present_values) <= literal <= max(present_values),
+        Op.IN: lambda: any(min(present_values) <= item <= max(present_values) for item in (literal, other)),
     }
     before = [FieldSummary(None, None, None, None)] * (field - 1000)
     for op, allowed in kept_files.items():
         literals = tuple(sorted({literal, other})) if op is Op.IN else (literal,)
         bound = Bound(op, field, f"p{field}", kind, "identity", kind, literals)
         is_kept = is_needed(bound, *before, summary(kind, values, javas=True, terse=False))
-        assert is_kept == (bool(present) and allowed()), op
+        assert is_kept == (bool(present_values) and allowed()), op
 
 
 def make_bound(kind: str, op: Op, *values: Any) -> Bound:

@@ -203,7 +203,7 @@ def metadata_of(case: Case) -> TableMetadata:
 async def test_version_1_snapshot_without_a_manifest_list_gets_one_in_the_plan_table(
     tables: Tables, tmp_path: Path
 ) -> None:
-    planned = 0
+    planned_count = 0
     for case in some_cases(tmp_path, 1):
         metadata = metadata_of(case)
         paths = tuple(row["path"] for row in read_manifest_list(case.snapshot.json["manifest-list"]))
@@ -225,12 +225,12 @@ async def test_version_1_snapshot_without_a_manifest_list_gets_one_in_the_plan_t
         originals = read_data_files(read_manifest_list(case.snapshot.json["manifest-list"]), 1)
         for path, entry in data_files.items():
             assert_same(entry, originals[path], f"{path}\n{case}")
-        planned += len(expected)
-    assert planned > 10
+        planned_count += len(expected)
+    assert planned_count > 10
 
 
 async def test_files_from_before_an_upgrade_to_version_3_get_no_row_ids(tables: Tables, tmp_path: Path) -> None:
-    planned = 0
+    planned_count = 0
     for case in some_cases(tmp_path, 2):
         upgraded = msgspec.structs.replace(metadata_of(case), format_version=3, next_row_id=0)
         kept_manifests, plan_table, expected = await tables.plan(case, upgraded)
@@ -242,8 +242,8 @@ async def test_files_from_before_an_upgrade_to_version_3_get_no_row_ids(tables: 
         assert data_files.keys() == expected
         assert all(entry["first_row_id"] is None for entry in data_files.values())
         assert all(row["first_row_id"] is None for row in read_manifest_list(snapshot.manifest_list))
-        planned += kept_manifests.entries
-    assert planned > 5
+        planned_count += kept_manifests.entries
+    assert planned_count > 5
 
 
 async def test_error_names_the_manifest_that_is_truncated_or_missing(tables: Tables, tmp_path: Path) -> None:
@@ -256,10 +256,10 @@ async def test_error_names_the_manifest_that_is_truncated_or_missing(tables: Tab
     assert snapshot is not None
     file = Path(kept_manifests.parts[0].manifest.manifest_path.removeprefix("file://"))
     data = file.read_bytes()
-    for damaged in (data[:-1], data[: len(data) // 2], b"", None):
+    for damaged_data in (data[:-1], data[: len(data) // 2], b"", None):
         file.unlink(missing_ok=True)
-        if damaged is not None:
-            file.write_bytes(damaged)
+        if damaged_data is not None:
+            file.write_bytes(damaged_data)
         with pytest.raises(Corrupt, match=file.name):
             await tables.writer.write(kept_manifests, metadata, snapshot, "file:///nowhere", "p")
 

@@ -142,7 +142,7 @@ def test_branches_reached_after_the_time_limit_prune_nothing_at_no_cost(monkeypa
     table = build_view(*[ColumnMetrics(1, 0, None, None, None)] * 20)
     branches = Or(tuple(Bound(Op.EQ, 1, "id", "long", "identity", "long", (n,)) for n in range(5_000, 15_000)))
     assert find_remaining_files(table, branches) == []
-    copies = looks = 0
+    copies = look_count = 0
     copy = Selection.copy
 
     def count_copies(self: Selection) -> Selection:
@@ -151,9 +151,9 @@ def test_branches_reached_after_the_time_limit_prune_nothing_at_no_cost(monkeypa
         return copy(self)
 
     def count_looks() -> bool:
-        nonlocal looks
-        looks += 1
-        return looks > 10
+        nonlocal look_count
+        look_count += 1
+        return look_count > 10
 
     monkeypatch.setattr(Selection, "copy", count_copies)
     selection = Selection.everything(table)

@@ -154,8 +154,8 @@ def test_unbindable_residual_is_true_for_java_whole_for_pyiceberg_and_else_omitt
     named_metadata = build_metadata((), kinds={1: "long"})
     plan = scan(named_metadata, [block([build_data_file("f")], 0)], where=build_in_filter(3))
     [field] = named_metadata.current_schema.fields
-    renamed = replace(named_metadata.current_schema, fields=(replace(field, name="other"),))
-    plan.metadata = replace(named_metadata, schemas=(renamed,))
+    renamed_schema = replace(named_metadata.current_schema, fields=(replace(field, name="other"),))
+    plan.metadata = replace(named_metadata, schemas=(renamed_schema,))
     results = {}
     for dialect in (STANDARD, JAVA, PYICEBERG):
         [task] = json.loads(b"[" + b"".join(ScanTaskWriter(plan, dialect=dialect).tasks(plan.entry_ids)) + b"]")

@@ -145,17 +145,17 @@ async def test_cancelled_waiter_does_not_affect_the_others(tmp_path: Path, readi
     async with open_test_planner(tmp_path, capture) as planner:
         storage = capture.wrapper
         storage.hold = reading
-        waiting = [
+        waiting_tasks = [
             asyncio.create_task(plan_file_numbers(planner, table.metadata, make_between(n, n + 1))) for n in range(6)
         ]
         while not storage.held:
             await asyncio.sleep(0.001)
         await asyncio.sleep(0.01)
-        waiting[0].cancel()
-        waiting[3].cancel()
+        waiting_tasks[0].cancel()
+        waiting_tasks[3].cancel()
         await asyncio.sleep(0.01)
         storage.let_go()
-        results = await asyncio.gather(*waiting, return_exceptions=True)
+        results = await asyncio.gather(*waiting_tasks, return_exceptions=True)
         assert [isinstance(result, asyncio.CancelledError) for result in results] == [n in (0, 3) for n in range(6)]
         assert [result for n, result in enumerate(results) if n not in (0, 3)] == [[n, n + 1] for n in (1, 2, 4, 5)]
         assert planner.stats().decoded == DAYS
@@ -167,15 +167,15 @@ async def test_next_plan_starts_again_when_all_waiters_were_cancelled(tmp_path: 
     capture = WrapperCapture(RecordingObjects)
     async with open_test_planner(tmp_path, capture) as planner:
         capture.wrapper.hold = "m3.avro"
-        waiting = [asyncio.create_task(plan_file_numbers(planner, table.metadata)) for _ in range(3)]
+        waiting_tasks = [asyncio.create_task(plan_file_numbers(planner, table.metadata)) for _ in range(3)]
         await until(lambda: capture.wrapper.held)
-        for item in waiting:
+        for item in waiting_tasks:
             item.cancel()
         capture.wrapper.let_go()
         assert await plan_file_numbers(planner, table.metadata) == list(range(80))
         assert all(
             isinstance(result, asyncio.CancelledError)
-            for result in await asyncio.gather(*waiting, return_exceptions=True)
+            for result in await asyncio.gather(*waiting_tasks, return_exceptions=True)
         )
         assert planner.stats().decoded <= 2 * DAYS
         planner.check_invariants()
@@ -206,7 +206,7 @@ async def test_memory_stays_within_the_budget_and_answers_stay_right(tmp_path: P
     tables = [create_filled_table(tmp_path / f"t{n}", days=2 + n, per_day=40)[0] for n in range(6)]
     expected = await sizes(tmp_path, tables)
     budget = max(expected) + sum(expected) // 3
-    rng, decoded = random.Random(4), 0
+    rng, decoded_count = random.Random(4), 0
     async with open_test_planner(tmp_path, plan_memory_bytes=budget) as planner:
         for round_number in range(60):
             number = rng.randrange(len(tables))
@@ -220,19 +220,19 @@ async def test_memory_stays_within_the_budget_and_answers_stay_right(tmp_path: P
             stats = planner.stats()
             planner.check_invariants()
             assert stats.live_bytes + stats.added_bytes <= budget, f"turn {round_number}"
-            decoded = stats.decoded
-    assert decoded > sum(2 + n for n in range(6)), "nothing was ever let go: the budget was no budget"
+            decoded_count = stats.decoded
+    assert decoded_count > sum(2 + n for n in range(6)), "nothing was ever let go: the budget was no budget"
 
 
 async def test_memory_account_counts_the_blocks_that_are_alive(tmp_path: Path) -> None:
     tables = [create_filled_table(tmp_path / f"t{n}", days=3)[0] for n in range(3)]
     async with open_test_planner(tmp_path) as planner:
         held_plans = [await plan_table(planner, table, make_between(1, 25)) for table in tables]
-        alive = blocks_alive(tmp_path)
-        assert len(alive) == planner.stats().blocks == 9
-        assert sum(block.size_bytes for block in alive) == planner.stats().live_bytes
-        watch = [weakref.ref(block) for block in alive]
-        del alive, held_plans
+        live_blocks = blocks_alive(tmp_path)
+        assert len(live_blocks) == planner.stats().blocks == 9
+        assert sum(block.size_bytes for block in live_blocks) == planner.stats().live_bytes
+        watch = [weakref.ref(block) for block in live_blocks]
+        del live_blocks, held_plans
         planner._views.budget_bytes = 0
         await plan_table(planner, tables[0], make_between(1, 2))
         await asyncio.sleep(0)  # The event loop keeps a reference to what woke this task until the task sleeps again.
@@ -259,10 +259,10 @@ async def test_principal_that_plans_many_tables_evicts_its_own_views(tmp_path: P
         await plan_numbers(planner, "a", [0, 1])
         for _ in range(3):
             await plan_numbers(planner, "b", list(range(2, 12)))
-        decoded = planner.stats().decoded
-        assert decoded > 3 * 2 * 6, "the tables of b have room beside those of a"
+        decoded_count = planner.stats().decoded
+        assert decoded_count > 3 * 2 * 6, "the tables of b have room beside those of a"
         await plan_numbers(planner, "a", [1, 0])
-        assert planner.stats().decoded == decoded
+        assert planner.stats().decoded == decoded_count
 
 
 async def test_adding_a_view_examines_no_other_view(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,8 +368,8 @@ async def test_closed_planners_leave_no_thread_file_or_mapping(tmp_path: Path) -
 
     await cycle()
     before = resources()
-    mapped = [await cycle() for _ in range(50)]
-    assert min(mapped) >= 1, "blocks from the folder are mapped"
+    mapping_counts = [await cycle() for _ in range(50)]
+    assert min(mapping_counts) >= 1, "blocks from the folder are mapped"
     after = resources()
     assert after[0] < before[0] + 25  # A leak grows each time; memory of other tests may be released meanwhile.
     assert after[1] <= before[1]

@@ -92,14 +92,16 @@ async def make_tokens(home: Path) -> dict[str, str]:
 async def test_login_reads_only_a_small_body_of_an_unknown_client(logins: Logins, coding: str) -> None:
     """The body is chunked, so that no header states its size. It is compressed, so that few bytes expand to many."""
     body = b"grant_type=client_credentials&client_secret=" + b"x" * (4 << 20)
-    packed = {"identity": body, "gzip": gzip.compress(body), "deflate": zlib.compress(body)}[coding]
+    packed_body = {"identity": body, "gzip": gzip.compress(body), "deflate": zlib.compress(body)}[coding]
     headers = ["Content-Type: application/x-www-form-urlencoded", "Transfer-Encoding: chunked"]
     if coding != "identity":
         headers.append(f"Content-Encoding: {coding}")
     async with await RawConnection.open(logins.server) as wire:
         await wire.send(build_head("POST", "/v1/oauth/tokens", *headers))
         # The body never ends, so a server that waits for its end does not answer.
-        wire.writer.write(b"".join(encode_chunk(packed[at : at + 4096]) for at in range(0, len(packed), 4096)))
+        wire.writer.write(
+            b"".join(encode_chunk(packed_body[at : at + 4096]) for at in range(0, len(packed_body), 4096))
+        )
         status, answer = await wire.answer()
         assert status == 400
         assert "too large" in json.loads(answer)["error_description"]
@@ -186,18 +188,18 @@ async def test_principal_with_many_large_bodies_waits_only_for_its_own() -> None
 
 async def test_cancelled_request_keeps_its_slot_until_its_thread_ends() -> None:
     """Otherwise a client that sends and disconnects repeatedly would occupy all threads."""
-    turns, started, ended, running = FairLock(), threading.Event(), threading.Event(), [0, 0]
+    turns, has_started, ended, running = FairLock(), threading.Event(), threading.Event(), [0, 0]
 
     def work() -> int:
         running[0] += 1
         running[1] = max(running)
-        started.set()
+        has_started.set()
         assert ended.wait(60)
         running[0] -= 1
         return 1
 
     remaining_tasks = [asyncio.create_task(turns.run("eve", work)) for _ in range(3)]
-    assert await asyncio.to_thread(started.wait, 60)
+    assert await asyncio.to_thread(has_started.wait, 60)
     other = asyncio.create_task(turns.run("ann", work))
     await asyncio.sleep(0)
     for task in remaining_tasks:

@@ -38,11 +38,11 @@ def test_help_names_the_commands_and_shows_how_to_begin() -> None:
 
 def test_every_setting_is_a_flag_with_its_description_and_variable() -> None:
     _, text = run("serve", "--help")
-    flat = re.sub(r"\s+", " ", text)
+    text_on_one_line = re.sub(r"\s+", " ", text)
     for name, field in FIELDS.items():
         assert flag_name(name) in text
-        assert f"[{environment_name(name)}]" in flat
-        assert field.metadata["description"].split(".")[0] in flat
+        assert f"[{environment_name(name)}]" in text_on_one_line
+        assert field.metadata["description"].split(".")[0] in text_on_one_line
 
 
 def test_help_shows_no_secret_default_and_no_environment_value() -> None:

@@ -173,11 +173,11 @@ async def test_accepting_a_connection_does_not_scan_thousands_of_idle_ones() -> 
 
     all_of_them = [connect(number) for number in range(5_000)]
     all_of_them[1]._next_keepalive_close_time = 5_000.5  # It has sent another request.
-    looks = 0
+    look_count = 0
 
     def count_looks(connection: Connection) -> float | None:
-        nonlocal looks
-        looks += 1
+        nonlocal look_count
+        look_count += 1
         return idle_since(connection)
 
     idle_since = vars(Connection)["idle_since"].fget
@@ -185,7 +185,7 @@ async def test_accepting_a_connection_does_not_scan_thousands_of_idle_ones() -> 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Connection, "idle_since", property(count_looks))
         all_of_them += [connect(6_000 + number) for number in range(600)]
-    assert looks < 5_000 * 4
+    assert look_count < 5_000 * 4
     is_open = [open_connection in guard._open for open_connection in all_of_them]
     assert is_open[:602] == [False, True, *[False] * 599, True], "those that were idle for longest have gone"
     assert all(is_open[602:])

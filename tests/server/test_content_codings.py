@@ -50,7 +50,7 @@ PACKER_CASES = [pytest.param(*one, id=name) for name, one in PACKERS.items()]
     pieces=st.integers(1, 40),
     step=st.integers(1, 300),
 )
-def test_compressed_body_is_read_whatever_its_pieces(
+def test_compressed_body_is_read_in_pieces_of_any_size(
     coding: str, pack: Callable[[bytes], bytes], data: bytes, pieces: int, step: int
 ) -> None:
     assert inflate_pieces(coding, pack(data), pieces=pieces, step=step) == data
@@ -58,8 +58,8 @@ def test_compressed_body_is_read_whatever_its_pieces(
 
 @given(members=st.lists(st.binary(max_size=50), min_size=1, max_size=20), pieces=st.integers(1, 200))
 def test_gzip_members_form_one_body(members: list[bytes], pieces: int) -> None:
-    packed = b"".join(gzip.compress(one) for one in members)
-    assert inflate_pieces("gzip", packed, pieces=pieces, step=7) == b"".join(members)
+    packed_body = b"".join(gzip.compress(one) for one in members)
+    assert inflate_pieces("gzip", packed_body, pieces=pieces, step=7) == b"".join(members)
 
 
 def test_number_of_empty_gzip_members_is_limited() -> None:
@@ -89,10 +89,10 @@ def test_flipped_byte_is_rejected_or_changes_nothing(coding: str) -> None:
     packed = PACKERS["gzip" if coding == "gzip" else "zlib"][1](data)
     refused_count = 0
     for offset in range(len(packed)):
-        broken = bytearray(packed)
-        broken[offset] ^= 0x55
+        damaged_bytes = bytearray(packed)
+        damaged_bytes[offset] ^= 0x55
         try:
-            assert inflate_pieces(coding, bytes(broken)) == data  # An example is the time in gzip's header.
+            assert inflate_pieces(coding, bytes(damaged_bytes)) == data  # An example is the time in gzip's header.
         except BadRequest:
             refused_count += 1
     assert refused_count > 0.9 * len(data)

@@ -132,8 +132,8 @@ def test_workers_do_not_outlive_a_killed_supervisor(start_seamark: Start) -> Non
     eventually(lambda: server.log.read_text().count('"event":"serving"') == 2)
     workers = workers_of(server)
     os.kill(server.pid, signal.SIGKILL)
-    ended, alive = psutil.wait_procs(workers, timeout=60)
-    assert not alive
+    ended, live_workers = psutil.wait_procs(workers, timeout=60)
+    assert not live_workers
     assert len(ended) == 2
 
 

@@ -163,13 +163,13 @@ async def test_one_principal_holds_at_most_half_of_the_watches(tmp_path: Path) -
         path = "/api/v1/tables/db/t/timeline?since=latest&wait=60"
         timeline = server.components.timeline
         await send(server, secrets["root"], "POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA})
-        watched = [asyncio.create_task(send(server, secrets["rita"], "GET", path, None)) for _ in range(4)]
-        await until(lambda: timeline.watchers == sum(task.done() for task in watched) == 2)
+        requests = [asyncio.create_task(send(server, secrets["rita"], "GET", path, None)) for _ in range(4)]
+        await until(lambda: timeline.watchers == sum(task.done() for task in requests) == 2)
         other = asyncio.create_task(send(server, secrets["ron"], "GET", path, None))
         await until(lambda: timeline.watchers == 3)
         timeline.drain()
         assert (await other)[0] == 200
-        assert sorted(status for status, *_ in await asyncio.gather(*watched)) == [200, 200, 429, 429]
+        assert sorted(status for status, *_ in await asyncio.gather(*requests)) == [200, 200, 429, 429]
 
 
 def test_quota_counts_each_amount_until_it_expires() -> None:

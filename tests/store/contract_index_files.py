@@ -67,7 +67,7 @@ class IndexFilesContract(StorePair):
         await store.transact([CreateEntry(make_entry("t"))])
         return store
 
-    async def test_index_files_are_read_as_they_were_added(self, store_with_table: GeneratorStore) -> None:
+    async def test_stored_index_files_equal_the_added_files(self, store_with_table: GeneratorStore) -> None:
         first = make_file("a", snapshot_id=None, level=3, created_ms=6)
         second = make_file("b", rows=2**40, created_ms=4)
         await store_with_table.transact([ReplaceIndexFiles(UUID, "d", (first, second), (), 1)])

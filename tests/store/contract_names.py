@@ -107,7 +107,7 @@ class NamesContract(StorePair):
 
     # Entries
 
-    async def test_entry_is_read_as_it_was_written(self, store: GeneratorStore) -> None:
+    async def test_stored_entry_equals_the_written_entry(self, store: GeneratorStore) -> None:
         entry = make_entry("t", previous_location="file:///w/p", version=3, created_ms=5, updated_ms=2**53)
         await store.transact([CreateEntry(entry)])
         assert await store.entry(TABLE, NS, "t") == entry

@@ -76,7 +76,7 @@ async def retire(store: GeneratorStore, before_ms: int, limit: int = 100) -> int
 
 class PlanTablesContract(StorePair):
     @pytest.mark.parametrize("considered_bytes", [None, 0, 2**50])
-    async def test_plan_table_is_read_as_it_was_stored(
+    async def test_loaded_plan_table_equals_the_stored_plan_table(
         self, store: GeneratorStore, other_store: GeneratorStore, considered_bytes: int | None
     ) -> None:
         plan_to_keep = msgspec.structs.replace(build_plan("a"), considered_bytes=considered_bytes)
@@ -164,7 +164,7 @@ class PlanTablesContract(StorePair):
             assert renewed == (retired == 0)
             assert (await store.plan_table(NS, name) is not None) == renewed
 
-    async def test_plans_stay_until_their_files_are_deleted_whatever_happens_to_their_table(
+    async def test_plans_stay_until_their_files_are_deleted_despite_changes_to_the_table(
         self, store: GeneratorStore
     ) -> None:
         await store.transact([CreateEntry(make_entry("T"))])
@@ -219,7 +219,7 @@ class PlanTablesContract(StorePair):
         await retire(store, 1000)
         assert await lease((1, 2), 5000) == 0
 
-    async def test_dropped_plan_snapshot_is_retired_whoever_made_it(self, store: GeneratorStore) -> None:
+    async def test_dropped_plan_snapshot_of_any_principal_is_retired(self, store: GeneratorStore) -> None:
         for audience in ("a", "b"):
             for number in (1, 2):
                 await keep(store, snapshot_plan(number, audience))

@@ -46,7 +46,7 @@ class ProducersContract(StorePair):
         await store.transact([CreateEntry(make_entry("t")), CreateEntry(make_entry("u"))])
         return store
 
-    async def test_producer_is_read_as_it_was_advanced(
+    async def test_stored_producer_equals_the_last_advance(
         self, store_with_tables: GeneratorStore, other_store: GeneratorStore
     ) -> None:
         assert await store_with_tables.producer(UUID, "p") is None

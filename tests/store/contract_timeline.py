@@ -27,7 +27,7 @@ from tests.store.store_pair import StorePair
 class TimelineContract(StorePair):
     # Timeline
 
-    async def test_instant_is_read_as_it_was_written(self, store: GeneratorStore) -> None:
+    async def test_stored_instant_equals_the_written_instant(self, store: GeneratorStore) -> None:
         instant = make_instant(
             "i1",
             principal_name="ann",

@@ -116,7 +116,7 @@ class TransactionsContract(StorePair):
             assert tuple(outcomes) in {("won", "no_such_namespace"), ("namespace_not_empty", "won")}
             await store.check_invariants()
 
-    async def test_swaps_of_two_tables_in_opposite_order_never_deadlock_for_good(
+    async def test_swaps_of_two_tables_in_opposite_order_never_stay_deadlocked(
         self, store: GeneratorStore, other_store: GeneratorStore
     ) -> None:
         locations = {}

@@ -76,11 +76,11 @@ async def test_value_too_long_for_postgres_indexes_is_a_client_error(store: Gene
     rng = random.Random(7)
     letters = [chr(code) for code in range(0x20000, 0x2A000)]
     long = "".join(rng.choices(letters, k=255))
-    deep = tuple("".join(rng.choices(letters, k=250)) for _ in range(3))
+    deep_namespace = tuple("".join(rng.choices(letters, k=250)) for _ in range(3))
     create = CreateEntry(make_entry(long, uuid="u"))
-    claim = ClaimLocations("u", (ClaimedLocation(f"file:///w/{'/'.join(deep)}"),))
-    await store.transact([CreateNamespace((*NS, deep[0]), {})])
-    for changes in ([CreateNamespace((*NS, *deep[:2]), {})], [create, claim]):
+    claim = ClaimLocations("u", (ClaimedLocation(f"file:///w/{'/'.join(deep_namespace)}"),))
+    await store.transact([CreateNamespace((*NS, deep_namespace[0]), {})])
+    for changes in ([CreateNamespace((*NS, *deep_namespace[:2]), {})], [create, claim]):
         with pytest.raises(BadRequest, match="too long for PostgreSQL"):
             await store.transact(changes)
     await store.transact([create])
@@ -212,7 +212,7 @@ async def _open_cutting_proxy(
     caused cuts.
     """
     parts = urlsplit(url)
-    cuts: list[bytes] = []
+    cut_connections: list[bytes] = []
     tasks: set[asyncio.Task[None]] = set()
 
     async def pump(
@@ -220,8 +220,8 @@ async def _open_cutting_proxy(
     ) -> None:
         """Forward data until the stream ends or is cut."""
         while data := await reader.read(65536):
-            if cuts_here and when in data and len(cuts) < times:
-                cuts.append(data)
+            if cuts_here and when in data and len(cut_connections) < times:
+                cut_connections.append(data)
                 held_event.set()
                 if forward:
                     writer.write(data)
@@ -251,7 +251,7 @@ async def _open_cutting_proxy(
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     try:
-        yield parts._replace(netloc=f"{parts.username}:{parts.password}@127.0.0.1:{port}").geturl(), cuts
+        yield parts._replace(netloc=f"{parts.username}:{parts.password}@127.0.0.1:{port}").geturl(), cut_connections
     finally:
         server.close()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -328,7 +328,7 @@ async def test_wait_for_a_lock_of_another_session_is_limited(store: GeneratorSto
         await hurried.transact([make_swap("t", location, "file:///1")])
 
 
-async def test_requests_are_told_to_retry_when_all_connections_are_busy(
+async def test_requests_get_a_retry_error_when_all_connections_are_busy(
     store: GeneratorStore, postgres_url: str
 ) -> None:
     await store.transact([CreateEntry(make_entry("t"))])
@@ -340,12 +340,12 @@ async def test_requests_are_told_to_retry_when_all_connections_are_busy(
         await holder.execute("BEGIN; UPDATE entries SET version = version")
         blocked = asyncio.create_task(get_outcome(small_store.transact([swap])))
         await asyncio.sleep(0.1)
-        waiting = asyncio.gather(*(get_outcome(small_store.ping()) for _ in range(3)))
+        waiting_calls = asyncio.gather(*(get_outcome(small_store.ping()) for _ in range(3)))
         await asyncio.sleep(0.1)
-        assert not waiting.done()
+        assert not waiting_calls.done()
         await holder.execute("ROLLBACK")
         assert await blocked == "won"
-        assert await waiting == ["won"] * 3
+        assert await waiting_calls == ["won"] * 3
         await holder.execute("BEGIN; UPDATE entries SET version = version")
         swap = make_swap("t", "file:///1", "file:///2")
         swaps = [asyncio.create_task(small_store.transact([swap])) for _ in range(8)]

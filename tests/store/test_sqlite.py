@@ -52,13 +52,13 @@ async def test_full_queue_rejects_at_once_and_keeps_what_it_accepted(path: Path,
         await store.transact([CreateNamespace(NS, {})])
         blocker = sqlite3.connect(path, isolation_level=None)
         blocker.execute("BEGIN IMMEDIATE")
-        waiting = [asyncio.create_task(store.transact([CreateEntry(make_entry(f"t{n}"))])) for n in range(4)]
+        waiting_tasks = [asyncio.create_task(store.transact([CreateEntry(make_entry(f"t{n}"))])) for n in range(4)]
         await asyncio.sleep(0.05)
         with pytest.raises(RetryLater, match="4 transactions already wait"):
             await store.transact([CreateEntry(make_entry("refused"))])
         blocker.execute("COMMIT")
         blocker.close()
-        await asyncio.gather(*waiting)
+        await asyncio.gather(*waiting_tasks)
         await store.transact([CreateEntry(make_entry("later"))])
         assert await _list_names(store) == ["later", "t0", "t1", "t2", "t3"]
 
@@ -318,7 +318,7 @@ async def test_acknowledged_transactions_survive_kill_9_and_none_is_partial(path
     seed = first_seed()
     print(f"seed {seed}")
     random = Random(seed)
-    acknowledged: set[str] = set()
+    acknowledged_names: set[str] = set()
     for _ in range(5):
         with subprocess.Popen(
             [sys.executable, "-c", textwrap.dedent(_WRITE_UNTIL_KILLED), f"sqlite:///{path}"],
@@ -328,22 +328,22 @@ async def test_acknowledged_transactions_survive_kill_9_and_none_is_partial(path
         ) as process:
             assert process.stdout is not None
             for _ in range(random.randint(1, 600)):
-                acknowledged.add(process.stdout.readline().strip())
+                acknowledged_names.add(process.stdout.readline().strip())
             await asyncio.sleep(random.random() * 0.01)
             process.send_signal(signal.SIGKILL)
             # A line cut short by the kill was never a complete answer.
             output = process.stdout.read()
-            acknowledged.update(output[: output.rfind("\n") + 1].split())
+            acknowledged_names.update(output[: output.rfind("\n") + 1].split())
         async with open_sqlite(path, clock=SystemClock()) as store:
             assert isinstance(store, GeneratorStore)
             await store.check_invariants()
             recorded = {instant.id for instant in await store.instants(InstantFilter(), 1_000_000)}
-            assert acknowledged <= recorded
+            assert acknowledged_names <= recorded
             for n in range(8):
                 entry = await store.entry(TABLE, NS, f"t{n}")
                 assert entry is not None
                 assert entry.version - 1 == sum(1 for item in recorded if item.startswith(f"t{n}-"))
-    assert len(acknowledged) > 5
+    assert len(acknowledged_names) > 5
 
 
 _FILL_THE_DISK = """

@@ -213,12 +213,12 @@ async def test_a_read_with_a_token_has_the_rows_of_the_token_or_is_refused(strea
     assert await asyncio.to_thread(lambda: scan_ids(url, after=token)) == [1, 2, 3, 4]
     assert await request_plan(token) == (200, "")
     uuid = token.partition("/")[0]
-    late = f"{uuid}/0:99"
-    assert await request_plan(late) == (503, "1")
+    late_token = f"{uuid}/0:99"
+    assert await request_plan(late_token) == (503, "1")
     assert await request_plan(f"00000000-0000-0000-0000-000000000000/0:99 {token}") == (200, "")
     assert (await request_plan("yesterday"))[0] == 400
     with pytest.raises(Unavailable, match="needs the rows up to offset 99"):
-        await asyncio.to_thread(lambda: seamark.scan(SeamarkClient(url, retries=0), TABLE, after=late))
+        await asyncio.to_thread(lambda: seamark.scan(SeamarkClient(url, retries=0), TABLE, after=late_token))
     path = "/v1/namespaces/db/tables/t"
     assert (await stream.server.get(path, headers={"X-Seamark-After": token}))[0] == 503
     await stream.flush()
@@ -245,7 +245,7 @@ READERS: dict[str, Callable[[str], list[int]]] = {
 @pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(12, judged_number=1)))
 async def test_random_changes_leave_every_reader_with_the_rows_of_the_model(tmp_path: Path, seed: int) -> None:
     rng, number = random.Random(seed), 0
-    flushed, waiting, states = set[int](), set[int](), dict[int, set[int]]()
+    flushed, waiting_ids, states = set[int](), set[int](), dict[int, set[int]]()
 
     async with streaming(tmp_path) as stream:
         await create(stream, properties={"format-version": rng.choice(["2", "3"])})
@@ -255,23 +255,23 @@ async def test_random_changes_leave_every_reader_with_the_rows_of_the_model(tmp_
             return [{"id": each, "name": "ab"[each % 2]} for each in numbers]
 
         def change(action: str) -> None:
-            nonlocal flushed, waiting
+            nonlocal flushed, waiting_ids
             if action == "append":
                 table = pa.table({"id": pa.array(numbers, pa.int64()), "name": ["ab"[each % 2] for each in numbers]})
                 seamark.append(client, TABLE, table)
                 flushed |= set(numbers)
             elif action == "delete":
                 seamark.delete(client, TABLE, where=f"id < {numbers[0] - 20}")
-                flushed = {each for each in flushed | waiting if each >= numbers[0] - 20}
-                waiting = set()
+                flushed = {each for each in flushed | waiting_ids if each >= numbers[0] - 20}
+                waiting_ids = set()
             elif action == "update":
                 query_rows(url, f"UPDATE db.t SET name = 'b' WHERE id = {numbers[0] - 1}")
-                flushed, waiting = flushed | waiting, set()
+                flushed, waiting_ids = flushed | waiting_ids, set()
             elif action == "compact":
                 compact(client, TABLE, policy=CompactionPolicy(1 << 20, 2, 1 << 20))
             elif action == "insert":
                 query_rows(url, f"INSERT INTO db.t SELECT {numbers[0]}, 'a', NULL FROM db.t LIMIT 1")
-                flushed |= {numbers[0]} if flushed | waiting else set()
+                flushed |= {numbers[0]} if flushed | waiting_ids else set()
             elif action == "rollback" and states:
                 head = rng.choice(sorted(states))
                 update = {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": head}
@@ -286,16 +286,16 @@ async def test_random_changes_leave_every_reader_with_the_rows_of_the_model(tmp_
             )
             numbers = list(range(number + 1, number + 1 + rng.randint(1, 9)))
             number = numbers[-1]
-            if action == "post" or not (flushed or waiting):
+            if action == "post" or not (flushed or waiting_ids):
                 await stream.post(*rows_of(numbers))
-                waiting |= set(numbers)
+                waiting_ids |= set(numbers)
                 if not flushed:
                     await stream.flush()
-                    flushed, waiting = waiting, set()
+                    flushed, waiting_ids = waiting_ids, set()
             elif action == "flush":
                 if stream.server.components.streams.tables:
                     await stream.flush()
-                flushed, waiting = flushed | waiting, set()
+                flushed, waiting_ids = flushed | waiting_ids, set()
             else:
                 await asyncio.to_thread(change, action)
             opened_table = await asyncio.to_thread(open_table, client, TABLE, At())
@@ -306,8 +306,8 @@ async def test_random_changes_leave_every_reader_with_the_rows_of_the_model(tmp_
                 reader_task = asyncio.create_task(asyncio.to_thread(READERS[name], url))
                 if rng.random() < 0.3 and stream.server.components.streams.tables:
                     await stream.flush()  # These rows arrive while the reader runs.
-                    flushed, waiting = flushed | waiting, set()
-                assert await reader_task == sorted(flushed | waiting), (action, name)
+                    flushed, waiting_ids = flushed | waiting_ids, set()
+                assert await reader_task == sorted(flushed | waiting_ids), (action, name)
             opened_table = await asyncio.to_thread(open_table, client, TABLE, At())
             if opened_table.snapshot_id is not None:
                 states.setdefault(opened_table.snapshot_id, set(flushed))

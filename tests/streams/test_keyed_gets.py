@@ -96,9 +96,9 @@ async def test_get_with_a_token_has_the_rows_of_the_token_or_is_refused(stream: 
     token = (await stream.post({"id": 1, "name": "a"}))["token"]
     rows = await asyncio.to_thread(lambda: seamark.get_rows(client, "db.t", [1, 0], after=token, columns=["id"]))
     assert rows.to_pylist() == [{"id": 1}, {"id": 0}]
-    late = token.rpartition(":")[0] + ":99"
+    late_token = token.rpartition(":")[0] + ":99"
     with pytest.raises(Unavailable, match="needs the rows up to offset 99"):
-        await asyncio.to_thread(lambda: seamark.get_rows(client, "db.t", [1], after=late))
+        await asyncio.to_thread(lambda: seamark.get_rows(client, "db.t", [1], after=late_token))
 
 
 async def test_request_that_does_not_fit_is_refused_with_the_reason(

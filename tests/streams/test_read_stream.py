@@ -138,10 +138,10 @@ async def test_a_waiting_reader_gets_the_first_row_that_is_ever_appended(stream:
         await append_batch(stream, 1)
     start = await asyncio.to_thread(_locate, stream, "latest")
     url = f"{stream.server.url}/api/v1/tables/db/t/rows?after={start}&wait={WAIT_S}"
-    waiting = asyncio.create_task(stream.server.http.get(url))
+    waiting_task = asyncio.create_task(stream.server.http.get(url))
     await asyncio.sleep(0.2)
     await stream.post({"id": 2})
-    async with asyncio.timeout(SOON_S), await waiting as answer:
+    async with asyncio.timeout(SOON_S), await waiting_task as answer:
         assert answer.status == 200, await answer.text()
         assert pa.ipc.open_stream(await answer.read()).read_all().column("id").to_pylist() == [2]
 

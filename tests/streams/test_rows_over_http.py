@@ -423,7 +423,7 @@ async def test_random_writers_flushes_batches_and_readers(tmp_path: Path, seed: 
     """
     import random
 
-    rng, acknowledged = random.Random(seed), Counter[int]()
+    rng, acknowledged_numbers = random.Random(seed), Counter[int]()
     sequences, sent_count = Counter[str](), 0
 
     async def write(stream: Stream, producer: str) -> None:
@@ -434,7 +434,7 @@ async def test_random_writers_flushes_batches_and_readers(tmp_path: Path, seed: 
             for _ in range(rng.choice([1, 1, 2])):  # The client repeats the request, as it does after a lost answer.
                 await stream.post(*rows, query=f"?producer={producer}&sequence={sequences[producer]}")
             sequences[producer] += 1
-            acknowledged.update(numbers)
+            acknowledged_numbers.update(numbers)
             await asyncio.sleep(rng.random() / 50)
 
     async def append(stream: Stream) -> None:
@@ -451,11 +451,11 @@ async def test_random_writers_flushes_batches_and_readers(tmp_path: Path, seed: 
             return True
 
         if await asyncio.to_thread(commit):
-            acknowledged[number] += 1
+            acknowledged_numbers[number] += 1
 
     async def read(stream: Stream) -> None:
         for _ in range(rng.randint(1, 4)):
-            before = dict(acknowledged)
+            before = dict(acknowledged_numbers)
             rows = Counter(await stream.ids())
             assert not [number for number, times in rows.items() if times > 1], "a row is repeated"
             assert not before.keys() - rows.keys(), "an acknowledged row is missing"
@@ -476,11 +476,11 @@ async def test_random_writers_flushes_batches_and_readers(tmp_path: Path, seed: 
                 await asyncio.gather(
                     write(stream, "p"), write(stream, "q"), append(stream), read(stream), read(stream), flush(stream)
                 )
-            assert await stream.ids() == sorted(acknowledged)
+            assert await stream.ids() == sorted(acknowledged_numbers)
     async with streaming(tmp_path) as stream:
-        assert await stream.ids() == sorted(acknowledged)
+        assert await stream.ids() == sorted(acknowledged_numbers)
         await stream.flush()
-        assert await stream.ids() == sorted(acknowledged)
+        assert await stream.ids() == sorted(acknowledged_numbers)
 
 
 async def test_fresh_files_are_deleted_after_their_time(tmp_path: Path) -> None:
@@ -542,12 +542,12 @@ async def test_header_lets_an_engine_that_plans_itself_read_fresh_rows(tmp_path:
         def read() -> tuple[list[int], list[int], int]:
             with (
                 RestCatalog("fresh", uri=stream.server.url, **{"header.X-Seamark-Fresh": "true"}) as fresh,
-                RestCatalog("plain", uri=stream.server.url) as plain,
+                RestCatalog("plain", uri=stream.server.url) as plain_catalog,
             ):
                 table = fresh.load_table("db.t")
                 actual_ids = sorted(table.scan().to_arrow().column("id").to_pylist())
                 some = table.scan(row_filter="id >= 3").to_arrow().column("id").to_pylist()
-                return actual_ids, some, plain.load_table("db.t").scan().count()
+                return actual_ids, some, plain_catalog.load_table("db.t").scan().count()
 
         assert await asyncio.to_thread(read) == ([1, 2, 3], [3], 1)
         await stream.flush()
@@ -611,7 +611,7 @@ async def test_second_log_refuses_rows_while_the_first_has_unflushed_rows(tmp_pa
         assert await stream.ids() == [1]
 
 
-async def test_a_plan_in_pages_has_each_fresh_file_also_after_a_flush(tmp_path: Path) -> None:
+async def test_a_plan_in_pages_keeps_each_fresh_file_after_a_flush(tmp_path: Path) -> None:
     async with streaming(tmp_path, plan_inline_limit=2, plan_page_size=2) as stream:
         await create(stream, partition_spec=BY_NAME)
         await stream.post(*({"id": number, "name": str(number)} for number in range(9)))

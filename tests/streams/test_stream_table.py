@@ -105,7 +105,7 @@ async def test_a_new_owner_reads_rows_of_the_log_that_it_did_not_append() -> Non
 async def test_random_writers_owners_flushes_and_readers(seed: int) -> None:
     """Every reader gets each row that was acknowledged before its read, no row twice, and each shard in its order."""
     async with open_world(seed, shards=2) as world:
-        rng, acknowledged, owners = world.rng, set[int](), [world.open(), world.open()]
+        rng, acknowledged_numbers, owners = world.rng, set[int](), [world.open(), world.open()]
         world.busy_chance, sent_count = 0.02, 0
 
         async def write(table: StreamTable) -> None:
@@ -113,15 +113,15 @@ async def test_random_writers_owners_flushes_and_readers(seed: int) -> None:
             numbers = [sent_count := sent_count + 1 for _ in range(rng.randint(1, 3))]
             shards = {shard: build_batch(*numbers[shard::2]) for shard in (0, 1) if numbers[shard::2]}
             await table.append(shards)
-            acknowledged.update(numbers)
+            acknowledged_numbers.update(numbers)
 
         async def read(table: StreamTable) -> None:
-            before = set(acknowledged)
+            before = set(acknowledged_numbers)
             with suppress(RetryLater):
                 rows = await world.read(table)
                 assert len(rows) == len(set(rows)), "a row is repeated"
                 assert before <= set(rows), "an acknowledged row is missing"
-                assert set(rows) <= acknowledged | set(range(1, sent_count + 1))
+                assert set(rows) <= acknowledged_numbers | set(range(1, sent_count + 1))
 
         async def flush(table: StreamTable) -> None:
             if rng.random() < 0.3:

@@ -88,8 +88,8 @@ async def test_missing_and_wrong_keys_are_reported(
 ) -> None:
     clock = SystemClock()
     assert "The server has no S3 keys" in await storage_problem(settings(s3, s3_bucket, tmp_path), clock, JOB_WORKER)
-    wrong = settings(s3, s3_bucket, tmp_path, s3_access_key_id=s3.access_key, s3_secret_access_key="wrong")
-    problem = await storage_problem(wrong, clock, JOB_WORKER)
+    wrong_settings = settings(s3, s3_bucket, tmp_path, s3_access_key_id=s3.access_key, s3_secret_access_key="wrong")
+    problem = await storage_problem(wrong_settings, clock, JOB_WORKER)
     assert f"cannot write and read an object in s3://{s3_bucket}/lake" in problem
     monkeypatch.setenv("AWS_PROFILE", "missing")
     credentials._make_chain.cache_clear()

@@ -62,11 +62,11 @@ async def test_job_proposed_while_it_runs_runs_again_after_a_pause() -> None:
 async def test_job_without_work_pauses_shorter_than_one_with_work() -> None:
     now = ManualClock()
     queue = JobQueue(now, limit=QUEUE)
-    looks = Job("manifests", ("db",), "t", "uuid", pause_s=600.0, idle_pause_s=60.0)
+    manifest_job = Job("manifests", ("db",), "t", "uuid", pause_s=600.0, idle_pause_s=60.0)
     for idle, pause_s in ((True, 60.0), (False, 600.0)):
-        queue.put(looks)
+        queue.put(manifest_job)
         assert queue.finish(await queue.take(), failed=False, idle=idle) == pause_s
-        queue.put(looks)
+        queue.put(manifest_job)
         now.s += pause_s - 1
         assert await take_job(queue) is None
         now.s += 1
@@ -205,7 +205,7 @@ async def test_random_histories_lose_no_proposal_and_run_no_job_concurrently_wit
     now = ManualClock()
     queue = JobQueue(now, limit=QUEUE)
     unseen: set[str] = set()
-    running: dict[str, Job] = {}
+    running_jobs: dict[str, Job] = {}
     for _ in range(3000):
         now.s += rng.random() * 2
         step = rng.random()
@@ -213,21 +213,21 @@ async def test_random_histories_lose_no_proposal_and_run_no_job_concurrently_wit
             name = f"t{rng.randrange(12)}"
             queue.put(build_job(name, rng.randrange(3)), delay_s=rng.choice((0.0, 0.0, 5.0)))
             unseen.add(name)
-        elif step < 0.7 and len(running) < 3:
-            if any(name not in running for name in unseen):
+        elif step < 0.7 and len(running_jobs) < 3:
+            if any(name not in running_jobs for name in unseen):
                 job = await take_job(queue)
                 if job is not None:
-                    assert job.table not in running
-                    running[job.table] = job
+                    assert job.table not in running_jobs
+                    running_jobs[job.table] = job
                     unseen.discard(job.table)
-        elif running:
-            name = rng.choice(sorted(running))
+        elif running_jobs:
+            name = rng.choice(sorted(running_jobs))
             failed = rng.random() < 0.3
-            queue.finish(running.pop(name), failed=failed)
+            queue.finish(running_jobs.pop(name), failed=failed)
             if failed:
                 unseen.add(name)
         queue.check_invariants()
-    for job in running.values():
+    for job in running_jobs.values():
         queue.finish(job, failed=False)
     now.s += 10 * BACKOFF_MAX_S
     while unseen:

@@ -181,7 +181,7 @@ def _has_open(pid: int, path: Path) -> bool:
     return str(path) in results
 
 
-def test_bytes_of_a_rewrite_are_those_added_since_the_last_one() -> None:
+def test_rewrite_counts_the_bytes_added_since_the_last_rewrite() -> None:
     def metadata(*summaries: dict[str, str]) -> TableMetadata:
         snapshots = [
             {"snapshot-id": number, "sequence-number": number, "timestamp-ms": number, "manifest-list": "file:///l"}

@@ -235,9 +235,12 @@ async def test_table_without_work_is_examined_again_soon(tmp_path: Path) -> None
         await create(server, "db", "t")
         recorder = Recorder()
         async with run_scheduler(server, recorder, services=[EveryTable(pause_s=1e6, idle_pause_s=0.01)]):
-            for looks in range(1, 4):
-                await until(lambda looks=looks: len(recorder.outcomes) == looks)
-                change = {"requirements": [], "updates": [{"action": "set-properties", "updates": {"n": str(looks)}}]}
+            for look_count in range(1, 4):
+                await until(lambda looks=look_count: len(recorder.outcomes) == looks)
+                change = {
+                    "requirements": [],
+                    "updates": [{"action": "set-properties", "updates": {"n": str(look_count)}}],
+                }
                 async with server.http.post(f"{server.url}/v1/namespaces/db/tables/t", json=change) as answer:
                     assert answer.status == 200, await answer.text()
 
@@ -398,10 +401,13 @@ async def test_sweep_repeats_only_changed_or_waiting_tables(tmp_path: Path) -> N
 
         assert len(await sweep_names()) == 6
         assert await sweep_names() == {"refused"}
-        deep = {"namespace": ["a", "deep"]}
+        deep_filter = {"namespace": ["a", "deep"]}
         update = {"action": "set-properties", "updates": {"k": "v"}}
         await post("namespaces/a%1Fdeep/tables/changed", {"requirements": [], "updates": [update]})
-        await post("tables/rename", {"source": {**deep, "name": "renamed"}, "destination": {**deep, "name": "new"}})
+        await post(
+            "tables/rename",
+            {"source": {**deep_filter, "name": "renamed"}, "destination": {**deep_filter, "name": "new"}},
+        )
         assert await sweep_names() == {"refused", "changed", "new"}
         assert await sweep_names() == {"refused"}
         clock.advance(101_000)

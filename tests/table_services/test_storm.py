@@ -136,7 +136,7 @@ class Storm:
             self.stop.set()
         return not self.stop.is_set()
 
-    def run(self, *works: Callable[[], None]) -> None:
+    def run(self, *operations: Callable[[], None]) -> None:
         """Run all works until the time is over; the first error ends them all."""
 
         def guard_work(work: Callable[[], None]) -> None:
@@ -145,8 +145,8 @@ class Storm:
             finally:
                 self.stop.set()
 
-        with ThreadPoolExecutor(len(works)) as pool:
-            for future in [pool.submit(guard_work, work) for work in works]:
+        with ThreadPoolExecutor(len(operations)) as pool:
+            for future in [pool.submit(guard_work, work) for work in operations]:
                 future.result()
 
     def upsert(self, writer: Writer, seed: int) -> None:
@@ -248,8 +248,8 @@ class Storm:
         rows: dict[int, list[tuple[int, str]]] = defaultdict(list)
         for row in actual_rows:
             rows[row["id"] // RANGE].append((row["id"], row["text"]))
-        for writer, acknowledged in zip(self.writers, least, strict=True):
-            writer.check(rows.pop(writer.number, []), acknowledged)
+        for writer, acknowledged_appends in zip(self.writers, least, strict=True):
+            writer.check(rows.pop(writer.number, []), acknowledged_appends)
         assert not rows
         self.checked += 1
 
@@ -279,18 +279,18 @@ class Jobs:
 
     def run(self, seed: int) -> None:
         rng = random.Random(seed)
-        running: dict[str, BaseProcess] = {kind: self._start(kind) for kind in KINDS}
+        running_jobs: dict[str, BaseProcess] = {kind: self._start(kind) for kind in KINDS}
         try:
             while self._storm.goes_on():
                 time.sleep(rng.uniform(0.1, 1.5))
                 kind = rng.choice(KINDS)
-                assert running[kind].is_alive(), f"the job {kind} has ended with {running[kind].exitcode}"
-                running[kind].kill()
-                running[kind].join()
+                assert running_jobs[kind].is_alive(), f"the job {kind} has ended with {running_jobs[kind].exitcode}"
+                running_jobs[kind].kill()
+                running_jobs[kind].join()
                 self.killed += 1
-                running[kind] = self._start(kind)
+                running_jobs[kind] = self._start(kind)
         finally:
-            for process in running.values():
+            for process in running_jobs.values():
                 process.kill()
                 process.join()
 

@@ -67,9 +67,9 @@ async def test_history_of_a_table_survives_its_rename(server: RunningServer) -> 
     await store.transact(
         [RenameEntry(kind=EntryKind.TABLE, namespace=("db",), name="old", to_namespace=("db",), to_name="new")]
     )
-    renamed = await server.record("new", "rename", uuid="u1")
+    rename_instant = await server.record("new", "rename", uuid="u1")
     _, page = await server.get("/api/v1/tables/db/new/timeline")
-    assert list_ids(page) == [instant.id, renamed.id]
+    assert list_ids(page) == [instant.id, rename_instant.id]
     _, page = await server.get("/api/v1/tables/db/old/timeline")
     assert list_ids(page) == [instant.id]
     status, body = await server.get("/api/v1/tables/db/never/timeline")

@@ -120,7 +120,7 @@ async def test_unannounced_instant_is_found_when_the_watch_ends(tmp_path: Path) 
         assert [instant.id for instant in await watch] == [instant_id]
 
 
-async def test_watchers_over_the_limit_are_told_to_retry_later(both_replicas: tuple[Replica, Replica]) -> None:
+async def test_watchers_over_the_limit_get_a_retry_error(both_replicas: tuple[Replica, Replica]) -> None:
     first, _ = both_replicas
     watches = [asyncio.create_task(first.timeline.watch(InstantFilter(), 1, 60)) for _ in range(3)]
     await until(lambda: first.timeline.watchers == 3)

@@ -217,13 +217,13 @@ async def test_deleted_rows_are_excluded_on_request(api: Api, version: int) -> N
             pages_by_path = {page["file-path"]: page for page in await read_pages(api, body)}
             for file in snapshot.data:
                 expected = {n for n, row in enumerate(rows_of(file)) if row[0] is not None and row[0] < position}
-                alive = {n for path, n, row in live if path == file.path and n in expected}
+                live_ids = {n for path, n, row in live if path == file.path and n in expected}
                 assert (
                     decode_rows(pages_by_path[file.path]["rows"]) if file.path in pages_by_path else set()
                 ) == expected
                 assert (
                     decode_rows(pages_with_deletes[file.path]["rows"]) if file.path in pages_with_deletes else set()
-                ) == alive
+                ) == live_ids
             assert all(value["exact"] and value["undecided"] == 0 for value in pages_with_deletes.values())
 
 
@@ -232,7 +232,7 @@ async def test_arrow_and_json_answers_are_equal(api: Api) -> None:
     await create_indexed_table(api, rng)
     for form in ("roaring", "positions"):
         body = {"where": "id < 20 AND part = 1", "rows": form}
-        plain = (await api("POST", BITMAP, body)).json
+        plain_answer = (await api("POST", BITMAP, body)).json
         answer = await api("POST", BITMAP, body, headers={"Accept": ARROW_STREAM})
         table = pa.ipc.open_stream(answer.raw).read_all()
         schema_metadata = {name.decode(): value.decode() for name, value in table.schema.metadata.items()}
@@ -242,7 +242,7 @@ async def test_arrow_and_json_answers_are_equal(api: Api) -> None:
             "false",
         )
         assert json.loads(schema_metadata["not-used"]) == []
-        for file, row in zip(plain["files"], table.to_pylist(), strict=True):
+        for file, row in zip(plain_answer["files"], table.to_pylist(), strict=True):
             rows = row["rows"]
             actual_rows = set(pyroaring.BitMap.deserialize(rows)) if isinstance(rows, bytes) else set(rows)
             assert actual_rows == decode_rows(file["rows"])

@@ -210,8 +210,8 @@ async def test_invalid_index_property_is_listed_with_its_problem_and_can_be_repl
         ("bad", None, "broken"),
     ]
     assert "no such column" in indexes[1]["problem"]
-    sound = await define(api_with_table, "sound", kind="bitmap", columns=["id"])
-    assert set(indexes[0]) == set(sound) - {"index-files"}
+    valid_index = await define(api_with_table, "sound", kind="bitmap", columns=["id"])
+    assert set(indexes[0]) == set(valid_index) - {"index-files"}
     assert {one for one, value in indexes[0].items() if value is not None} == {"name", "health", "problem"}
     assert (await api_with_table("DELETE", f"{INDEXES}/sound")).status == 204
     assert (await load_index(api_with_table, "bad")) == indexes[1]
@@ -228,8 +228,8 @@ async def test_definition_follows_a_rename_and_reports_a_dropped_column(api_with
     build = await begin_build(api_with_table)
     await register(api_with_table, build, write(build, "one", build_index_file(build, FILES)))
     fields = [{"id": 1, "name": "id", "required": True, "type": "long"}]
-    renamed = {"id": 2, "name": "payload", "required": False, "type": "string"}
-    await _evolve(api_with_table, [*fields, renamed], 1)
+    renamed_field = {"id": 2, "name": "payload", "required": False, "type": "string"}
+    await _evolve(api_with_table, [*fields, renamed_field], 1)
     index = await load_index(api_with_table)
     assert (index["columns"], index["files"]) == (["payload"], 6)
     assert (await load_index(api_with_table, "typed"))["columns"] == ["payload"]

@@ -451,8 +451,8 @@ async def test_million_keys_are_answered_in_one_request(api: Api) -> None:
     ids = np.random.default_rng(1).permutation(1_000_000)
     arrow = await ask_arrow(api, pa.table({"id": ids}), "index=keys")
     is_stored = ids < 600_000
-    alive = np.flatnonzero(is_stored & ((ids // 4) % 1000 != 0))
-    assert np.array_equal(arrow.column("key").to_numpy(), alive)
-    assert np.array_equal(arrow.column("position").to_numpy(), ids[alive] // 4)
+    live_rows = np.flatnonzero(is_stored & ((ids // 4) % 1000 != 0))
+    assert np.array_equal(arrow.column("key").to_numpy(), live_rows)
+    assert np.array_equal(arrow.column("position").to_numpy(), ids[live_rows] // 4)
     numbers = {file.path: n for n, file in enumerate(files)}
-    assert [numbers[path] for path in arrow.column("file_path").to_pylist()] == (ids[alive] % 4).tolist()
+    assert [numbers[path] for path in arrow.column("file_path").to_pylist()] == (ids[live_rows] % 4).tolist()

@@ -218,8 +218,8 @@ def joins() -> Iterator[BadInput]:
     yield ask("33 joins", [join()] * 33)
     level = b'{"table": ["db", "t"], "on": {"id": "id"}, "joins": ['
     for description, depth in (("400 levels", 400), ("4,000 levels", 4_000)):
-        deep = b'{"joins": [' + level * depth + b"]}" * (depth + 1)
-        yield BadInput("Joins", description, "POST", "/api/v1/tables/db/t/plan-tables", deep)
+        deep_body = b'{"joins": [' + level * depth + b"]}" * (depth + 1)
+        yield BadInput("Joins", description, "POST", "/api/v1/tables/db/t/plan-tables", deep_body)
     wrong = {"joins": [join(on={"id": "idd"})]}
     yield BadInput(
         "Joins", "a plan explained, by a column that there is not", "POST", "/api/v1/tables/db/t/explain", wrong

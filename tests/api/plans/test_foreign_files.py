@@ -271,11 +271,13 @@ async def test_plan_reads_neither_manifests_nor_manifest_lists_of_another_table(
     secret = build_data_file(f"file://{foreign_metadata_folder.parent}/data/{SECRET}.parquet", 1, 9)
     secret_manifest = write_manifest(foreign_metadata_folder / "m.avro", [secret], 1, write=False)
     longer = replace(secret_manifest, length=secret_manifest.length + 1000)
-    missing = write_manifest(foreign_metadata_folder / "missing.avro", [secret], 1, write=False)
-    damaged = write_manifest(foreign_metadata_folder / "damaged.avro", [secret], 1)
-    (foreign_metadata_folder / "damaged.avro").write_bytes(b"x" * damaged.length)
+    missing_manifest = write_manifest(foreign_metadata_folder / "missing.avro", [secret], 1, write=False)
+    damaged_manifest = write_manifest(foreign_metadata_folder / "damaged.avro", [secret], 1)
+    (foreign_metadata_folder / "damaged.avro").write_bytes(b"x" * damaged_manifest.length)
     lists = [f"file://{foreign_metadata_folder}/{name}.avro" for name in ("snap", "damaged", "missing")]
-    for number, listed_manifest in enumerate((secret_manifest, longer, damaged, missing, replace(missing, content=1))):
+    for number, listed_manifest in enumerate(
+        (secret_manifest, longer, damaged_manifest, missing_manifest, replace(missing_manifest, content=1))
+    ):
         lists.append(write_manifest_list(path.with_name(f"l{number}.avro"), [listed_manifest]))
     answers = set()
     for location in lists:
@@ -288,14 +290,14 @@ async def test_plan_reads_neither_manifests_nor_manifest_lists_of_another_table(
             "schema-id": 0,
         }
         refs = {"main": {"type": "branch", "snapshot-id": 7}}
-        forged = {
+        forged_table = {
             **own_metadata_path,
             "snapshots": [snapshot],
             "current-snapshot-id": 7,
             "last-sequence-number": 1,
             "refs": refs,
         }
-        lake.overwrite_metadata(path, forged)
+        lake.overwrite_metadata(path, forged_table)
         for client in (PYICEBERG, JAVA):
             answer = await lake("wendy", "POST", "/v1/namespaces/mine/tables/forged/plan", {}, client)
             answers.add((answer.status, *answer.error[1:]))
@@ -355,8 +357,8 @@ async def test_native_commit_uses_locations_of_the_database_and_not_of_the_metad
     foreign_metadata = await lake.metadata("theirs")
     path, metadata = await lake.table_of_another_catalog()
     own_location = metadata["location"]
-    forged = {**metadata["properties"], "write.data.path": f"{foreign_metadata['location']}/data"}
-    path.write_text(json.dumps({**metadata, "properties": forged}))
+    forged_properties = {**metadata["properties"], "write.data.path": f"{foreign_metadata['location']}/data"}
+    path.write_text(json.dumps({**metadata, "properties": forged_properties}))
 
     async def send(principal: str, file: str) -> int:
         added_file = {"spec-id": 0, "content": "data", "file-path": file, "file-format": "parquet", "partition": []}
@@ -499,7 +501,7 @@ async def test_expiration_deletes_nothing_in_a_folder_named_only_by_overwritten_
                 "schema-id": 0,
             }
         )
-    forged = {
+    forged_table = {
         **metadata,
         "properties": {"write.data.path": f"file://{legacy}"},
         "snapshots": snapshots,
@@ -508,7 +510,7 @@ async def test_expiration_deletes_nothing_in_a_folder_named_only_by_overwritten_
         "last-updated-ms": metadata["last-updated-ms"] + 9,
         "refs": {"main": {"type": "branch", "snapshot-id": 8}},
     }
-    path.write_text(json.dumps(forged))
+    path.write_text(json.dumps(forged_table))
     body = {"older-than-ms": 1 << 60, "retain-last": 1}
     answer = await lake("wendy", "POST", "/api/v1/tables/mine/forged/expire-snapshots", body)
     assert answer.status in (200, 403), answer.raw

@@ -57,16 +57,16 @@ async def test_every_page_follows_the_options_for_residuals_and_sequence_numbers
     assert wrong.error[:2] == (400, "BadRequestException")
 
 
-async def test_pages_belong_to_their_plan_whatever_is_committed_later(paging_api: Api) -> None:
+async def test_later_commits_do_not_change_the_pages_of_a_plan(paging_api: Api) -> None:
     whole_plan = await paging_api("POST", f"{T}/plan", {"filter": {"type": "gt-eq", "term": "id", "value": 100}})
     await append(paging_api, "t", build_ten_id_files(60)[30:], snapshot_id=2, parent=1)
-    renamed = {**SCHEMA, "schema-id": 1, "fields": [{**SCHEMA["fields"][0], "name": "key"}, SCHEMA["fields"][1]]}
+    renamed_schema = {**SCHEMA, "schema-id": 1, "fields": [{**SCHEMA["fields"][0], "name": "key"}, SCHEMA["fields"][1]]}
     other = {"id": 3, "name": "id", "required": False, "type": "string"}
-    renamed["fields"].append(other)
+    renamed_schema["fields"].append(other)
     change = {
         "requirements": [],
         "updates": [
-            {"action": "add-schema", "schema": renamed},
+            {"action": "add-schema", "schema": renamed_schema},
             {"action": "set-current-schema", "schema-id": -1},
         ],
     }

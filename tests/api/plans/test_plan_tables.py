@@ -310,7 +310,7 @@ async def test_requested_plan_is_renewed_after_half_of_its_lease(plan_api: PlanA
     assert await plan_api.files_of_plan(plan_again["name"]) == [0]
 
 
-async def test_name_can_be_renewed_whatever_happens_to_its_table(plan_api: PlanApi, tmp_path: Path) -> None:
+async def test_plan_name_can_be_renewed_after_any_change_to_its_table(plan_api: PlanApi, tmp_path: Path) -> None:
     """A waiting statement renews the name, because a repeated request after a commit would make another plan."""
     name = (await plan_api.plan(predicate="id = 5"))["name"]
     await append(plan_api, "t", build_ten_id_files(31)[30:], snapshot_id=2, parent=1)

@@ -202,8 +202,8 @@ async def test_swapped_column_names_prune_no_file_that_matches_under_either_mean
     scan = {"snapshot-id": 1, "use-snapshot-schema": True, "filter": EQ_5}
     assert list_planned_numbers(await api("POST", f"{T}/plan", scan)) == [0]
     for names in (("x", "other"), ("x", "id"), ("other", "id")):
-        renamed = [{**field, "name": name} for field, name in zip(fields, names, strict=True)]
-        schema = {"type": "struct", "schema-id": 9, "fields": renamed}
+        renamed_fields = [{**field, "name": name} for field, name in zip(fields, names, strict=True)]
+        schema = {"type": "struct", "schema-id": 9, "fields": renamed_fields}
         updates = [{"action": "add-schema", "schema": schema}, {"action": "set-current-schema", "schema-id": -1}]
         assert (await api("POST", T, {"requirements": [], "updates": updates})).status == 200
         answer = await api("POST", f"{T}/plan", scan, headers={"X-Client-Version": "Apache Iceberg 1.12.0"})
@@ -334,12 +334,12 @@ async def test_large_answer_is_compressed_for_clients_that_accept_it(tmp_path: P
         api = Api(server)
         await api.table()
         await append(api, "t", build_ten_id_files(500), snapshot_id=1)
-        plain = await api("POST", f"{T}/plan", {})
-        assert "Content-Encoding" not in plain.headers
+        plain_plan = await api("POST", f"{T}/plan", {})
+        assert "Content-Encoding" not in plain_plan.headers
         packed = await _raw(api, f"{T}/plan", {}, {"Accept-Encoding": "gzip"})
         assert packed.headers["Content-Encoding"] == "gzip"
-        assert gzip.decompress(packed.raw) == plain.raw
-        assert len(packed.raw) < len(plain.raw) / 5
+        assert gzip.decompress(packed.raw) == plain_plan.raw
+        assert len(packed.raw) < len(plain_plan.raw) / 5
         small_answer = await _raw(api, f"{T}/plan", {"filter": EQ_5}, {"Accept-Encoding": "gzip"})
         assert "Content-Encoding" not in small_answer.headers
 
@@ -439,7 +439,7 @@ async def test_idempotency_key_is_accepted_and_a_repeat_gets_an_equal_answer_wit
     assert await store.idempotency(key, clock.now_ms()) is None
 
 
-async def test_plan_uses_the_newest_snapshot_whoever_committed_it(tmp_path: Path) -> None:
+async def test_plan_uses_the_newest_snapshot_of_any_committer(tmp_path: Path) -> None:
     """The cached answer to an equal request must not be used after the commit."""
     async with running(tmp_path) as first, running(tmp_path) as second:
         first_api, second_api = Api(first), Api(second)
@@ -550,8 +550,8 @@ async def test_pyiceberg_learns_the_planning_mode_from_the_catalog_configuration
 async def test_error_names_the_broken_manifest(api: Api) -> None:
     location = (await api.table())["metadata"]["location"]
     await append(api, "t", build_ten_id_files(3), snapshot_id=1)
-    broken = Path(location.removeprefix("file://")) / "metadata" / "1-0.avro"
-    broken.write_bytes(broken.read_bytes()[:-40])
+    damaged_folder = Path(location.removeprefix("file://")) / "metadata" / "1-0.avro"
+    damaged_folder.write_bytes(damaged_folder.read_bytes()[:-40])
     answer = await api("POST", f"{T}/plan", {})
     assert answer.status == 500
     assert "1-0.avro" in answer.error[2]

@@ -108,11 +108,11 @@ async def test_index_removed_between_a_plan_and_its_pages_repeats_no_file(paging
 
 
 async def test_cached_answer_is_not_used_after_indexes_changed(paging_api: Api) -> None:
-    odd: dict[str, Any] = {"filter": {"type": "eq", "term": "id", "value": 15}}
-    assert list_planned_numbers(await paging_api("POST", f"{T}/plan", odd)) == [1]
-    assert list_planned_numbers(await paging_api("POST", f"{T}/plan", odd)) == [1]
+    odd_request: dict[str, Any] = {"filter": {"type": "eq", "term": "id", "value": 15}}
+    assert list_planned_numbers(await paging_api("POST", f"{T}/plan", odd_request)) == [1]
+    assert list_planned_numbers(await paging_api("POST", f"{T}/plan", odd_request)) == [1]
     await index(paging_api, range(FILES))
-    assert list_planned_numbers(await paging_api("POST", f"{T}/plan", odd)) == []
+    assert list_planned_numbers(await paging_api("POST", f"{T}/plan", odd_request)) == []
 
 
 async def test_declined_plan_table_is_made_once_an_index_prunes_files(paging_api: Api) -> None:

@@ -114,11 +114,11 @@ async def test_residual_skips_no_row_group_if_the_client_may_rewrite_the_file(in
 
     Its reader skipped row groups by the residual, and rows were lost.
     """
-    plain = {"type": "eq", "term": "id", "value": 14}
-    identity_filter = {**plain, "term": {"type": "transform", "transform": "identity", "term": "id"}}
+    plain_filter = {"type": "eq", "term": "id", "value": 14}
+    identity_filter = {**plain_filter, "term": {"type": "transform", "transform": "identity", "term": "id"}}
 
     async def residual(headers: dict[str, str], **options: Any) -> Any:
-        answer = await indexed_api("POST", f"{T}/plan", {"filter": plain, **options}, headers=headers)
+        answer = await indexed_api("POST", f"{T}/plan", {"filter": plain_filter, **options}, headers=headers)
         (task,) = answer.json["file-scan-tasks"]
         return task["residual-filter"]
 
@@ -127,18 +127,18 @@ async def test_residual_skips_no_row_group_if_the_client_may_rewrite_the_file(in
         (JAVA, COPIES, identity_filter),
         (JAVA, {"select": ["_file"]}, identity_filter),
         (JAVA, MERGES, identity_filter),
-        (JAVA, ONE_COLUMN, plain),
-        (JAVA, {}, plain),
+        (JAVA, ONE_COLUMN, plain_filter),
+        (JAVA, {}, plain_filter),
         (SHORT_RESIDUALS, ALL_COLUMNS, True),
         (SHORT_RESIDUALS, COPIES, True),
-        (SHORT_RESIDUALS, ONE_COLUMN, plain),
-        (PYICEBERG, ALL_COLUMNS, plain),
-        ({}, COPIES, plain),
+        (SHORT_RESIDUALS, ONE_COLUMN, plain_filter),
+        (PYICEBERG, ALL_COLUMNS, plain_filter),
+        ({}, COPIES, plain_filter),
     ):
         assert await residual(headers, **parameters) == expected, (headers, parameters)
     modes = {f"write.{one}.mode": "merge-on-read" for one in ("delete", "update", "merge")}
     assert (await indexed_api("POST", T, set_properties(**modes))).status == 200
-    assert await residual(JAVA, **MERGES) == plain, "merge-on-read never writes the other rows of a file"
+    assert await residual(JAVA, **MERGES) == plain_filter, "merge-on-read never writes the other rows of a file"
     assert await residual(JAVA, **COPIES) == identity_filter
 
 
@@ -245,11 +245,16 @@ async def test_residual_tests_for_nan_only_in_files_that_may_have_it(doubles_api
 
     A test for NaN in the residual keeps Iceberg's reader from skipping them.
     """
-    plain = {"type": "gt", "term": "x", "value": 0.5}
-    tested = {"type": "or", "left": plain, "right": {"type": "is-nan", "term": "x"}}
-    answer = await doubles_api("POST", f"{T[:-1]}doubles/plan", {"filter": plain}, headers=JAVA)
-    assert [task["residual-filter"] for task in answer.json["file-scan-tasks"]] == [plain, tested, tested, tested]
-    both_conditions = {"type": "or", "left": plain, "right": {"type": "eq", "term": "data", "value": "b"}}
+    plain_filter = {"type": "gt", "term": "x", "value": 0.5}
+    tested = {"type": "or", "left": plain_filter, "right": {"type": "is-nan", "term": "x"}}
+    answer = await doubles_api("POST", f"{T[:-1]}doubles/plan", {"filter": plain_filter}, headers=JAVA)
+    assert [task["residual-filter"] for task in answer.json["file-scan-tasks"]] == [
+        plain_filter,
+        tested,
+        tested,
+        tested,
+    ]
+    both_conditions = {"type": "or", "left": plain_filter, "right": {"type": "eq", "term": "data", "value": "b"}}
     answer = await doubles_api("POST", f"{T[:-1]}doubles/plan", {"filter": both_conditions, **ONE_COLUMN}, headers=JAVA)
     nan_counts = [str(task["residual-filter"]).count("is-nan") for task in answer.json["file-scan-tasks"]]
     assert nan_counts == [0, 1, 1, 1]

@@ -157,7 +157,7 @@ async def test_success_is_replayed_without_a_second_execution(api: Api, case: Ca
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.operation)
-async def test_final_error_is_replayed_whatever_has_changed(api: Api, case: Case) -> None:
+async def test_final_error_is_replayed_after_later_changes(api: Api, case: Case) -> None:
     await case.before(api)
     body, key = _fill_placeholders(api, case.refused_body), create_key()
     first = await api(case.method, case.refused_path, body, key=key)

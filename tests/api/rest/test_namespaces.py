@@ -50,8 +50,8 @@ async def test_listing_below_an_unknown_parent_is_not_found(api: Api) -> None:
 
 async def test_head_reports_whether_a_namespace_exists(api: Api) -> None:
     assert (await api("HEAD", "/v1/namespaces/db")).status == 204
-    missing = await api("HEAD", "/v1/namespaces/none")
-    assert (missing.status, missing.raw) == (404, b"")
+    missing_answer = await api("HEAD", "/v1/namespaces/none")
+    assert (missing_answer.status, missing_answer.raw) == (404, b"")
 
 
 async def test_error_names_the_unknown_namespace(api: Api) -> None:
@@ -108,9 +108,9 @@ async def test_namespace_properties_are_limited_over_all_requests(api: Api) -> N
 
 
 async def test_levels_of_a_namespace_are_limited(api: Api) -> None:
-    deep = ["a"] * LEVELS_MAX
-    assert (await api("POST", "/v1/namespaces", {"namespace": deep})).status == 404
-    refusal = await api("POST", "/v1/namespaces", {"namespace": [*deep, "a"]})
+    deep_levels = ["a"] * LEVELS_MAX
+    assert (await api("POST", "/v1/namespaces", {"namespace": deep_levels})).status == 404
+    refusal = await api("POST", "/v1/namespaces", {"namespace": [*deep_levels, "a"]})
     assert refusal.error[:2] == (400, "BadRequestException")
 
 
@@ -126,11 +126,11 @@ async def test_namespaces_too_long_for_a_url_are_rejected(api: Api) -> None:
 
 async def test_properties_of_deep_namespaces_and_policies_of_all_are_limited(api: Api) -> None:
     """Table services read the properties of all namespaces above a table."""
-    deep = ["a"] * 9
+    deep_levels = ["a"] * 9
     for count in range(1, 10):
-        assert (await api("POST", "/v1/namespaces", {"namespace": deep[:count]})).status == 200
+        assert (await api("POST", "/v1/namespaces", {"namespace": deep_levels[:count]})).status == 200
     long = {"updates": {"a": "x" * (DEEP_CHARACTERS_MAX + 1)}}
-    paths = ["/v1/namespaces/" + "%1F".join(deep[:count]) + "/properties" for count in (8, 9)]
+    paths = ["/v1/namespaces/" + "%1F".join(deep_levels[:count]) + "/properties" for count in (8, 9)]
     assert [(await api("POST", path, long)).status for path in paths] == [200, 413]
     policies = {f"seamark.compaction.x{number}": "1" for number in range(INHERITED_MAX)}
     assert (await api("POST", paths[0], {"updates": policies})).status == 200

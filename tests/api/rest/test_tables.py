@@ -114,7 +114,7 @@ async def test_append_sent_twice_gets_its_first_outcome(api: Api) -> None:
     assert second.json == first.json
 
 
-async def test_repeated_commit_is_recognised_whatever_its_spelling_of_actions_and_types(api: Api) -> None:
+async def test_repeated_commit_is_recognised_under_other_spellings_of_actions_and_types(api: Api) -> None:
     await api.table()
     append_request = append(7)
     for kind, name in [
@@ -130,8 +130,8 @@ async def test_repeated_commit_is_recognised_whatever_its_spelling_of_actions_an
 async def test_head_reports_whether_a_table_exists(api: Api) -> None:
     await api.table()
     assert (await api("HEAD", f"{TABLES}/t")).status == 204
-    missing = await api("HEAD", f"{TABLES}/none")
-    assert (missing.status, missing.raw) == (404, b"")
+    missing_answer = await api("HEAD", f"{TABLES}/none")
+    assert (missing_answer.status, missing_answer.raw) == (404, b"")
 
 
 async def test_dropped_table_is_gone_and_its_files_stay(api: Api) -> None:

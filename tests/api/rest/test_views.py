@@ -63,8 +63,8 @@ async def test_dropped_view_is_gone(api: Api) -> None:
     await api.view()
     assert (await api("HEAD", f"{VIEWS}/v")).status == 204
     assert (await api("DELETE", f"{VIEWS}/v")).status == 204
-    missing = await api("HEAD", f"{VIEWS}/v")
-    assert (missing.status, missing.raw) == (404, b"")
+    missing_answer = await api("HEAD", f"{VIEWS}/v")
+    assert (missing_answer.status, missing_answer.raw) == (404, b"")
     for method in ("GET", "DELETE"):
         assert (await api(method, f"{VIEWS}/v")).error[:2] == (404, "NoSuchViewException")
 

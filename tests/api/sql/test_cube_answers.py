@@ -109,10 +109,10 @@ class CubeAggregates:
         name: The table.
     """
 
-    def __init__(self, server: ServerThread, session: SqlSession, plain: SqlSession, name: str) -> None:
+    def __init__(self, server: ServerThread, session: SqlSession, plain_session: SqlSession, name: str) -> None:
         self._server = server
         self._session = session
-        self._plain = plain
+        self._plain = plain_session
         self._namespace, self._table = name.split(".")
 
     def ask(self, body: dict[str, Any], **headers: str) -> tuple[int, bytes]:
@@ -188,7 +188,7 @@ def run_case(server: ServerThread, seed: int, requests: int) -> Counter[str]:
     with (
         closing(IndexClient(server.url)) as client,
         SqlSession(server.url) as session,
-        SqlSession(server.url, cubes=OFF) as plain,
+        SqlSession(server.url, cubes=OFF) as plain_session,
     ):
         world = World(server, client, rng, f"db.t{seed}")
         world.create_table()
@@ -196,7 +196,7 @@ def run_case(server: ServerThread, seed: int, requests: int) -> Counter[str]:
         for _ in range(2):
             world.add_cube(*random_requests.cube())
         world.build()
-        asked = CubeAggregates(server, session, plain, world.name)
+        asked = CubeAggregates(server, session, plain_session, world.name)
         for _ in range(4):
             for step in rng.sample(("append", "append", "delete", "tag", "roll back", "damage", "lose"), 2):
                 match step:
@@ -233,14 +233,14 @@ def test_answer_follows_commits_and_counts_as_a_use_of_the_cube(server: ServerTh
     with (
         closing(IndexClient(server.url)) as client,
         SqlSession(server.url) as session,
-        SqlSession(server.url, cubes=OFF) as plain,
+        SqlSession(server.url, cubes=OFF) as plain_session,
     ):
         world = World(server, client, rng, "db.uses")
         world.create_table()
         world.append()
         world.add_cube(["k"], ["sum(id)"])
         world.build()
-        asked = CubeAggregates(server, session, plain, world.name)
+        asked = CubeAggregates(server, session, plain_session, world.name)
         body: dict[str, Any] = {"dimensions": ["k"], "measures": ["sum(id)", "count(*)"]}
         first = asked.ask(body)[1]
         second_answer = asked.ask(body)[1]
@@ -265,14 +265,14 @@ def test_answer_needs_a_plan_that_is_allowed(server: ServerThread, monkeypatch: 
     with (
         closing(IndexClient(server.url)) as client,
         SqlSession(server.url) as session,
-        SqlSession(server.url, cubes=OFF) as plain,
+        SqlSession(server.url, cubes=OFF) as plain_session,
     ):
         world = World(server, client, random.Random(8), "db.forbidden")
         world.create_table()
         world.append()
         world.add_cube(["k"], ["sum(id)"])
         world.build()
-        asked = CubeAggregates(server, session, plain, world.name)
+        asked = CubeAggregates(server, session, plain_session, world.name)
         body = {"dimensions": ["k"], "measures": ["count(*)"]}
         assert asked.ask({**body, "limit": 5})[0] == 200
         monkeypatch.setattr(server.components.planner, "plan", forbid)

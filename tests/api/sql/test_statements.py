@@ -390,8 +390,8 @@ async def test_statement_token_allows_only_reading(site: Site) -> None:
     assert (await site.api("GET", "/v1/namespaces/other", headers=headers)).status in (403, 404)
     second_answer = await site.api("POST", "/api/v1/sql", {"statement": "SELECT 1"}, headers=headers)
     assert second_answer.status == 403
-    for forged in (token[:-2] + "AA", "smq_", "smq_AAAA", "sms_" + token[4:]):
-        answer = await site.api("GET", "/v1/namespaces", headers={"Authorization": f"Bearer {forged}"})
+    for forged_token in (token[:-2] + "AA", "smq_", "smq_AAAA", "sms_" + token[4:]):
+        answer = await site.api("GET", "/v1/namespaces", headers={"Authorization": f"Bearer {forged_token}"})
         assert answer.status == 401
     old = parts.authenticator.statement_tokens.issue(rita.principal, -1)
     assert (await site.api("GET", "/v1/namespaces", headers={"Authorization": f"Bearer {old}"})).status == 401

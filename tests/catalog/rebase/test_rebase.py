@@ -150,8 +150,8 @@ async def test_doubtful_append_is_rejected_as_without_rebase_and_changes_nothing
         await rig.publisher.close()
         assert await rig.files() == before
         assert await load(rig) == metadata
-        sound = Appender(metadata | {"refs": {}, "current-snapshot-id": None, "last-sequence-number": 1})
-        await commit(rig, sound.commit({"late": 1}))
+        valid_appender = Appender(metadata | {"refs": {}, "current-snapshot-id": None, "last-sequence-number": 1})
+        await commit(rig, valid_appender.commit({"late": 1}))
         assert set(read_snapshot(find_head(await load(rig)))) == {"a", "b", "late"}, "a sound one comes through"
 
 
@@ -181,11 +181,11 @@ async def test_existing_snapshot_id_or_manifest_is_not_added_again(tmp_path: Pat
         first = await append(rig, {"b": 1})
         same_id[1][0]["snapshot"]["snapshot-id"] = same_id[1][1]["snapshot-id"] = first.snapshot_id
         thief.listed = {"manifest_path": first.manifests[0]}
-        stands = await load(rig)
+        loaded_table = await load(rig)
         for request in (same_id, thief.commit({"b": 1})):
             with pytest.raises(CommitConflict):
                 await commit(rig, request)
-        assert await load(rig) == stands
+        assert await load(rig) == loaded_table
 
 
 async def test_append_that_needs_too_many_manifest_reads_is_rejected(
@@ -415,22 +415,20 @@ async def test_merge_that_met_another_merge_is_undone_and_its_files_are_added(tm
         for request in requests:
             await commit(rig, request)
         metadata = await load(rig)
-        listed_list = read_list(find_head(metadata))
-        manifest_paths = {row["manifest_path"] for row in listed_list}
+        manifests = read_list(find_head(metadata))
+        manifest_paths = {row["manifest_path"] for row in manifests}
         assert set(first.manifests) <= manifest_paths
         assert manifest_paths & set(second.manifests) == set(second.manifests[:1] if apart else []), (
             "what added nothing is left out"
         )
-        assert [row["added_files_count"] for row in listed_list if row["added_snapshot_id"] == second.snapshot_id] == [
-            1
-        ]
+        assert [row["added_files_count"] for row in manifests if row["added_snapshot_id"] == second.snapshot_id] == [1]
         files = read_snapshot(find_head(metadata))
         assert {path: (file.sequence_number, file.status) for path, file in files.items()} == {
             "a": (1, EXISTING), "b": (2, EXISTING), "c": (3, EXISTING), "one": (4, ADDED), "two": (5, ADDED)
         }  # fmt: skip
 
 
-async def test_merge_is_kept_when_it_was_overtaken_by_a_plain_append(tmp_path: Path) -> None:
+async def test_merge_is_kept_after_a_plain_append_overtakes_it(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await create(rig)
         for name in ("a", "b", "c"):
@@ -439,7 +437,7 @@ async def test_merge_is_kept_when_it_was_overtaken_by_a_plain_append(tmp_path: P
         request = appender.commit({"late": 10})
         await append(rig, {"d": 1})
         await commit(rig, request)
-        listed_list = read_list(find_head(await load(rig)))
-        assert [row["manifest_path"] for row in listed_list if row["existing_files_count"]] == appender.manifests
-        assert len(listed_list) == 2
-        assert [row["min_sequence_number"] for row in listed_list] == [1, 4]
+        manifests = read_list(find_head(await load(rig)))
+        assert [row["manifest_path"] for row in manifests if row["existing_files_count"]] == appender.manifests
+        assert len(manifests) == 2
+        assert [row["min_sequence_number"] for row in manifests] == [1, 4]

@@ -266,9 +266,9 @@ async def test_false_claim_of_rewritten_manifests_is_not_trusted(tmp_path: Path)
         await table.commit(Appender(await table.load()).commit({"a": 1, "b": 2}))
         pending = Appender(await table.load()).commit({}, ["a"])
         name, value = REWRITTEN_BY_MARK
-        forged = {"operation": "replace", name: value}
+        forged_summary = {"operation": "replace", name: value}
         request = Appender(await table.load()).commit({}, ["b"])
-        request[1][0]["snapshot"]["summary"] = forged
+        request[1][0]["snapshot"]["summary"] = forged_summary
         await table.commit(request)
         with pytest.raises(CommitConflict):
             await table.commit(pending)

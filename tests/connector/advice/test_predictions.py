@@ -42,7 +42,7 @@ def apply_best(client: IndexClient, case: int) -> tuple[float, float, float]:
 
 
 @pytest.mark.parametrize("case", quick(range(4), 0))
-def test_first_proposal_saves_about_the_bytes_that_are_predicted(client: IndexClient, case: int) -> None:
+def test_first_proposal_saves_about_as_many_bytes_as_predicted(client: IndexClient, case: int) -> None:
     before, predicted, after = apply_best(client, case)
     assert after < before
     assert predicted == pytest.approx(after, rel=0.4)

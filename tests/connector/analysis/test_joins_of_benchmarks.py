@@ -107,9 +107,7 @@ def test_each_dimension_with_a_condition_limits_the_facts(name: str) -> None:
         (18, "lineitem", []),
     ],
 )
-def test_arm_of_a_snowflake_limits_a_table_as_far_as_it_has_conditions(
-    number: int, table: str, expected: list[str]
-) -> None:
+def test_snowflake_dimension_limits_a_table_by_its_conditions(number: int, table: str, expected: list[str]) -> None:
     assert find_limiting_joins(query(number), table, TPCH) == expected
 
 

@@ -284,7 +284,7 @@ def test_extremes_leave_out_no_row_of_the_answer(lakes_count: int, is_named: boo
     assert counts["fewer"] > 0, counts
 
 
-def test_statement_within_execute_immediate_is_analysed_as_alone() -> None:
+def test_statement_within_execute_immediate_is_analysed_like_a_plain_statement() -> None:
     for rng, statements, _ in draw_lakes(13, 3):
         known_columns = KnownColumns(rng, statements.tables)
         for _ in range(20):

@@ -125,17 +125,17 @@ class PlanViews:
         if not names and not any(one.predicate or one.joins for one in remaining_scans):
             return False
         _, pruned_scans, _ = prune(self.rng, self.connection, view_query, remaining_scans)
-        cut = splice(
+        cut_text = splice(
             view_query,
             [
                 *replacements,
                 *(read_from_view(one, plan) for one, plan in zip(remaining_scans, pruned_scans, strict=True)),
             ],
         )
-        self.connection.execute(f"CREATE TABLE {quote(name)} AS {cut}")
+        self.connection.execute(f"CREATE TABLE {quote(name)} AS {cut_text}")
         # The plan view has exactly the rows of the view that match the predicate.
         allowed = count_rows(self.connection, f"SELECT * FROM {scan.table} WHERE {predicate}")
-        assert count_rows(self.connection, f"FROM {quote(name)}") == allowed, f"{view_query}\n-- became\n{cut}"
+        assert count_rows(self.connection, f"FROM {quote(name)}") == allowed, f"{view_query}\n-- became\n{cut_text}"
         self.drop([*names, *pruned_scans])
         self.counts["views cut"] += 1
         self.counts["views cut within views"] += depth > 0

@@ -80,8 +80,8 @@ class RandomDuckDBAggregates(RandomAggregates):
         return dimensions, measures
 
     def query(self, dimensions: list[str], measures: list[str], source: str) -> str:
-        plain = [one for one in dimensions if one != "s.f"]
-        text, table = super().query(plain, measures, source), f" FROM {source} a"
+        plain_dimensions = [one for one in dimensions if one != "s.f"]
+        text, table = super().query(plain_dimensions, measures, source), f" FROM {source} a"
         if "s.f" in dimensions and self._rng.random() < 0.5:
             text = text.replace(table, f", {self._rng.choice(('min(s.f)', 'count(DISTINCT a.s.f)'))}{table}")
         if self._rng.random() < 0.2:

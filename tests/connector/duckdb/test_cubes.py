@@ -122,19 +122,19 @@ def test_parameters_subtotals_and_constants_follow_from_a_cube(
 def test_query_that_does_not_follow_from_a_cube_says_why(
     server: ServerThread, sales: World, con: duckdb.DuckDBPyConnection, outputs: str, reason: str
 ) -> None:
-    planned = rewrite_query(con, f"SELECT {outputs} FROM sea.{sales.name}")
-    assert planned.cube is not None
-    assert planned.cube.index is None
-    assert reason in planned.summary
+    rewritten = rewrite_query(con, f"SELECT {outputs} FROM sea.{sales.name}")
+    assert rewritten.cube is not None
+    assert rewritten.cube.index is None
+    assert reason in rewritten.summary
 
 
 def test_exact_queries_do_not_average_from_cubes(
     server: ServerThread, sales: World, con: duckdb.DuckDBPyConnection
 ) -> None:
     text = f"SELECT avg(n), sum(n) FROM sea.{sales.name}"
-    planned = rewrite_query(con, text, cubes=EXACT)
-    assert planned.cube is not None
-    assert "adds floats" in str(planned.cube.reason)
+    rewritten = rewrite_query(con, text, cubes=EXACT)
+    assert rewritten.cube is not None
+    assert "adds floats" in str(rewritten.cube.reason)
     assert rewrite_query(con, text.replace("avg(n), ", ""), cubes=EXACT).cube == CubeSummary("cube0", 3, 0)
     with pytest.raises(ValueError, match="cubes must be one of on, exact, off, not 'maybe'"):
         seamark.duckdb.sql(con, text, cubes="maybe")

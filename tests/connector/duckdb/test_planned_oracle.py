@@ -306,11 +306,11 @@ def test_comparison_with_the_extreme_of_a_whole_table_leaves_files_out(server: S
             check(con, text, counts, text)
             rewrite = seamark.duckdb.rewrite_query(con, text)
             assert "extremes.facts=1/8" in rewrite.summary, (text, rewrite)
-        planned = seamark.duckdb.rewrite_query(con, last_query).statement
-        assert planned is not None
+        planned_query = seamark.duckdb.rewrite_query(con, last_query).statement
+        assert planned_query is not None
         con.execute("INSERT INTO facts VALUES (9, DATE '2026-02-01')")
         assert (
-            con.sql(planned).fetchall() == [(7, date(2026, 1, 8))] * 3
+            con.sql(planned_query).fetchall() == [(7, date(2026, 1, 8))] * 3
         )  # Both tables are read at the snapshot of the plan.
         con.execute("DELETE FROM facts WHERE id IN (7, 9)")
         check(con, last_query, counts, "after a delete")

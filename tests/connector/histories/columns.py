@@ -112,16 +112,16 @@ class Column:
                     arrays, fields=fields, mask=pa.array([value is None for value in values], pa.bool_())
                 )
             case "list" | "map":
-                flat = [each for value in values for each in value or ()]
+                flat_values = [each for value in values for each in value or ()]
                 offsets, end = list[int | None](), 0
                 for value in values:
                     offsets.append(None if value is None else end)
                     end += len(value or ())
                 starts = pa.array([*offsets, end], pa.int32())
                 if self.kind == LIST:
-                    return pa.ListArray.from_arrays(starts, self.children[0].array(flat))
+                    return pa.ListArray.from_arrays(starts, self.children[0].array(flat_values))
                 return pa.MapArray.from_arrays(
-                    starts, *(child.array([pair[n] for pair in flat]) for n, child in enumerate(self.children))
+                    starts, *(child.array([pair[n] for pair in flat_values]) for n, child in enumerate(self.children))
                 )
         return typed.array(self.kind, values)
 

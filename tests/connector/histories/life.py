@@ -106,16 +106,16 @@ class TableHistory:
         return column
 
     def _create(self) -> None:
-        rng, plain = self._rng, [column for column in self._columns if column.kind not in NESTED]
+        rng, plain_columns = self._rng, [column for column in self._columns if column.kind not in NESTED]
         properties = {"format-version": str(self._version)}
         if rng.random() < 0.6:
             properties["seamark.index.keys"] = f"record({', '.join(_quote(key.name) for key in self._keys)})"
-        if indexable := [column for column in plain if column.kind not in ("float", "double")]:
+        if indexable := [column for column in plain_columns if column.kind not in ("float", "double")]:
             indexed = rng.choice(indexable)
             properties["seamark.index.other"] = f"{rng.choice(('bloom', 'bitmap'))}({_quote(indexed.name)})"
         # Row groups are small enough that compaction copies them.
         properties["write.parquet.row-group-size-bytes"] = rng.choice(("40", "40", "100000"))
-        ordered = [column.name for column in plain if column.name.isidentifier()]
+        ordered = [column.name for column in plain_columns if column.name.isidentifier()]
         if ordered:
             properties["seamark.clustering.columns"] = ",".join(rng.sample(ordered, min(2, len(ordered))))
         body = {"name": self._name, "schema": self._schema(), "properties": properties}

@@ -283,10 +283,10 @@ def test_damaged_index_file_stops_merges_but_not_builds(client: IndexClient) -> 
     for number in range(7):
         append(client.url, "db.t", [[2000 + number]])
         if number == 6:
-            damaged = Path(first.removeprefix("file://"))
-            data = bytearray(damaged.read_bytes())
+            damaged_path = Path(first.removeprefix("file://"))
+            data = bytearray(damaged_path.read_bytes())
             data[40] ^= 1  # This byte is in the first blob.
-            damaged.write_bytes(data)
+            damaged_path.write_bytes(data)
         report = Indexer(client, open_in_process_workers).round()
         assert report.builds == 1
     assert (report.merges, report.failed) == (0, 1)

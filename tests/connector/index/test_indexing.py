@@ -222,8 +222,8 @@ def test_literal_and_column_value_have_the_same_hash() -> None:
 )
 def test_lower_case_is_indexed_for_every_string_type_of_arrow(is_indexed: pa.DataType) -> None:
     values = ["ÀB", None, "ab", ""]
-    plain = pa.array(values, pa.string())
-    column = plain.dictionary_encode() if pa.types.is_dictionary(is_indexed) else plain.cast(is_indexed)
+    plain_array = pa.array(values, pa.string())
+    column = plain_array.dictionary_encode() if pa.types.is_dictionary(is_indexed) else plain_array.cast(is_indexed)
     keys = keys_of_term(resolve("lower(name)", SCHEMA), pa.chunked_array([column]))
     assert [key_at(keys, row) for row in range(4)] == ["àb".encode(), None, b"ab", b""]
 

@@ -119,9 +119,9 @@ def test_merge_with_a_damaged_part_writes_no_file(index_writer: IndexWriter) -> 
     path = Path(first.removeprefix("file://"))
     data = bytearray(path.read_bytes())
     for place in np.random.default_rng(3).integers(0, len(data), 40).tolist():
-        broken = data.copy()
-        broken[place] ^= 0x40
-        path.write_bytes(broken)
+        damaged_column = data.copy()
+        damaged_column[place] ^= 0x40
+        path.write_bytes(damaged_column)
         try:
             merged_files = merge_index_files([first, second], f"{index_writer.folder.as_uri()}/new", Storage())
         except (Corrupt, ValueError):

@@ -60,10 +60,10 @@ def test_each_split_file_has_the_rows_of_one_new_bucket(
         (problem,) = [one for one in client.health("db.t")["problems"] if one["problem"] == "shared files"]
         assert problem["service"] == "bucket-splitting"
         rows_before, ids = read(client), lineage(client) if version == 3 else None
-        planned = split_buckets(client, "db.t", dry_run=True)
+        dry_report = split_buckets(client, "db.t", dry_run=True)
         monkeypatch.setattr(bucket_splitting, "BATCH_FILES", 5)
         report = split_buckets(client, "db.t")
-        assert (planned.files_before, planned.bytes_before) == (report.files_before, report.bytes_before)
+        assert (dry_report.files_before, dry_report.bytes_before) == (report.files_before, report.bytes_before)
         assert report.commits > 1
         assert read(client) == rows_before
         assert ids is None or lineage(client) == ids
@@ -83,11 +83,11 @@ def test_split_includes_the_change_of_a_concurrent_writer(
         append(client, "db.t", build_rows(range(300)))
         resize(client, "db.t", buckets=4)
         keys = pa.table({"id": [1, 2, 3]})
-        works = [lambda: delete(client, "db.t", keys=keys, mode="merge-on-read")]
+        statements = [lambda: delete(client, "db.t", keys=keys, mode="merge-on-read")]
 
         def run_after_writer(*arguments: Any, **options: Any) -> Any:
-            if works:
-                works.pop()()
+            if statements:
+                statements.pop()()
             return commit(*arguments, **options)
 
         monkeypatch.setattr(replacements, "commit", run_after_writer)

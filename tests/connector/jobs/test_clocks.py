@@ -105,7 +105,7 @@ def write(location: str, number: int) -> Path:
 
 
 @pytest.mark.parametrize("seed", quick(range(20), 1))
-def test_random_clock_jumps_delete_nothing_that_is_young(machine: ServerThread, clock: MachineClock, seed: int) -> None:
+def test_random_clock_jumps_delete_no_young_file(machine: ServerThread, clock: MachineClock, seed: int) -> None:
     rng = random.Random(seed)
     real_ms, written_times, expected = 0, dict[Path, int](), set[int]()
     snapshots: dict[int, int] = {}
@@ -258,11 +258,11 @@ def test_removal_of_a_file_during_its_commit_is_detected(
         late_path, *other_paths = (write(location, number) for number in range(100))
         os.utime(late_path, (1, 1))
         delete, preload = LocalObjects.delete, ChangeApplication.preload
-        started, prepared = asyncio.Event(), asyncio.Event()
+        has_started, prepared = asyncio.Event(), asyncio.Event()
 
         async def delete_later(self: LocalObjects, location: str) -> None:
             if location.endswith(late_path.name):
-                started.set()
+                has_started.set()
                 await prepared.wait()
             await delete(self, location)
 
@@ -275,7 +275,7 @@ def test_removal_of_a_file_during_its_commit_is_detected(
 
         async def remove_and_commit() -> Any:
             removal = asyncio.create_task(asyncio.to_thread(remove_orphan_files, client, "db.t"))
-            await started.wait()
+            await has_started.wait()
             add = [file for path in (late_path, *other_paths) for file in _make_change(path)["add"]]
             answer = await _commit(server, {"add": add})
             assert (await removal).files == 1

@@ -338,7 +338,7 @@ def test_bounds_of_clustered_strings_are_longer_than_their_common_prefix(
     assert files == (client.files("db.t").num_rows if settings else 1)
 
 
-def test_deletes_alone_are_a_reason_to_cluster(client: IndexClient, server: ServerThread) -> None:
+def test_files_with_deletes_are_clustered_again(client: IndexClient, server: ServerThread) -> None:
     with catalog_at(server.url) as catalog:
         create(catalog, 2)
         catalog.load_table("db.t").append(build_rows(range(100)))

@@ -108,10 +108,10 @@ def test_expiration_deletes_the_files_of_removed_snapshots(client: IndexClient, 
         table = create_history(client, catalog)
         before = list_stored_files(table)
         rows_before = read(client, list_snapshot_ids(table)[-1])
-        planned = expire(client, "db.t", older_than_ms=1 << 60, retain_last=2, dry_run=True)
+        dry_report = expire(client, "db.t", older_than_ms=1 << 60, retain_last=2, dry_run=True)
         assert list_stored_files(table) == before
         totals = expire(client, "db.t", older_than_ms=1 << 60, retain_last=2)
-        assert totals == planned
+        assert totals == dry_report
         assert (totals.snapshots, totals.files_failed) == (3, 0)
         table.refresh()
         assert list_stored_files(table) == list_needed_files(table)

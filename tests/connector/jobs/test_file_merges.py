@@ -260,12 +260,12 @@ def test_partitions_that_are_copied_together_share_an_index_file_and_fail_togeth
         append(client, "db.t", build_rows(random.Random(part), range(part * 900, part * 900 + 900)))
     before, files = read(client), _paths(client)
     folder = Path(min(files).removeprefix("file://")).parents[2]
-    (broken, content), on_disk = _break(max(files)), {path for path in folder.rglob("*") if path.is_file()}
+    (damaged_path, content), on_disk = _break(max(files)), {path for path in folder.rglob("*") if path.is_file()}
     report = merge_files(client, "db.t")
     assert report.commits == 0
-    assert str(broken) in report.errors[0]
+    assert str(damaged_path) in report.errors[0]
     assert {path for path in folder.rglob("*") if path.is_file()} == on_disk
-    broken.write_bytes(content)
+    damaged_path.write_bytes(content)
     count_before = len(client.index("db.t", "ids").json["index-files"])
     report = merge_files(client, "db.t")
     assert (report.commits, report.files_before, report.files_after, report.row_groups_copied) == (1, 6, 2, 6)

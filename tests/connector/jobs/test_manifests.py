@@ -144,10 +144,10 @@ def test_plan_of_a_partition_reads_few_manifests_after_a_rewrite(client: IndexCl
             append(client, "db.t", build_rows(range(number * 30, number * 30 + 30)))
         table = catalog.load_table("db.t")
         assert [count_read_manifests(table, "part", part) for part in range(3)] == [30, 30, 30]
-        planned = rewrite_manifests(client, "db.t", dry_run=True)
+        dry_report = rewrite_manifests(client, "db.t", dry_run=True)
         assert catalog.load_table("db.t").metadata_location == table.metadata_location
         report = rewrite_manifests(client, "db.t")
-        assert planned == {**report, "snapshot-id": None, "bytes-after": 0}
+        assert dry_report == {**report, "snapshot-id": None, "bytes-after": 0}
         assert report["partition-manifests-before"] == 30
         actual = [count_read_manifests(catalog.load_table("db.t"), "part", part) for part in range(3)]
         assert sum(actual) / 3 == pytest.approx(report["partition-manifests-after"], abs=0.01)
@@ -168,11 +168,11 @@ def test_rewrite_keeps_the_changes_of_concurrent_writers(
         for number in range(6):
             append(client, "db.t", build_rows([number, number + 100]))
         commit = ManifestRewrite._commit
-        works: list[Callable[[], Any]] = []
+        statements: list[Callable[[], Any]] = []
 
         async def run_after_writer(self: ManifestRewrite, *arguments: Any) -> Any:
-            if works:
-                await asyncio.to_thread(works.pop())
+            if statements:
+                await asyncio.to_thread(statements.pop())
             return await commit(self, *arguments)
 
         monkeypatch.setattr(ManifestRewrite, "_commit", run_after_writer)
@@ -180,7 +180,7 @@ def test_rewrite_keeps_the_changes_of_concurrent_writers(
         # taken.
         rewrite = server.components.manifest_rewrite
         monkeypatch.setattr(rewrite, "_publisher", _Unlocked(rewrite._publisher))
-        works.append(lambda: append(client, "db.t", build_rows([7])))
+        statements.append(lambda: append(client, "db.t", build_rows([7])))
         report = rewrite_manifests(client, "db.t", min_count=2)
         assert (report["conflicts"], report["manifests-before"]) == (0, 6)
         assert read(client)[7, 1, "7"] == 1
@@ -190,13 +190,13 @@ def test_rewrite_keeps_the_changes_of_concurrent_writers(
 
         for number in range(5):
             append(client, "db.t", build_rows([200 + number]))
-        works.append(change)
+        statements.append(change)
         report = rewrite_manifests(client, "db.t", min_count=2)
         assert report["snapshot-id"] is not None
         assert read(client)[0, 0, "new0"] == 1
         for number in range(5):
             append(client, "db.t", build_rows([300 + number]))
-        works.extend([change] * manifest_rewrite.ATTEMPTS)
+        statements.extend([change] * manifest_rewrite.ATTEMPTS)
         table = catalog.load_table("db.t")
         report = rewrite_manifests(client, "db.t", min_count=2)
         assert (report["snapshot-id"], report["conflicts"] > 0) == (None, True)
@@ -251,7 +251,7 @@ def test_rewrite_of_a_version_1_table_is_refused(client: IndexClient, server: Se
             rewrite_manifests(client, "db.t")
 
 
-def test_commands_print_what_they_did(client: IndexClient, server: ServerThread) -> None:
+def test_commands_print_their_changes(client: IndexClient, server: ServerThread) -> None:
     def run_command(*arguments: str) -> str:
         result = CliRunner().invoke(cli, ["run", *arguments], env={"SEAMARK_URL": client.url})
         assert result.exit_code == 0, result.output
@@ -288,9 +288,9 @@ def test_rewrite_repairs_bounds_that_break_readers(
             None
         ] * 2
         assert scan(client, "db.t", where=f"t = '{text}'").to_arrow().num_rows == 2
-        planned = rewrite_manifests(client, "db.t", dry_run=True)
+        dry_report = rewrite_manifests(client, "db.t", dry_run=True)
         report = rewrite_manifests(client, "db.t")
-        assert planned["files-repaired"] == report["files-repaired"] == report["manifests-before"] == 2
+        assert dry_report["files-repaired"] == report["files-repaired"] == report["manifests-before"] == 2
         assert set(lower_bounds(catalog.load_table("db.t"))) == {b"El cliente llam"}
         assert sorted(scan(client, "db.t", where=f"t = '{text}'").to_arrow()["id"].to_pylist()) == [0, 1]
         assert rewrite_manifests(client, "db.t")["snapshot-id"] is None

@@ -95,7 +95,7 @@ def metadata_files(table: Table) -> set[Path]:
     return {path for path in (*log, to_path(table.metadata_location)) if path.exists()}
 
 
-def test_exactly_the_aged_files_that_nothing_names_are_removed(client: IndexClient, server: ServerThread) -> None:
+def test_exactly_the_old_files_without_a_reference_are_removed(client: IndexClient, server: ServerThread) -> None:
     with catalog_at(server.url) as catalog:
         table = create_history(client, catalog)
         files_before = all_files(table)
@@ -106,12 +106,12 @@ def test_exactly_the_aged_files_that_nothing_names_are_removed(client: IndexClie
         young = put_file(table, "data/young.parquet", days=2)
         age_all(table)
         os.utime(young)
-        planned = remove_orphan_files(client, "db.t", dry_run=True)
-        assert {to_path(location) for location in planned.locations} == orphans
-        assert (planned.files, planned.size_bytes) == (len(orphans), 400 * len(orphans))
-        assert planned.listed == len(all_files(table))
+        dry_report = remove_orphan_files(client, "db.t", dry_run=True)
+        assert {to_path(location) for location in dry_report.locations} == orphans
+        assert (dry_report.files, dry_report.size_bytes) == (len(orphans), 400 * len(orphans))
+        assert dry_report.listed == len(all_files(table))
         assert all_files(table) == files_before | orphans | other_put_files | {young}
-        assert remove_orphan_files(client, "db.t") == planned
+        assert remove_orphan_files(client, "db.t") == dry_report
         assert all_files(table) == files_before | other_put_files | {young}
         assert run_orphan_files(client, ("db", "t")) == {}
         (instant,) = server.run(server.components.store.instants(InstantFilter(action=orphan_removal.ACTION), 100))

@@ -144,11 +144,11 @@ def test_tables_below_a_thousand_namespaces_are_examined(server: ServerThread) -
         return NEVER
 
     async def make() -> None:
-        deep = ("deep", *("a",) * (LEVELS_MAX - 1))
-        names = [CreateNamespace(deep[:count], {}) for count in range(1, LEVELS_MAX + 1)]
+        deep_namespace = ("deep", *("a",) * (LEVELS_MAX - 1))
+        names = [CreateNamespace(deep_namespace[:count], {}) for count in range(1, LEVELS_MAX + 1)]
         await parts.store.transact(names)
         answer = await server.api(
-            "POST", f"/v1/namespaces/{'%1F'.join(deep)}/tables", {"name": "t0", "schema": COLUMNS}
+            "POST", f"/v1/namespaces/{'%1F'.join(deep_namespace)}/tables", {"name": "t0", "schema": COLUMNS}
         )
         assert answer.status == 200, answer.raw
 

@@ -115,8 +115,8 @@ def test_spacing_quotes_and_comments_do_not_change_the_parsed_statement() -> Non
         quote = rng.choice('"`')
 
         def quote_name(name: str, quote: str = quote) -> str:
-            plain = name.isidentifier() and rng.random() < 0.5
-            return name if plain else quote + name.replace(quote, quote * 2) + quote
+            is_plain = name.isidentifier() and rng.random() < 0.5
+            return name if is_plain else quote + name.replace(quote, quote * 2) + quote
 
         words = ["ALTER", "TABLE", ".".join(map(quote_name, levels)), "PARTITION", f"({where})"]
         words += ["DROP", "COLUMNS", f"({', '.join(map(quote_name, columns))})"] if is_drop else ["MERGE", "FILES"]

@@ -101,10 +101,10 @@ def test_incremental_statistics_read_only_new_files_and_equal_a_full_run(
         assert compute_statistics(client, "db.t").files == 3
         append(client, "db.t", build_rows(range(30_000, 31_000)))
         append(client, "db.t", build_rows(range(31_000, 32_000)))
-        planned = compute_statistics(client, "db.t", dry_run=True)
+        dry_report = compute_statistics(client, "db.t", dry_run=True)
         report = compute_statistics(client, "db.t")
         assert (report.files, report.files_total, report.rows, report.columns_read) == (6, 9, 2000, 0)
-        assert (planned.files, planned.rows) == (report.files, report.rows)
+        assert (dry_report.files, dry_report.rows) == (report.files, report.rows)
         count = read_counts(catalog)
         assert compute_statistics(client, "db.t", full=True).files == 9
         assert read_counts(catalog) == count

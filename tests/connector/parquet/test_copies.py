@@ -83,17 +83,17 @@ def write(rng: random.Random, path: Path, rows: pa.Table, encryption: Any = None
         encryption: The encryption properties of pyarrow's writer, which then writes no Bloom filters.
     """
     names = [column.path for column in leaf_columns(rows.schema)]
-    flat = [field.name for field in rows.schema if field.type in (pa.int64(), pa.string())]
+    flat_columns = [field.name for field in rows.schema if field.type in (pa.int64(), pa.string())]
     encodings = {name: "DELTA_BINARY_PACKED" for name in ("long", "int") if name in rows.schema.names}
-    blooms = {name: {"ndv": 100, "fpp": 0.01} for name in flat}
-    plain = rng.random() < 0.5
+    blooms = {name: {"ndv": 100, "fpp": 0.01} for name in flat_columns}
+    is_plain = rng.random() < 0.5
     pq.write_table(
         rows,
         path,
         row_group_size=rng.choice([7, 100, 1000]),
         compression=rng.choice(CODECS),
-        use_dictionary=False if plain else names,
-        column_encoding=encodings if plain and rng.random() < 0.5 else None,
+        use_dictionary=False if is_plain else names,
+        column_encoding=encodings if is_plain and rng.random() < 0.5 else None,
         data_page_version=rng.choice(["1.0", "2.0"]),
         data_page_size=rng.choice([100, 1 << 20]),
         write_page_index=rng.random() < 0.6,
@@ -249,16 +249,16 @@ def test_corrupt_files_are_refused_without_an_output_file(tmp_path: Path) -> Non
     length = int.from_bytes(data[-8:-4], "little")
     refused_count = 0
     for number in range(150):
-        broken = bytearray(data)
+        damaged_bytes = bytearray(data)
         choice = number % 3
         if choice == 0:
-            broken = broken[: rng.randrange(len(broken))]
+            damaged_bytes = damaged_bytes[: rng.randrange(len(damaged_bytes))]
         elif choice == 1:
-            broken[len(data) - 8 - rng.randrange(length) - 1] ^= 1 << rng.randrange(8)
+            damaged_bytes[len(data) - 8 - rng.randrange(length) - 1] ^= 1 << rng.randrange(8)
         else:
-            broken[-8:-4] = rng.randrange(1 << 32).to_bytes(4, "little")
+            damaged_bytes[-8:-4] = rng.randrange(1 << 32).to_bytes(4, "little")
         path, out = tmp_path / "broken.parquet", tmp_path / "out.parquet"
-        path.write_bytes(broken)
+        path.write_bytes(damaged_bytes)
         try:
             merge([good, path], out, schema)
         except (Unreadable, ValueError):
@@ -267,7 +267,7 @@ def test_corrupt_files_are_refused_without_an_output_file(tmp_path: Path) -> Non
         else:
             assert pq.read_metadata(out).num_rows >= 300
             out.unlink()
-        assert path.read_bytes() == broken
+        assert path.read_bytes() == damaged_bytes
     assert refused_count > 100
 
 
@@ -280,7 +280,7 @@ def test_overlapping_column_chunks_are_refused(tmp_path: Path) -> None:
     group = footer.groups[0]
     values = np.stack([group.values(name) for name in PATCH], axis=1)
     values[1, PATCH["data_page"]] = values[0, PATCH["data_page"]]
-    forged = encode_footer(
+    forged_footer = encode_footer(
         version=2,
         schema=footer.schema,
         rows=footer.rows,
@@ -290,7 +290,7 @@ def test_overlapping_column_chunks_are_refused(tmp_path: Path) -> None:
         orders=footer.orders,
         later_fields={},
     )
-    path.write_bytes(data[: -8 - len(raw)] + forged + len(forged).to_bytes(4, "little") + b"PAR1")
+    path.write_bytes(data[: -8 - len(raw)] + forged_footer + len(forged_footer).to_bytes(4, "little") + b"PAR1")
     with pytest.raises(Unreadable, match="overlap"):
         SourceFile(str(path), Storage())
 

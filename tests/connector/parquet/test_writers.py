@@ -58,7 +58,7 @@ def texts(table: pa.Table) -> list[str]:
 
 
 def _pyarrow(rng: random.Random, rows: pa.Table, path: Path) -> None:
-    plain = rng.random() < 0.6
+    is_plain = rng.random() < 0.6
     encodings: Mapping[pa.DataType, Sequence[str]] = {
         pa.int64(): ("PLAIN", "DELTA_BINARY_PACKED"),
         pa.int32(): ("PLAIN", "DELTA_BINARY_PACKED"),
@@ -67,19 +67,19 @@ def _pyarrow(rng: random.Random, rows: pa.Table, path: Path) -> None:
         pa.bool_(): ("PLAIN", "RLE"),
     }
     choice = {field.name: rng.choice(encodings[field.type]) for field in rows.schema if field.type in encodings}
-    flat = [name for name in ("long", "text") if name in rows.schema.names]
+    flat_columns = [name for name in ("long", "text") if name in rows.schema.names]
     pq.write_table(
         rows,
         path,
         row_group_size=rng.choice([60, 1000]),
         compression=rng.choice(["none", "snappy", "gzip", "zstd", "lz4", "brotli"]),
-        use_dictionary=not plain,
-        column_encoding=choice if plain else None,
+        use_dictionary=not is_plain,
+        column_encoding=choice if is_plain else None,
         data_page_version=rng.choice(["1.0", "2.0"]),
         data_page_size=rng.choice([200, 1 << 20]),
         write_page_index=rng.random() < 0.5,
         write_page_checksum=rng.random() < 0.5,
-        bloom_filter_options={name: {"ndv": 50} for name in flat} if rng.random() < 0.5 else None,
+        bloom_filter_options={name: {"ndv": 50} for name in flat_columns} if rng.random() < 0.5 else None,
     )
 
 

@@ -166,10 +166,10 @@ def test_corrupt_page_index_gives_the_right_rows_or_is_not_used() -> None:
     offset, size = offsets_of(data)
     source, none = random.Random(11), 0
     for _ in range(600):
-        broken = bytearray(data)
+        damaged_bytes = bytearray(data)
         for _ in range(source.choice((1, 1, 2, 4))):
-            broken[source.randrange(offset, offset + size)] ^= source.randrange(1, 256)
-        pages, _ = open_pages(bytes(broken))
+            damaged_bytes[source.randrange(offset, offset + size)] ^= source.randrange(1, 256)
+        pages, _ = open_pages(bytes(damaged_bytes))
         expected = np.sort(np.array(source.sample(range(30_000), 3)))
         actual = pages.read(0, ["n"], expected)
         none += actual is None
@@ -185,9 +185,9 @@ def test_pages_that_contradict_the_page_index_are_not_used() -> None:
     index = thrift.read(data, offset)[0]
     locations = index[1][1][1]
     locations[4][3], locations[5][3] = (thrift.I64, 3_999), (thrift.I64, 5_001)  # The rows of page 3 end earlier.
-    wrong = thrift.write(index)
-    assert len(wrong) == size
-    pages, _ = open_pages(data[:offset] + wrong + data[offset + size :])
+    wrong_index_bytes = thrift.write(index)
+    assert len(wrong_index_bytes) == size
+    pages, _ = open_pages(data[:offset] + wrong_index_bytes + data[offset + size :])
     for row in (3_500, 3_999, 4_500, 5_000):
         assert pages.read(0, ["n"], np.array([row])) is None
     actual = pages.read(0, ["n"], np.array([9_000]))
@@ -227,7 +227,7 @@ def structs(depth: int) -> st.SearchStrategy[dict[int, tuple[int, Any]]]:
 
 
 @given(structs(2))
-def test_thrift_structure_is_read_as_it_was_written(fields: dict[int, tuple[int, Any]]) -> None:
+def test_thrift_structure_survives_a_round_trip(fields: dict[int, tuple[int, Any]]) -> None:
     data = thrift.write(fields)
     assert thrift.read(b"x" + data + b"y", 1) == (fields, 1 + len(data))
 

@@ -304,9 +304,9 @@ def test_spans_divide_a_file_by_its_row_groups(server: ServerThread, client: Sea
     opened_table = open_table(client, "db.t", At())
     (task,) = plan(client, opened_table)
     expected = pickle.loads(pickle.dumps(plan_read(opened_table, ["id"], TRUE)))
-    cuts = [0, 1, task.size_bytes // 3, task.size_bytes // 2, task.size_bytes]
+    offsets = [0, 1, task.size_bytes // 3, task.size_bytes // 2, task.size_bytes]
     values = []
-    for start, end in pairwise(cuts):
+    for start, end in pairwise(offsets):
         part = pickle.loads(pickle.dumps(ScanTask(task.file, task.deletes, span=(start, end))))
         values.append(
             [value for batch in read_task(part, expected, opened_table.storage) for value in batch["id"].to_pylist()]
@@ -413,7 +413,7 @@ def test_error_names_the_file_that_cannot_be_read(server: ServerThread, client: 
     assert stored_table.snapshots
 
 
-def test_nan_is_above_all_numbers_also_if_bounds_leave_files_out(server: ServerThread, client: SeamarkClient) -> None:
+def test_nan_is_above_all_numbers_even_when_bounds_prune_files(server: ServerThread, client: SeamarkClient) -> None:
     kind = pa.schema([("id", pa.int64()), ("f", pa.float64())])
     with lake.catalog_at(server.url) as catalog:
         catalog.create_namespace_if_not_exists("db")

@@ -208,8 +208,8 @@ def test_file_without_ids_is_read_by_the_name_mapping_or_refused(tmp_path: Path)
     metadata = create_new_table(schema, PartitionSpec(0, ()), tmp_path)
     with pytest.raises(Unreadable, match="no field ids, and the table has no name mapping"):
         list(TaskReader(ReadPlan(metadata, schema, ("id",)), Storage()).read(ScanTask(file, ())))
-    mapped = msgspec.structs.replace(metadata, properties={"schema.name-mapping.default": json.dumps(mapping)})
-    (batch,) = TaskReader(ReadPlan(mapped, schema, ("st", "id")), Storage()).read(ScanTask(file, ()))
+    mapped_metadata = msgspec.structs.replace(metadata, properties={"schema.name-mapping.default": json.dumps(mapping)})
+    (batch,) = TaskReader(ReadPlan(mapped_metadata, schema, ("st", "id")), Storage()).read(ScanTask(file, ()))
     assert batch.to_pylist() == [{"st": {"x": [5, None]}, "id": 1}, {"st": None, "id": None}]
 
 

@@ -111,9 +111,9 @@ class RandomAggregates:
         rng = self._rng
         measure = rng.choice(measures)
         draw = rng.random()
-        plain = [one for one in dimensions if "(" not in one and one not in ("ok", "x", "y")]
-        if draw < 0.15 and plain:
-            return rng.choice(("min({})", "max({})", "count(DISTINCT {})")).format(rng.choice(plain))
+        plain_dimensions = [one for one in dimensions if "(" not in one and one not in ("ok", "x", "y")]
+        if draw < 0.15 and plain_dimensions:
+            return rng.choice(("min({})", "max({})", "count(DISTINCT {})")).format(rng.choice(plain_dimensions))
         if draw < 0.3:
             return f"{measure} FILTER (WHERE {self._condition(dimensions)})"
         if draw < 0.35:
@@ -229,7 +229,7 @@ def run_case(server: ServerThread, seed: int, queries: int) -> Counter[str]:
     with (
         closing(IndexClient(server.url)) as client,
         SqlSession(server.url) as session,
-        SqlSession(server.url, cubes=OFF) as plain,
+        SqlSession(server.url, cubes=OFF) as plain_session,
     ):
         world = World(server, client, rng, f"db.t{seed}")
         world.create_table()
@@ -257,24 +257,24 @@ def run_case(server: ServerThread, seed: int, queries: int) -> Counter[str]:
                 if world.tags and rng.random() < 0.2:
                     source += f" FOR VERSION AS OF '{rng.choice(world.tags)}'"
                 text = aggregates.query(*rng.choice(world.cubes), source)
-                counts[_compare(session, plain, text, seed)] += 1
+                counts[_compare(session, plain_session, text, seed)] += 1
     return counts
 
 
-def _compare(session: SqlSession, plain: SqlSession, text: str, seed: int) -> str:
+def _compare(session: SqlSession, plain_session: SqlSession, text: str, seed: int) -> str:
     """Compare the answers of both sessions, and return how the first one was found."""
     try:
-        expected = plain.sql(text)
+        expected = plain_session.sql(text)
         rows = count_rows(expected)
     except InvalidRequest as refused:
         with pytest.raises(InvalidRequest):
             session.sql(text).to_arrow()
         return f"refused: {str(refused)[:40]}"
-    answered = session.sql(text)
-    summary = answered.explanation.cube
+    answer = session.sql(text)
+    summary = answer.explanation.cube
     assert summary is not None
-    assert (answered.types, answered.schema) == (expected.types, expected.schema), f"seed {seed}: {text}"
-    assert count_rows(answered) == rows, f"seed {seed}: {text}\n{answered.explanation}"
+    assert (answer.types, answer.schema) == (expected.types, expected.schema), f"seed {seed}: {text}"
+    assert count_rows(answer) == rows, f"seed {seed}: {text}\n{answer.explanation}"
     if summary.index is None:
         return "rows"
     return "cube and rows" if summary.row_files else "cube"

@@ -116,18 +116,18 @@ def test_change_runs_again_after_a_concurrent_commit(
 ) -> None:
     create(client, "t", [("id", "long"), ("n", "long")])
     session.sql("INSERT INTO db.t VALUES (1, 1)")
-    computed, works = (
+    computed, operations = (
         sessions.SqlSession._compute_rows,
         [lambda: append(client, "db.t", pa.table({"id": [2], "n": [1]}))],
     )
 
     def overtake(self: SqlSession, *arguments: Any) -> Any:
         rows = computed(self, *arguments)
-        for work in works:
+        for work in operations:
             thread = threading.Thread(target=work)
             thread.start()
             thread.join()
-        works.clear()
+        operations.clear()
         return rows
 
     monkeypatch.setattr(sessions.SqlSession, "_compute_rows", overtake)

@@ -242,7 +242,7 @@ def run_case(server: ServerThread, seed: int, queries: int) -> Counter[str]:
     with (
         closing(IndexClient(server.url)) as client,
         SqlSession(server.url) as session,
-        SqlSession(server.url, cubes=OFF) as plain,
+        SqlSession(server.url, cubes=OFF) as plain_session,
     ):
         star = StarSchema(server, client, rng, f"star{seed}")
         star.append_facts(60)
@@ -251,7 +251,7 @@ def run_case(server: ServerThread, seed: int, queries: int) -> Counter[str]:
         star.pin_attributes()
         for _ in range(2):
             for _ in range(queries):
-                counts[_compare(session, plain, star.query(), seed)] += 1
+                counts[_compare(session, plain_session, star.query(), seed)] += 1
             changes = (
                 star.change_dimension,
                 star.pin_attributes,
@@ -264,14 +264,14 @@ def run_case(server: ServerThread, seed: int, queries: int) -> Counter[str]:
             for change in rng.sample(changes, 3):
                 change()
         for _ in range(queries):
-            counts[_compare(session, plain, star.query(), seed)] += 1
+            counts[_compare(session, plain_session, star.query(), seed)] += 1
     return counts
 
 
-def _compare(session: SqlSession, plain: SqlSession, text: str, seed: int) -> str:
+def _compare(session: SqlSession, plain_session: SqlSession, text: str, seed: int) -> str:
     """Compare the answers of both sessions, and return how the first answer was computed."""
     try:
-        expected = plain.sql(text)
+        expected = plain_session.sql(text)
         rows = count_rows(expected)
     except InvalidRequest:
         with pytest.raises(InvalidRequest):

@@ -102,7 +102,7 @@ async def test_forwarded_headers_describe_the_client_and_replace_forged_ones() -
         assert trino.requests[1][2]["Host"] == trino.url.removeprefix("http://")
 
 
-async def test_forwarded_headers_are_trusted_if_the_operator_says_so() -> None:
+async def test_forwarded_headers_are_trusted_if_a_setting_enables_it() -> None:
     request_headers = {"X-Forwarded-For": "10.1.1.1", "X-Forwarded-Proto": "https", "X-Forwarded-Host": "trino.example"}
     async with run_fake_server(echo) as trino, run_proxy(trino.url, trust_forwarded=True) as rig:
         await rig.ask("GET", "/v1/info", headers={**request_headers, "X-Forwarded-Prefix": "/lake/"})
@@ -113,18 +113,18 @@ async def test_forwarded_headers_are_trusted_if_the_operator_says_so() -> None:
 
 
 async def test_compressed_bodies_are_forwarded_unchanged() -> None:
-    packed = gzip.compress(b"x" * 100_000)
+    packed_body = gzip.compress(b"x" * 100_000)
 
     async def answer(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.Response:
-        return web.Response(body=packed, headers={"Content-Encoding": "gzip", "Content-Type": "application/json"})
+        return web.Response(body=packed_body, headers={"Content-Encoding": "gzip", "Content-Type": "application/json"})
 
     async with run_fake_server(answer) as trino, run_proxy(trino.url) as rig:
         request_headers = {"Content-Encoding": "gzip", "Accept-Encoding": "gzip, zstd"}
         for target in ("/v1/spooled/download/1", "/v1/statement"):
-            _, headers, body = await rig.ask("POST", target, data=packed, headers=request_headers)
-            assert (body, headers["Content-Encoding"]) == (packed, "gzip")
-            assert headers["Content-Length"] == str(len(packed))
-            assert trino.requests[-1][3] == packed
+            _, headers, body = await rig.ask("POST", target, data=packed_body, headers=request_headers)
+            assert (body, headers["Content-Encoding"]) == (packed_body, "gzip")
+            assert headers["Content-Length"] == str(len(packed_body))
+            assert trino.requests[-1][3] == packed_body
             assert trino.requests[-1][2]["Accept-Encoding"] == "gzip, zstd"
 
 
@@ -254,10 +254,10 @@ async def test_announced_content_length_is_kept() -> None:
 
 
 async def test_client_that_disconnects_cancels_its_request_to_trino() -> None:
-    started, ended = asyncio.Event(), asyncio.Event()
+    has_started, ended = asyncio.Event(), asyncio.Event()
 
     async def answer(request: web.BaseRequest) -> web.Response:
-        started.set()
+        has_started.set()
         try:
             await asyncio.sleep(60)
         finally:
@@ -266,7 +266,7 @@ async def test_client_that_disconnects_cancels_its_request_to_trino() -> None:
 
     async with serve_requests(answer) as trino, run_proxy(trino) as rig:
         task = asyncio.create_task(rig.ask("GET", "/v1/statement/executing/1"))
-        await asyncio.wait_for(started.wait(), 60)
+        await asyncio.wait_for(has_started.wait(), 60)
         task.cancel()
         await asyncio.wait_for(ended.wait(), 60)
 
@@ -290,19 +290,19 @@ async def test_interrupted_answer_is_interrupted_for_the_client_too(length: bool
 
 
 async def test_proxy_finishes_running_requests_before_it_stops() -> None:
-    started = asyncio.Event()
+    has_started = asyncio.Event()
 
     async def answer(request: web.BaseRequest) -> web.Response:
-        started.set()
+        has_started.set()
         await asyncio.sleep(0.3)
         return web.Response(text="done")
 
     async with serve_requests(answer) as trino, aiohttp.ClientSession() as http:
         async with run_proxy(trino, drain_s=60.0) as rig:
             task = asyncio.create_task(http.get(rig.at("/v1/statement/executing/1")))
-            await asyncio.wait_for(started.wait(), 60)
-        async with await task as answered:
-            assert await answered.text() == "done"
+            await asyncio.wait_for(has_started.wait(), 60)
+        async with await task as response:
+            assert await response.text() == "done"
 
 
 # Coordinators

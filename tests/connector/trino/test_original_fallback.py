@@ -218,8 +218,8 @@ async def test_coordinator_prefix_is_removed_from_the_pages_that_the_proxy_reads
 
 
 async def test_plans_that_trino_cannot_read_are_not_made_for_a_while() -> None:
-    broken = build_failure_page("ICEBERG_INVALID_METADATA", "Cannot read /t/_seamark/plans/0/1.avro", "EXTERNAL")
-    async with run_stage(script_pages(QUEUED, broken)) as (trino, rig):
+    failure = build_failure_page("ICEBERG_INVALID_METADATA", "Cannot read /t/_seamark/plans/0/1.avro", "EXTERNAL")
+    async with run_stage(script_pages(QUEUED, failure)) as (trino, rig):
         for _ in range(FAILURES_MAX):
             assert (await fetch_result(rig))[2] == "original; ICEBERG_INVALID_METADATA"
         assert (await fetch_result(rig))[2].startswith("unchanged; recently, Trino could not read its plans")

@@ -92,5 +92,5 @@ def test_partition_filter_requirement_of_the_session_is_respected(value: str, ve
 
 
 @pytest.mark.parametrize("answer", [b"", b"[]", b"{}", b'{"referencedTables": []}', b"<html>", b'{"session": 1}'])
-def test_answer_that_is_not_understood_decides_nothing(answer: bytes) -> None:
+def test_unknown_answer_changes_no_decision(answer: bytes) -> None:
     assert check_access(answer, PlanInputs()) is RuleDecision.UNKNOWN

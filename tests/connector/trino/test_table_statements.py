@@ -215,7 +215,7 @@ async def test_trino_gets_all_statements_if_the_option_is_off(jobs: Jobs) -> Non
         assert trino.requests == [MERGE]
 
 
-async def test_syntax_errors_and_transactions_are_refused_before_trino_is_asked(jobs: Jobs) -> None:
+async def test_syntax_errors_and_transactions_are_refused_before_a_request_to_trino(jobs: Jobs) -> None:
     async with run_rig() as (trino, rig):
         assert (await post(rig, f"{MERGE} NOW"))["error"]["errorName"] == "SYNTAX_ERROR"
         refusal = await post(rig, MERGE, **{"X-Trino-Transaction-Id": "4711"})

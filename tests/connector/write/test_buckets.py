@@ -87,8 +87,8 @@ def test_files_written_with_fewer_buckets_count_in_every_bucket_that_may_have_th
     key = next(number for number in range(100) if compute_bucket(2, number) == 1)
     append(client, "db.t", build_key_rows([key] * 8))
     resize(client, "db.t", buckets=4)
-    fine = next(number for number in range(100) if compute_bucket(4, number) == 3)
-    append(client, "db.t", build_key_rows([fine] * 5))
+    valid_key = next(number for number in range(100) if compute_bucket(4, number) == 3)
+    append(client, "db.t", build_key_rows([valid_key] * 5))
     (bucket_size,) = bucket_sizes(client, "db.t")
     assert bucket_size.files.tolist() == [1, 2, 1, 3]
     assert bucket_size.rows.tolist() == [

@@ -207,7 +207,7 @@ def test_doubling_from_8_to_64_buckets_delays_no_writer_and_keeps_all_rows(
     create(client, version=version, spec=[("bucket[8]", 1)], properties=properties)
     writers = Writers(client.url)
     with ThreadPoolExecutor(2) as pool:
-        running = [
+        running_commits = [
             pool.submit(writers.run, *make_upserting_writer(seed, mode)),
             pool.submit(writers.run, *make_appending_writer(seed)),
         ]
@@ -216,7 +216,7 @@ def test_doubling_from_8_to_64_buckets_delays_no_writer_and_keeps_all_rows(
             writers.wait_for_both(4)
         finally:
             writers.stop.set()
-        counts = [one.result(60) for one in running]
+        counts = [one.result(60) for one in running_commits]
     assert min(counts) > 3, note
     assert {value.attempts for value in writers.committed_steps.values()} == {1}, (
         f"{note}: a resize must not cause a second attempt"

@@ -61,13 +61,13 @@ def stream(url: str, keys: list[int]) -> Iterator[list[int]]:
 
 
 @pytest.mark.each_pair
-@pytest.mark.parametrize("indexed", [False, True], ids=["plain", "indexed"])
+@pytest.mark.parametrize("is_indexed", [False, True], ids=["plain", "indexed"])
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("version", [2, 3])
 def test_concurrent_equality_upserts_of_other_keys_are_no_conflict(
-    client: IndexClient, version: int, spec: str, indexed: bool, monkeypatch: pytest.MonkeyPatch
+    client: IndexClient, version: int, spec: str, is_indexed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create_filled(client, version, spec, properties=BY_ID if indexed else {})
+    create_filled(client, version, spec, properties=BY_ID if is_indexed else {})
     other_rows = build_rows(*((key, "theirs", 1) for key in range(0, 200, 2)))
     run_before_commits(monkeypatch, lambda: upsert(client, "db.t", other_rows, keys=["id"], strategy=EQUALITY))
     own_rows = build_rows(*((key, "ours", 1) for key in range(31, 171, 14)))

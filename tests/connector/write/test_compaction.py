@@ -86,14 +86,14 @@ def test_small_files_are_compacted_to_few_with_the_same_rows(
             upsert(client, "db.t", build_rows(range(number * 10, number * 10 + 10)), keys=["id"])
         before = read(client)
         assert sum(before.values()) == 120
-        planned = compact(client, "db.t", dry_run=True)
-        assert (planned.commits, planned.files_after) == (0, 1)
-        assert planned.files_before == (36 if spec.fields else 12)
+        dry_report = compact(client, "db.t", dry_run=True)
+        assert (dry_report.commits, dry_report.files_after) == (0, 1)
+        assert dry_report.files_before == (36 if spec.fields else 12)
         assert read(client) == before
         report = compact(client, "db.t")
         partitions = 3 if spec.fields else 1
         assert (report.commits, report.conflicts, report.rows) == (1, 0, 120)
-        assert (report.files_before, report.files_after) == (planned.files_before, partitions)
+        assert (report.files_before, report.files_after) == (dry_report.files_before, partitions)
         assert client.files("db.t").num_rows == partitions
         assert read(client) == before
         if version == 2:

@@ -138,15 +138,15 @@ def test_bounds_include_every_value_of_the_file(tmp_path: Path, kind: str) -> No
         file, metadata = write(tmp_path, rows, schema, properties={"write.metadata.metrics.default": mode})
         decode_content_file(file, metadata)
         lower, upper = index_by_column(file["lower-bounds"]), index_by_column(file["upper-bounds"])
-        present = [value for value in values if value is not None and value == value]
-        if not present:
+        present_values = [value for value in values if value is not None and value == value]
+        if not present_values:
             assert (lower, upper) == ({}, {})
             return
         minimum, maximum = decode(kind, lower[1]), decode(kind, upper[1]) if 1 in upper else None
-        assert all(minimum <= one for one in present)
-        assert maximum is None or all(one <= maximum for one in present)
+        assert all(minimum <= one for one in present_values)
+        assert maximum is None or all(one <= maximum for one in present_values)
         if kind not in ("string", "binary", "fixed[3]") or mode == "full":
-            assert (minimum, maximum) == (min(present), max(present))
+            assert (minimum, maximum) == (min(present_values), max(present_values))
         assert index_by_column(file["null-value-counts"])[1] == values.count(None)
         if kind in FLOATS:
             assert index_by_column(file["nan-value-counts"])[1] == sum(
@@ -545,15 +545,17 @@ def test_rows_are_written_in_the_sort_order_of_the_table(tmp_path: Path, kind: s
     assert file["sort-order-id"] == 1
     actual_table = read_by_pyiceberg(metadata, [file])
     expected = sorted(range(60), key=lambda row: -(row // 10))
-    present = [row for row in expected if values[row] is not None]
-    present.sort(key=lambda row: _rank(values[row]), reverse=how == "desc")
+    present_rows = [row for row in expected if values[row] is not None]
+    present_rows.sort(key=lambda row: _rank(values[row]), reverse=how == "desc")
     # A reversed stable sort also reverses equal rows.
     ties: dict[Any, list[int]] = {}
     for row in expected:
         ties.setdefault(None if values[row] is None else _rank(values[row]), []).append(row)
-    absent = ties.pop(None, [])
-    sorted_rows = [row for key in dict.fromkeys(_rank(values[row]) for row in present) for row in ties[key]]
-    assert actual_table["n"].to_pylist() == (absent + sorted_rows if nulls == "nulls-first" else sorted_rows + absent)
+    absent_rows = ties.pop(None, [])
+    sorted_rows = [row for key in dict.fromkeys(_rank(values[row]) for row in present_rows) for row in ties[key]]
+    assert actual_table["n"].to_pylist() == (
+        absent_rows + sorted_rows if nulls == "nulls-first" else sorted_rows + absent_rows
+    )
 
 
 def _rank(value: Any) -> Any:

@@ -127,12 +127,12 @@ def test_every_row_is_in_the_partition_of_its_values(fields: list[tuple[str, int
             assert isinstance(column.type, str)
             column_number = ("id", "name", "at", "st", "", "ratio").index(column.name.partition(".")[0])
             array = batch.column(column_number if column_number < 4 else 4)
-            flat = (
+            flat_values = (
                 pa.array([None if value is None else value["land"] for value in array.to_pylist()])
                 if column_number == 3
                 else array
             )
-            columns.append([apply(transform, column.type, value) for value in typed.to_plain(column.type, flat)])
+            columns.append([apply(transform, column.type, value) for value in typed.to_plain(column.type, flat_values)])
         partition_numbers: list[int] = []
         for partition, row_indexes in split:
             row_numbers = list(range(count)) if row_indexes is None else row_indexes.tolist()

@@ -67,13 +67,13 @@ def read_rows(client: IndexClient, name: str = "db.t", at: At = CURRENT) -> list
 
 
 @pytest.mark.each_pair
-@pytest.mark.parametrize("indexed", [False, True])
+@pytest.mark.parametrize("is_indexed", [False, True])
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("mode", MODES)
 def test_upsert_replaces_rows_with_its_keys_and_inserts_others(
-    client: IndexClient, mode: str, version: int, indexed: bool
+    client: IndexClient, mode: str, version: int, is_indexed: bool
 ) -> None:
-    create(client, version=version, properties=BY_ID if indexed else {})
+    create(client, version=version, properties=BY_ID if is_indexed else {})
     first = upsert(client, "db.t", build_rows((1, "de", 1), (2, "fr", 1), (3, None, 1)), keys=["id"], mode=mode)
     assert (first.inserted, first.updated, first.files_read, first.files_removed) == (3, 0, 0, 0)
     append(client, "db.t", build_rows((7, "it", 1)))
@@ -113,17 +113,19 @@ def create_seeded(client: IndexClient, files: int, rows_each: int, *, sorted_key
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("indexed", quick([True, False], 1))
-def test_upsert_reads_and_writes_only_files_that_hold_its_keys(client: IndexClient, mode: str, indexed: bool) -> None:
+@pytest.mark.parametrize("is_indexed", quick([True, False], 1))
+def test_upsert_reads_and_writes_only_files_that_hold_its_keys(
+    client: IndexClient, mode: str, is_indexed: bool
+) -> None:
     files, rows_per_file = 40, 250
-    create_seeded(client, files, rows_per_file, sorted_keys=not indexed, properties=BY_ID if indexed else {})
+    create_seeded(client, files, rows_per_file, sorted_keys=not is_indexed, properties=BY_ID if is_indexed else {})
     keys = list(range(3, 10_000, 997))
-    holding = {(key % files if indexed else key // rows_per_file) for key in keys}
+    holding = {(key % files if is_indexed else key // rows_per_file) for key in keys}
     table = pa.table({"id": keys, "note": [f"new {key}" for key in keys]})
     report = upsert(client, "db.t", table, keys=["id"], mode=mode)
     assert (report.updated, report.inserted) == (len(keys), 0)
     if mode == "merge-on-read":
-        assert report.files_read == (0 if indexed else len(holding))
+        assert report.files_read == (0 if is_indexed else len(holding))
         assert (report.files_written, report.files_removed) == (2, 0)
     else:
         assert (report.files_read, report.files_removed) == (len(holding), len(holding))
@@ -136,7 +138,7 @@ def test_upsert_reads_and_writes_only_files_that_hold_its_keys(client: IndexClie
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("mode", "indexed"),
+    ("mode", "is_indexed"),
     [
         (COPY_ON_WRITE, False),
         (MERGE_ON_READ, True),
@@ -145,15 +147,15 @@ def test_upsert_reads_and_writes_only_files_that_hold_its_keys(client: IndexClie
     ],
 )
 def test_upsert_of_100_rows_in_400_files_changes_only_the_files_of_its_keys(
-    client: IndexClient, mode: str, indexed: bool
+    client: IndexClient, mode: str, is_indexed: bool
 ) -> None:
     """This was the first use case of the project.
 
     Either each file has 250 consecutive keys, or each file has every 400th key, so that only an index finds the files.
     """
-    create(client, spec=[("identity", 2)], properties=BY_ID if indexed else {})
+    create(client, spec=[("identity", 2)], properties=BY_ID if is_indexed else {})
     ids = range(100_000)
-    lands = [f"{key % 400 if indexed else key // 250:03d}" for key in ids]
+    lands = [f"{key % 400 if is_indexed else key // 250:03d}" for key in ids]
     append(client, "db.t", pa.table({"id": ids, "land": lands, "note": ["old"] * len(ids)}))
     assert client.files("db.t").num_rows == 400
     keys = list(range(7, 100_000, 1_000))
@@ -165,7 +167,7 @@ def test_upsert_of_100_rows_in_400_files_changes_only_the_files_of_its_keys(
     assert report.files_read <= len(holding)
     assert report.files_written <= len(holding) + (mode == "merge-on-read")  # One more file has all the vectors.
     assert report.files_removed == (0 if mode == "merge-on-read" else len(holding))
-    if indexed and mode == "merge-on-read":
+    if is_indexed and mode == "merge-on-read":
         assert report.files_read == 0
     actual_rows = scan(client, "db.t", ["id", "note"]).to_arrow()
     notes = dict(zip(actual_rows["id"].to_pylist(), actual_rows["note"].to_pylist(), strict=True))

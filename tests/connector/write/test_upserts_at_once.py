@@ -27,12 +27,12 @@ from tests.connector.write.test_upserts import BY_ID, FIELDS, MODES, build_rows,
 from tests.seeds import quick
 
 
-def run_before_commits(monkeypatch: pytest.MonkeyPatch, *works: Any) -> list[int]:
+def run_before_commits(monkeypatch: pytest.MonkeyPatch, *operations: Any) -> list[int]:
     """Run the first of the works before the next commit, the second before the commit after it, and so on.
 
     Return a list with the number of commit attempts.
     """
-    real, remaining, attempts = CommitClient.commit, list(works), [0]
+    real, remaining, attempts = CommitClient.commit, list(operations), [0]
 
     def commit(self: CommitClient, table: Any, body: dict[str, Any]) -> dict[str, Any]:
         attempts[0] += 1
@@ -210,10 +210,10 @@ def test_upsert_with_a_lost_reply_is_committed_once(
     assert [row[:2] for row in read_rows(client)] == [(1, "b"), (2, "a"), (3, "b")]
 
 
-def run_in_threads(client: IndexClient, works: Sequence[Any]) -> None:
+def run_in_threads(client: IndexClient, operations: Sequence[Any]) -> None:
     """Run each of the works in its own thread, with its own client."""
-    with ThreadPoolExecutor(len(works)) as pool:
-        futures = [pool.submit(work, IndexClient(client.url)) for work in works]
+    with ThreadPoolExecutor(len(operations)) as pool:
+        futures = [pool.submit(work, IndexClient(client.url)) for work in operations]
     for future in futures:
         future.result()
 

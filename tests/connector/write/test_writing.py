@@ -138,9 +138,9 @@ def test_every_row_is_written_once_into_its_partition(
     assert {file["sort-order-id"] for file in written_files.files} == {1 if sorted_by else 0}
     for file in written_files.files if sorted_by else ():
         names = _column(file, "name")
-        present = [name for name in names if name is not None]
-        assert names == present + [None] * (len(names) - len(present))
-        assert present == sorted(present, key=str.encode, reverse=True)
+        present_values = [name for name in names if name is not None]
+        assert names == present_values + [None] * (len(names) - len(present_values))
+        assert present_values == sorted(present_values, key=str.encode, reverse=True)
 
 
 def _make_unsorted_order() -> Any:
@@ -387,9 +387,9 @@ def test_rows_are_accepted_in_every_form_of_arrow() -> None:
     ]
     for form, count in forms:
         assert sum(one.num_rows for one in to_batches(form)) == count
-    for wrong in ({"id": [1]}, "rows", 7):
-        with pytest.raises(Unwritable, match=type(wrong).__name__):
-            list(to_batches(wrong))
+    for invalid_value in ({"id": [1]}, "rows", 7):
+        with pytest.raises(Unwritable, match=type(invalid_value).__name__):
+            list(to_batches(invalid_value))
 
 
 # Locations of files

@@ -68,9 +68,9 @@ def test_spark_reads_the_merged_form_of_its_encrypted_files(tmp_path: Path) -> N
             if scheme is None:
                 scheme = _scheme(next((tmp_path / "columns-0").glob("*.parquet")))
             else:
-                plain = tmp_path / f"ours-{name}-decrypted.parquet"
-                merge(parts, plain, SCHEMA, keys=KEYS)
-                files.append(plain)
+                decrypted_path = tmp_path / f"ours-{name}-decrypted.parquet"
+                merge(parts, decrypted_path, SCHEMA, keys=KEYS)
+                files.append(decrypted_path)
             assert scheme is not None
             out = tmp_path / f"ours-{name}.parquet"
             merge(parts, out, SCHEMA, keys=KEYS, encryption=KEYS.create_encryption(scheme))

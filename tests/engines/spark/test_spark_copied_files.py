@@ -118,8 +118,8 @@ def test_spark_uses_page_indexes_and_bloom_filters_of_copied_files(spark: SparkS
     assert [row.id for row in actual] == [30123]
     assert 0 < scanned_rows <= 500
     stored_keys = {row.k for row in copied.select("k").collect()}
-    absent = next(k for k in range(50_000, 100_003) if k not in stored_keys)
-    actual, scanned_rows = collect_with_scanned_rows(copied.where(f"k = {absent}"))
+    absent_key = next(k for k in range(50_000, 100_003) if k not in stored_keys)
+    actual, scanned_rows = collect_with_scanned_rows(copied.where(f"k = {absent_key}"))
     assert (actual, scanned_rows) == ([], 0)
     actual, scanned_rows = collect_with_scanned_rows(copied.where(f"k = {next(iter(stored_keys))}"))
     assert len(actual) == 1

@@ -82,16 +82,16 @@ def check(rig: Rig, conditions: Sequence[str], note: str) -> list[tuple[int, int
     texts = [f"SELECT id FROM {rig.db}.t WHERE {where}" for where in conditions]
     while True:
         expected = rig.spark.sql(judging).collect()
-        reports, wrong = [], []
+        reports, wrong_queries = [], []
         for number, text in enumerate(texts):
             rewrite = rewrite_query(rig.spark, text)
             reports.append(rewrite)
             ids = sorted(repr((row["id"],)) for row in expected if row[f"w{number}"])
             if rewrite.statement is not None and collect_rows(rig.spark.sql(rewrite.statement)) != ids:
-                wrong.append(f"{note}: {conditions[number]}\n{rewrite}")
-        if not wrong or rig.spark.sql(judging).collect() == expected:
+                wrong_queries.append(f"{note}: {conditions[number]}\n{rewrite}")
+        if not wrong_queries or rig.spark.sql(judging).collect() == expected:
             break  # Otherwise the day of a row has changed between the two queries.
-    assert wrong == []
+    assert wrong_queries == []
     return [(one.files, one.considered_files) for one in reports]
 
 

@@ -86,11 +86,11 @@ def test_a_running_query_sees_rows_before_their_flush(stream: Stream, spark: Spa
     query = Query(spark, stream.server.base_url, tmp_path / "query")
     stream.post("t", {"id": 1})
     flush_stream(SeamarkClient(stream.server.base_url), "db.t")
-    running = query.start(processingTime="0 seconds")
+    query_run = query.start(processingTime="0 seconds")
     try:
         for number in (2, 3):
             stream.post("t", {"id": number})
             block_until(lambda expected=number: query.ids() == list(range(1, expected + 1)), within_s=60)
     finally:
-        running.stop()
+        query_run.stop()
     assert stream.sql("SELECT count(*) FROM {db}.t.snapshots") == [(1,)]

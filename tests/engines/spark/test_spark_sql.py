@@ -350,8 +350,8 @@ def test_query_runs_unchanged_if_planning_is_slow_or_fails(rig: Rig, monkeypatch
     with monkeypatch.context() as context:
         context.setattr(querying, "BUDGET_S", 0.0)
         assert "too slow" in rig.check_same(text).summary
-    with monkeypatch.context() as broken:
-        broken.setattr(querying, "find_references", lambda *_: 1 / 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(querying, "find_references", lambda *_: 1 / 0)
         assert "ZeroDivisionError" in rig.check_same(text).summary
     refusal = new_catalog(rig.spark, rig.server.base_url)
     assert rig.rewrite(text.replace("{db}", f"{refusal}.db")).statement is not None

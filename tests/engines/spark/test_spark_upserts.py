@@ -397,11 +397,11 @@ def test_driver_refuses_columns_that_do_not_fit_before_a_task_starts(rig: Rig, m
             yield batch
 
     frame = rig.frame({1: ("a", 1, 1)})
-    for wrong, message in (
+    for invalid_arguments, message in (
         (frame.selectExpr("*", "1 AS extra"), "the table has no column extra; it has id, land, v, ts"),
         (frame.selectExpr("id", "land", "array(v) AS v", "ts"), "v"),
     ):
-        counted_rows = wrong.mapInArrow(count, wrong.schema)
+        counted_rows = invalid_arguments.mapInArrow(count, invalid_arguments.schema)
         with pytest.raises(Unwritable, match=message):
             write(counted_rows, f"db.{table}", client=rig.client, mode=mode)  # type: ignore[call-overload]
     assert accumulator.value == 0

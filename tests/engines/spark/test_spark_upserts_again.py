@@ -29,9 +29,9 @@ def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield new_rig
 
 
-def run_before_commits(monkeypatch: pytest.MonkeyPatch, *works: Any) -> None:
+def run_before_commits(monkeypatch: pytest.MonkeyPatch, *operations: Any) -> None:
     """Run the first of the works just before the next commit, the second before the commit after it, and so on."""
-    real, pending_works = CommitClient.commit, list(works)
+    real, pending_works = CommitClient.commit, list(operations)
 
     def commit(self: CommitClient, table: Any, body: dict[str, Any]) -> dict[str, Any]:
         if pending_works:

@@ -149,9 +149,9 @@ def test_files_of_a_sorted_table_have_disjoint_ranges_and_are_sorted(rig: Rig) -
     assert {order for _, _, order in actual_rows} == {1}
     for path in rig.files("ordered"):
         values = pq.read_table(path).column("v").to_pylist()
-        present = [value for value in values if value is not None]
-        assert present == sorted(present, reverse=True)
-        assert values[len(present) :] == [None] * (len(values) - len(present))
+        present_values = [value for value in values if value is not None]
+        assert present_values == sorted(present_values, reverse=True)
+        assert values[len(present_values) :] == [None] * (len(values) - len(present_values))
 
 
 def test_overwrite_replaces_the_rows_of_its_filter(rig: Rig) -> None:
@@ -193,9 +193,9 @@ def test_index_files_are_committed_with_the_rows_and_used_by_the_next_plan(rig: 
 def test_failed_write_job_commits_nothing_and_leaves_no_file(rig: Rig) -> None:
     rig.sql("CREATE TABLE {db}.failing (id bigint NOT NULL, v int) USING iceberg")
     before = rig.sql("SELECT * FROM {db}.failing.snapshots").count()
-    broken = rig.spark.range(0, 1000, 1, 1).selectExpr("IF(id = 999, NULL, id) AS id", "CAST(id AS int) AS v")
+    failing_frame = rig.spark.range(0, 1000, 1, 1).selectExpr("IF(id = 999, NULL, id) AS id", "CAST(id AS int) AS v")
     with pytest.raises(PySparkException, match="id"):
-        rig.write(broken, "failing")
+        rig.write(failing_frame, "failing")
     assert rig.sql("SELECT * FROM {db}.failing.snapshots").count() == before
     assert rig.files("failing") == []
 

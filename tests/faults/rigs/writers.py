@@ -40,8 +40,8 @@ class RecordedOutcomes:
         assert self.unexplained == [], label
         assert self.count_acknowledged() > 0, f"{label} proved nothing"
         assert find_violations(client.chain(name), self.events) == [], f"{label}: {dict(self.outcomes)}"
-        missing = [location for location in client.files(name) if not exists(location)]
-        assert missing == [], f"{label}: files of a live table are gone"
+        missing_paths = [location for location in client.files(name) if not exists(location)]
+        assert missing_paths == [], f"{label}: files of a live table are gone"
 
 
 def _outcome(status: int, body: dict[str, dict[str, str]] | None) -> str | None:

@@ -207,7 +207,7 @@ def in_any_order(value: Any) -> Any:
 
 
 @given(trees)
-def test_pyiceberg_expressions_return_to_it_unchanged(tree: theirs.BooleanExpression) -> None:
+def test_pyiceberg_expressions_survive_a_round_trip(tree: theirs.BooleanExpression) -> None:
     sent_json = json.loads(tree.model_dump_json(by_alias=True))
     reparsed = theirs.BooleanExpression.model_validate(expression_json(parse_expression(sent_json)))
     # A flattened chain is written as a balanced tree: the same predicates in the same order under the same junctions.

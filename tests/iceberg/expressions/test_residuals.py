@@ -161,7 +161,7 @@ def test_residual_uses_only_names_of_the_current_schema() -> None:
     def equals_on(column_id: int, name: str) -> Bound:
         return Bound(Op.EQ, column_id, name, "int", "identity", "int", (5,))
 
-    kept_field, renamed, replaced, dropped = (
+    kept_field, renamed_field, replaced, dropped = (
         equals_on(1, "x"),
         equals_on(2, "before"),
         equals_on(3, "old"),
@@ -169,7 +169,7 @@ def test_residual_uses_only_names_of_the_current_schema() -> None:
     )
     both_conditions = And((kept_field, equals_on(4, "old")))
     assert make_bindable(both_conditions, schema) is both_conditions
-    for other in (renamed, replaced, dropped):
+    for other in (renamed_field, replaced, dropped):
         assert make_bindable(other, schema) == TRUE
         assert make_bindable(And((kept_field, other)), schema) == kept_field
         assert make_bindable(Or((kept_field, other)), schema) == TRUE

@@ -127,13 +127,13 @@ def table() -> Iterator[tuple[duckdb.DuckDBPyConnection, list[Row]]]:
     rows: list[Row] = []
     for number in range(ROWS):
         values = {name: draw_value(rng, name) for name in COLUMNS}
-        inner, deep = draw_value(rng, "in"), draw_value(rng, "y")
+        inner, deep_value = draw_value(rng, "in"), draw_value(rng, "y")
         zoned = [f"{value}+00" if name == "tz" and value is not None else value for name, value in values.items()]
         marks = ", ".join("?" for _ in values)
         row = "{'in': ?::INTEGER, 'deep': {'y': ?::INTEGER}}"
-        db.execute(f"INSERT INTO rows VALUES (?, {marks}, {row})", [number, *zoned, inner, deep])
+        db.execute(f"INSERT INTO rows VALUES (?, {marks}, {row})", [number, *zoned, inner, deep_value])
         new_row: Row = {field.id: to_row_value(COLUMNS[field.name][0], values[field.name]) for field in FIELDS}
-        rows.append(new_row | {50: True, 51: inner, 52: True, 53: deep})
+        rows.append(new_row | {50: True, 51: inner, 52: True, 53: deep_value})
     yield db, rows
     db.close()
 

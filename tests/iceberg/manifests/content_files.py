@@ -253,12 +253,12 @@ def are_same(left: ManifestEntry, right: ManifestEntry) -> bool:
 
 def summary_of(kind: str, values: list[Any]) -> dict[str, Any] | None:
     """Return a partition field's summary by the specification, or None if readers would order its UUIDs differently."""
-    present = [value for value in values if value is not None]
-    numbers = [value for value in present if value == value]
-    document: dict[str, Any] = {"null": len(present) < len(values), "nan": len(numbers) < len(present)}
+    present_values = [value for value in values if value is not None]
+    numbers = [value for value in present_values if value == value]
+    document: dict[str, Any] = {"null": len(present_values) < len(values), "nan": len(numbers) < len(present_values)}
     if kind == "uuid" and numbers:
-        signed = sorted(numbers, key=lambda value: struct.unpack(">qq", value))
-        if (signed[0], signed[-1]) != (min(numbers), max(numbers)):
+        signed_numbers = sorted(numbers, key=lambda value: struct.unpack(">qq", value))
+        if (signed_numbers[0], signed_numbers[-1]) != (min(numbers), max(numbers)):
             return None
     order = sorted(numbers, key=lambda value: (value, math.copysign(1, value) if kind in FLOATS else 0))
     bounds = (to_bytes(kind, order[0]), to_bytes(kind, order[-1])) if order else (None, None)

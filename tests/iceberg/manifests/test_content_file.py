@@ -74,10 +74,17 @@ def table(version: int = 2) -> TableMetadata:
     nested = {"type": "list", "element-id": 13, "element": "int", "element-required": False}
     columns.append({"id": 12, "name": "list", "required": False, "type": nested})
     inner_struct = {"type": "struct", "fields": [{"id": 15, "name": "i", "required": False, "type": "int"}]}
-    mapped = {"type": "map", "key-id": 16, "key": "int", "value-id": 17, "value": inner_struct, "value-required": False}
-    columns.append({"id": 14, "name": "map", "required": False, "type": mapped})
-    apart = {"type": "struct", "fields": [{"id": 19, "name": "i", "required": False, "type": "int"}]}
-    columns.append({"id": 18, "name": "struct", "required": False, "type": apart})
+    mapped_type = {
+        "type": "map",
+        "key-id": 16,
+        "key": "int",
+        "value-id": 17,
+        "value": inner_struct,
+        "value-required": False,
+    }
+    columns.append({"id": 14, "name": "map", "required": False, "type": mapped_type})
+    separate_struct = {"type": "struct", "fields": [{"id": 19, "name": "i", "required": False, "type": "int"}]}
+    columns.append({"id": 18, "name": "struct", "required": False, "type": separate_struct})
     document = {
         "format-version": version,
         "table-uuid": "9c12d441-03fe-4693-9a96-a0705ddf69c1",
@@ -133,11 +140,11 @@ def bounds(column: int, data: str) -> dict[str, list[Any]]:
 
 
 @pytest.mark.parametrize(
-    ("sound", "version"), [(DATA, 1), (DATA, 3), (EQUALITY, 2), (EQUALITY, 3), (POSITION, 2), (VECTOR, 3)]
+    ("valid_file", "version"), [(DATA, 1), (DATA, 3), (EQUALITY, 2), (EQUALITY, 3), (POSITION, 2), (VECTOR, 3)]
 )
-def test_valid_files_are_accepted(sound: dict[str, Any], version: int) -> None:
-    content_file = decode_content_file(sound, TABLES[version])
-    assert encode_content_file(content_file, TABLES[version]) == sound
+def test_valid_files_are_accepted(valid_file: dict[str, Any], version: int) -> None:
+    content_file = decode_content_file(valid_file, TABLES[version])
+    assert encode_content_file(content_file, TABLES[version]) == valid_file
 
 
 REFUSED: list[tuple[dict[str, Any], int, dict[str, Any], str]] = [
@@ -216,13 +223,13 @@ REFUSED: list[tuple[dict[str, Any], int, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("sound", "version", "change", "message"), REFUSED)
+@pytest.mark.parametrize(("valid_file", "version", "change", "message"), REFUSED)
 def test_invalid_file_is_rejected_by_file_and_field(
-    sound: dict[str, Any], version: int, change: dict[str, Any], message: str
+    valid_file: dict[str, Any], version: int, change: dict[str, Any], message: str
 ) -> None:
-    path = change.get("file-path", sound["file-path"]) or "without a file-path"
+    path = change.get("file-path", valid_file["file-path"]) or "without a file-path"
     with pytest.raises(BadRequest, match=message) as error:
-        decode_content_file(sound | change, TABLES[version])
+        decode_content_file(valid_file | change, TABLES[version])
     path_text = path.encode(errors="backslashreplace").decode()
     assert error.value.message.startswith(f"Invalid content file {path_text}: ")
 
@@ -251,7 +258,7 @@ JUNK = st.recursive(
 
 @settings(max_examples=examples(400))
 @given(
-    sound=st.sampled_from([DATA, EQUALITY, POSITION, VECTOR]),
+    valid_file=st.sampled_from([DATA, EQUALITY, POSITION, VECTOR]),
     version=st.sampled_from([1, 2, 3]),
     name=st.sampled_from(NAMES),
     value=JUNK,
@@ -259,9 +266,9 @@ JUNK = st.recursive(
     partition=st.lists(JUNK, max_size=2),
 )
 def test_random_json_is_rejected_or_read_as_a_file(
-    sound: dict[str, Any], version: int, name: str, value: object, spec: int, partition: list[object]
+    valid_file: dict[str, Any], version: int, name: str, value: object, spec: int, partition: list[object]
 ) -> None:
-    junk = {**sound, "spec-id": spec, "partition": partition, name: value}
+    junk = {**valid_file, "spec-id": spec, "partition": partition, name: value}
     try:
         content_file = decode_content_file(junk, TABLES[version])
     except BadRequest:
@@ -273,8 +280,8 @@ def test_random_json_is_rejected_or_read_as_a_file(
 
 @pytest.mark.parametrize(("content", "version", "kind"), [("DATA", 1, 0), ("EQUALITY_DELETES", 2, 2)])
 def test_contents_are_read_in_javas_spelling(content: str, version: int, kind: int) -> None:
-    sound = DATA if kind == 0 else EQUALITY
-    assert decode_content_file(sound | {"content": content, "file-format": "ORC"}, TABLES[version]).content == kind
+    valid_file = DATA if kind == 0 else EQUALITY
+    assert decode_content_file(valid_file | {"content": content, "file-format": "ORC"}, TABLES[version]).content == kind
 
 
 @pytest.mark.parametrize(

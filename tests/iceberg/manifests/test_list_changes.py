@@ -63,9 +63,9 @@ def test_list_decoded_with_a_base_equals_the_list_decoded_alone(round_number: in
             style=style,
             header={"number": str(number)},
         )
-        decoded = decode_list(data, "l", known_decoded_list)
-        assert decoded.manifests == decode_manifest_list(data, "l"), f"seed {seed}"
-        known_decoded_list = decoded
+        decoded_list = decode_list(data, "l", known_decoded_list)
+        assert decoded_list.manifests == decode_manifest_list(data, "l"), f"seed {seed}"
+        known_decoded_list = decoded_list
         for _ in range(rng.randrange(3)):
             manifests = change_randomly(manifests, rng)
 

@@ -44,14 +44,16 @@ def survives(data: bytes, decode: Any = decode_manifest) -> bool:
     """Return whether the data decodes; any error but Corrupt with the file's name fails the test."""
     refusal = None
     try:
-        decoded = decode(data, "the-file")
+        decoded_rows = decode(data, "the-file")
     except Corrupt as error:
         refusal = error.message
     if refusal is not None:
         assert refusal.startswith("the-file: ")
         return False
     if decode is decode_manifest:
-        for row in files.to_plain_entries(decoded):  # Every span is in the heap, and the lengths of every list add up.
+        for row in files.to_plain_entries(
+            decoded_rows
+        ):  # Every span is in the heap, and the lengths of every list add up.
             assert isinstance(row["file_path"], str)
     return True
 
@@ -85,17 +87,19 @@ def _flip(data: bytes, *, rounds: int, seed: int) -> None:
     chance, body = random.Random(seed), data.index(files.SYNC)
     read_count = 0
     for round_number in range(rounds):
-        damaged = bytearray(data)
+        damaged_bytes = bytearray(data)
         for _ in range(chance.choice([1, 1, 1, 2, 5])):
             offset = chance.randrange(body if round_number % 2 else 0, len(data))
-            damaged[offset] = chance.choice([0, 1, 0x7F, 0x80, 0xFF, damaged[offset] ^ 1 << chance.randrange(8)])
+            damaged_bytes[offset] = chance.choice(
+                [0, 1, 0x7F, 0x80, 0xFF, damaged_bytes[offset] ^ 1 << chance.randrange(8)]
+            )
         if chance.random() < 0.2:
-            offset = chance.randrange(len(damaged))
-            damaged[offset : offset + chance.randrange(20)] = chance.randbytes(chance.randrange(20))
+            offset = chance.randrange(len(damaged_bytes))
+            damaged_bytes[offset : offset + chance.randrange(20)] = chance.randbytes(chance.randrange(20))
         try:
-            read_count += survives(bytes(damaged))
+            read_count += survives(bytes(damaged_bytes))
         except BaseException:
-            print(f"seed {seed}, turn {round_number}: {bytes(damaged).hex()}")
+            print(f"seed {seed}, turn {round_number}: {bytes(damaged_bytes).hex()}")
             raise
     assert read_count < rounds
 
@@ -113,9 +117,9 @@ def test_damaged_manifest_list_is_corrupt_or_decodes() -> None:
     assert len(decode_manifest_list(data, "the-file")) == 5
     chance, read_count = random.Random(5), 0
     for _ in range(2000):
-        damaged = bytearray(data)
-        damaged[chance.randrange(len(data))] = chance.randrange(256)
-        read_count += survives(bytes(damaged), decode_manifest_list)
+        damaged_bytes = bytearray(data)
+        damaged_bytes[chance.randrange(len(data))] = chance.randrange(256)
+        read_count += survives(bytes(damaged_bytes), decode_manifest_list)
     assert 0 < read_count < 2000
 
 
@@ -273,11 +277,11 @@ def test_entry_without_a_required_field_is_corrupt(field: str) -> None:
             if item["name"] == field:
                 item["type"] = ["null", item["type"]]
     value = {"status": 1, "file_path": "x", "record_count": 1}
-    fine = build_entry(schema, **({field: value[field]} if field in value else {}))
-    broken = build_entry(schema, **{field: None})
-    assert decode_manifest(build_manifest(schema, fine, fine), "the-file").rows == 2
+    valid_entry = build_entry(schema, **({field: value[field]} if field in value else {}))
+    broken_entry = build_entry(schema, **{field: None})
+    assert decode_manifest(build_manifest(schema, valid_entry, valid_entry), "the-file").rows == 2
     with pytest.raises(Corrupt, match="the-file: an entry"):
-        decode_manifest(build_manifest(schema, fine, broken), "the-file")
+        decode_manifest(build_manifest(schema, valid_entry, broken_entry), "the-file")
 
 
 def test_rows_of_null_records_do_not_multiply_memory() -> None:
@@ -313,8 +317,8 @@ def test_column_ids_chosen_to_collide_are_rejected_quickly() -> None:
     """Four thousand ids have one place in the kernel's hash table, which would have to probe all of them each time."""
     inverse = pow(2654435769, -1, 2**32)
     ids = [(high << 21 | low) * inverse % 2**32 for high in range(32) for low in range(128)]
-    signed = [i - 2**32 if i >= 2**31 else i for i in ids]
-    row = build_entry(SCHEMA, column_sizes=[{"key": key, "value": 1} for key in signed])
+    signed_ids = [i - 2**32 if i >= 2**31 else i for i in ids]
+    row = build_entry(SCHEMA, column_sizes=[{"key": key, "value": 1} for key in signed_ids])
     with pytest.raises(Corrupt, match="statistics of more columns than any table has"):
         decode_manifest(build_manifest(SCHEMA, row), "the-file")
 

@@ -104,9 +104,12 @@ def test_manifests_of_pyiceberg_are_read(version: Any, codec: Any, tmp_path: Pat
                     data_file=data_file(i, partition),
                 )
             )
-    decoded = decode_manifest(path.read_bytes(), str(path))
-    assert (decoded.metadata["partition-spec-id"], decoded.metadata["format-version"]) == ("4", str(version))
-    plain_entries = files.to_plain_entries(decoded)
+    decoded_manifest = decode_manifest(path.read_bytes(), str(path))
+    assert (decoded_manifest.metadata["partition-spec-id"], decoded_manifest.metadata["format-version"]) == (
+        "4",
+        str(version),
+    )
+    plain_entries = files.to_plain_entries(decoded_manifest)
     assert [row["file_path"] for row in plain_entries] == [f"s3://b/t/{i}.parquet" for i in range(5)]
     assert [row["column_sizes"] for row in plain_entries] == [{1: i, 2: 7} for i in range(5)]
     assert [row["lower_bounds"] for row in plain_entries] == [{1: bytes([i])} for i in range(5)]
@@ -247,8 +250,8 @@ def test_every_manifest_list_decodes_to_what_fastavro_reads(version: int, null_l
                 )
                 assert ours.partitions == expected_partitions
             else:
-                absent = 0 if name in ("content", "sequence_number", "min_sequence_number") else None
-                assert getattr(ours, name) == expected_manifest.get(name, absent)
+                default_value = 0 if name in ("content", "sequence_number", "min_sequence_number") else None
+                assert getattr(ours, name) == expected_manifest.get(name, default_value)
 
 
 def test_manifest_list_without_manifests_is_empty() -> None:

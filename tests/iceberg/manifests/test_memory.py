@@ -54,13 +54,13 @@ def test_decoded_arrays_stay_unchanged_while_others_are_decoded() -> None:
         return build_manifest(SCHEMA, *[encoded_entry] * 3_000, codec="deflate")
 
     data = rows(1)
-    decoded = decode_manifest(data, "m.avro")
-    before = files.to_plain_entries(decoded)
-    counts, heap = decoded.counts["value_counts"][1][1], decoded.heap
+    decoded_manifest = decode_manifest(data, "m.avro")
+    before = files.to_plain_entries(decoded_manifest)
+    counts, heap = decoded_manifest.counts["value_counts"][1][1], decoded_manifest.heap
     for number in range(2, 12):
         decode_manifest(rows(number), "m.avro")
-    assert files.to_plain_entries(decoded) == before
-    del decoded
+    assert files.to_plain_entries(decoded_manifest) == before
+    del decoded_manifest
     for number in range(2, 12):
         decode_manifest(rows(number), "m.avro")
     assert (counts == 1).all()

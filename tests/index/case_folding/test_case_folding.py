@@ -51,8 +51,8 @@ def test_columns_are_folded_like_their_values() -> None:
     texts = [None if rng.random() < 0.1 else text for text in draw_texts(rng, 300)]
     expected = [None if text is None else fold(text) for text in texts]
     for kind in (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.dictionary(pa.int32(), pa.string())):
-        plain = pa.array(texts, pa.string())
-        array = plain.dictionary_encode() if pa.types.is_dictionary(kind) else plain.cast(kind)
+        plain_array = pa.array(texts, pa.string())
+        array = plain_array.dictionary_encode() if pa.types.is_dictionary(kind) else plain_array.cast(kind)
         chunks = pa.chunked_array([array[:100], array[100:100], array[100:]])
         folded = fold_column(chunks)
         folded.validate(full=True)

@@ -181,10 +181,10 @@ def merge_ranges(ranges: Sequence[Range]) -> list[Range]:
 
 def draw_predicate(rng: random.Random, kind: Kind, values: Sequence[Any]) -> Predicate:
     """Return a predicate on existing and other values: =, <, between, IN of a few or hundreds, all values, no value."""
-    present = [value for value in values if value is not None and value == value]
+    present_values = [value for value in values if value is not None and value == value]
 
     def literal() -> Any:
-        return rng.choice(present) if present and rng.random() < 0.7 else kind.draw(rng)
+        return rng.choice(present_values) if present_values and rng.random() < 0.7 else kind.draw(rng)
 
     ranges: list[Range] = []
     for _ in range(rng.choice([0, 1, 1, 1, 2, 5, 300])):

@@ -82,10 +82,10 @@ def test_flipped_byte_is_detected_or_harmless(case: tuple[bytes, str]) -> None:
     right = answers(blob, kind)
     count = 0
     for offset in range(len(blob)):
-        damaged = bytearray(blob)
-        damaged[offset] ^= 1 << (offset * 7 % 8)
+        damaged_bytes = bytearray(blob)
+        damaged_bytes[offset] ^= 1 << (offset * 7 % 8)
         try:
-            assert answers(damaged, kind) == right, f"byte {offset} of {len(blob)}"
+            assert answers(damaged_bytes, kind) == right, f"byte {offset} of {len(blob)}"
         except ValueError:
             count += 1
     assert count > 0.9 * len(blob)
@@ -95,10 +95,10 @@ def test_verify_detects_every_flipped_byte_outside_padding(case: tuple[bytes, st
     blob, _ = case
     missed = 0
     for offset in range(len(blob)):
-        damaged = bytearray(blob)
-        damaged[offset] ^= 0x10
+        damaged_bytes = bytearray(blob)
+        damaged_bytes[offset] ^= 0x10
         try:
-            Bitmap(memoryview(damaged)).verify()
+            Bitmap(memoryview(damaged_bytes)).verify()
             missed += 1
         except ValueError:
             pass
@@ -120,12 +120,12 @@ def test_overwritten_random_bytes_are_detected_or_harmless(case: tuple[bytes, st
     right = answers(blob, kind)
     for seed in range(30):
         rng = random.Random(seed)
-        damaged = bytearray(blob)
+        damaged_bytes = bytearray(blob)
         start = rng.randrange(len(blob))
         length = rng.randrange(1, 200)
-        damaged[start : start + length] = rng.choice([bytes(length), rng.randbytes(length)])[: len(blob) - start]
+        damaged_bytes[start : start + length] = rng.choice([bytes(length), rng.randbytes(length)])[: len(blob) - start]
         with contextlib.suppress(ValueError):
-            assert answers(damaged[: len(blob)], kind) == right, f"seed {seed}"
+            assert answers(damaged_bytes[: len(blob)], kind) == right, f"seed {seed}"
 
 
 def test_swapped_sections_are_rejected() -> None:

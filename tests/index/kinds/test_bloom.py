@@ -274,7 +274,7 @@ def test_empty_blob_covers_no_file() -> None:
     assert b"".join(merge([(Bloom(empty), keep[:0]), (bloom, ~keep)])) == encode_blob([build(build_long_keys([1]))])
 
 
-def test_list_of_keys_finds_what_any_key_finds() -> None:
+def test_list_of_keys_finds_the_files_of_each_key() -> None:
     files = draw_files(8, [30] * 200)
     blob = encode_blob([build(build_long_keys(values)) for values in files])
     bloom = Bloom(blob)
@@ -316,17 +316,17 @@ def undamaged_index() -> tuple[bytes, list[Any], Any]:
     return blob, hashes, [Bloom(blob).probe(item) for item in hashes]
 
 
-def check_same_or_error(damaged: bytes, hashes: list[Any], answers: Any) -> int:
+def check_same_or_error(damaged_blob: bytes, hashes: list[Any], answers: Any) -> int:
     """Return the number of probes that reported an error."""
     try:
-        bloom = Bloom(damaged)
+        bloom = Bloom(damaged_blob)
     except ValueError:
         return len(hashes)
     errors = 0
     for single_hash, answer in zip(hashes, answers, strict=True):
         try:
             assert np.array_equal(bloom.probe(single_hash), answer)
-            assert np.array_equal(probe_remotely(damaged, single_hash), answer)
+            assert np.array_equal(probe_remotely(damaged_blob, single_hash), answer)
         except ValueError:
             errors += 1
     return errors
@@ -338,14 +338,14 @@ def test_flipped_bit_is_an_error_or_changes_no_answer(undamaged_index: tuple[byt
     places = [*range(header_size(blob) + 8), *rng.integers(0, len(blob), 600).tolist(), len(blob) - 1]
     damage_reports = 0
     for place in places:
-        damaged = bytearray(blob)
-        damaged[place] ^= 1 << int(rng.integers(8))
+        damaged_bytes = bytearray(blob)
+        damaged_bytes[place] ^= 1 << int(rng.integers(8))
         hash_indexes = rng.permutation(len(hashes))[:5].tolist()
         some_hashes, expected = [hashes[i] for i in hash_indexes], [answers[i] for i in hash_indexes]
-        damage_reports += check_same_or_error(bytes(damaged), some_hashes, expected) > 0
+        damage_reports += check_same_or_error(bytes(damaged_bytes), some_hashes, expected) > 0
         if place >= header_size(blob):
             with pytest.raises(ValueError, match="checksum"):
-                Bloom(bytes(damaged)).verify()
+                Bloom(bytes(damaged_bytes)).verify()
     assert damage_reports > header_size(blob)
 
 
@@ -360,9 +360,9 @@ def test_blob_that_is_too_short_or_too_long_is_rejected(undamaged_index: tuple[b
 
 def test_merge_of_damaged_bits_is_rejected(undamaged_index: tuple[bytes, list[Any], Any]) -> None:
     blob, _, _ = undamaged_index
-    damaged = bytearray(blob)
-    damaged[-1000] ^= 16
-    bloom = Bloom(bytes(damaged))
+    damaged_bytes = bytearray(blob)
+    damaged_bytes[-1000] ^= 16
+    bloom = Bloom(bytes(damaged_bytes))
     with pytest.raises(ValueError, match="checksum"):
         merge([(bloom, np.ones(bloom.files, dtype=bool))])
 
@@ -376,12 +376,12 @@ def test_wrong_header_with_a_valid_checksum_is_rejected_or_harmless(
     rng = np.random.default_rng(13)
     refused_count = 0
     for _ in range(2_000):
-        forged = bytearray(blob)
+        forged_blob = bytearray(blob)
         place = int(rng.integers(4, head - 8))
-        forged[place] = int(rng.integers(256))
-        forged[head - 8 : head] = xxhash.xxh64_intdigest(bytes(forged[: head - 8])).to_bytes(8, "little")
+        forged_blob[place] = int(rng.integers(256))
+        forged_blob[head - 8 : head] = xxhash.xxh64_intdigest(bytes(forged_blob[: head - 8])).to_bytes(8, "little")
         try:
-            bloom = Bloom(bytes(forged))
+            bloom = Bloom(bytes(forged_blob))
             bloom.probe(hashes[0])
             merge([(bloom, np.ones(bloom.files, dtype=bool))])
         except ValueError:

@@ -188,10 +188,10 @@ def test_each_changed_byte_of_a_cube_is_noticed() -> None:
     entry = build(define_cube(["country"], ["sum(qty)"]), draw_rows(1, 30))
     blob = b"".join(map(bytes, CUBE.encode([entry])))
     for offset in range(0, len(blob), 7):
-        damaged = bytearray(blob)
-        damaged[offset] ^= 1
+        damaged_bytes = bytearray(blob)
+        damaged_bytes[offset] ^= 1
         with pytest.raises(ValueError, match="cube"):
-            CUBE.open(memoryview(damaged))
+            CUBE.open(memoryview(damaged_bytes))
     with pytest.raises(ValueError, match="bytes"):
         CUBE.open(memoryview(blob[:-1]))
 
@@ -262,8 +262,8 @@ def test_definition_of_a_cube_survives_its_id_and_a_rename() -> None:
         ["day(ts)", "place.city"], ["sum(price * (1 - discount))", "avg(qty)", "count(*)"], shrink=5
     )
     assert definition.text == "cube(day(ts), place.city; sum(price * (1 - discount)), avg(qty), count(*), shrink=5)"
-    renamed = Schema(tuple(Field(f.id, f"new_{f.name}", False, f.type) for f in SCHEMA.fields), schema_id=1)
-    second_blob = of_id(definition.id, renamed, name="c")
+    renamed_schema = Schema(tuple(Field(f.id, f"new_{f.name}", False, f.type) for f in SCHEMA.fields), schema_id=1)
+    second_blob = of_id(definition.id, renamed_schema, name="c")
     assert second_blob.id == definition.id
     assert second_blob.text.startswith("cube(day(new_ts), new_place.city; sum(new_price * (1 - new_discount))")
     assert set(definition.column_ids) == {1, 11, 5, 6, 7}

@@ -99,8 +99,8 @@ def check(keys: Keys, kind: str, values: list[Any]) -> None:
             assert not int.from_bytes(bits.tobytes(), "little") >> rows
     assert (keys.valid is None) == all(valid)
     assert (keys.nan is None) == (not any(nan))
-    present = keys.present
-    assert ([True] * rows if present is None else present.tolist()) == [
+    present_mask = keys.present
+    assert ([True] * rows if present_mask is None else present_mask.tolist()) == [
         value is not None and not is_nan(value) for value in values
     ]
     if has_codes(kind):

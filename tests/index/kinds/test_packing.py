@@ -74,10 +74,10 @@ def pack_spans(
     packer = Packer(to_byte_array(heap), len(spans.starts))
     number = packer.bounds(source_of(kind), spans.starts, spans.lengths, absent_low=absent_low)
     memory = np.frombuffer(packer.pack(), dtype=np.uint8)
-    packed = packer.packed(number)
-    if packed is None:
+    packed_span = packer.packed(number)
+    if packed_span is None:
         return None
-    return PackedColumn(memory, Packed(*packed), len(spans.starts)), Packed(*packed)
+    return PackedColumn(memory, Packed(*packed_span), len(spans.starts)), Packed(*packed_span)
 
 
 def pack_bounds(
@@ -93,18 +93,18 @@ def pack_bounds(
 @given(data=st.data())
 def test_every_value_and_gap_survives_packing(kind: str, data: st.DataObject) -> None:
     values = data.draw(st.lists(st.one_of(st.none(), VALUES[kind]), min_size=1, max_size=40))
-    column, packed = pack_bounds(kind, values, absent_low=data.draw(st.booleans()))
-    if column is None or packed is None:
+    column, packed_span = pack_bounds(kind, values, absent_low=data.draw(st.booleans()))
+    if column is None or packed_span is None:
         assert all(value is None for value in values)
         return
     form = form_of(kind)
     assert form is not None
     for row, value in enumerate(values):
         key = column.key(row)
-        decoded = None if key is None else value_of(form, kind, key)
-        assert decoded == value
-        if isinstance(value, float) and isinstance(decoded, float):
-            assert math.copysign(1, decoded) == math.copysign(1, value)
+        decoded_value = None if key is None else value_of(form, kind, key)
+        assert decoded_value == value
+        if isinstance(value, float) and isinstance(decoded_value, float):
+            assert math.copysign(1, decoded_value) == math.copysign(1, value)
     assert column.present().tolist() == [value is not None for value in values]
 
 
@@ -125,24 +125,24 @@ def test_keys_have_the_order_of_their_values(kind: str, data: st.DataObject) -> 
 
 
 def test_narrow_range_takes_one_byte_for_each_row() -> None:
-    _, packed = pack_bounds("long", [10**15 + number for number in range(200)], absent_low=True)
-    assert packed is not None
-    assert packed.width == 1
+    _, packed_span = pack_bounds("long", [10**15 + number for number in range(200)], absent_low=True)
+    assert packed_span is not None
+    assert packed_span.width == 1
 
 
 def test_equal_values_take_no_bytes() -> None:
-    _, packed = pack_bounds("long", [7] * 100, absent_low=True)
-    assert packed is not None
-    assert (packed.width, packed.base) == (0, 7)
+    _, packed_span = pack_bounds("long", [7] * 100, absent_low=True)
+    assert packed_span is not None
+    assert (packed_span.width, packed_span.base) == (0, 7)
     _, text = pack_bounds("string", ["the same"] * 100, absent_low=True)
     assert text is not None
     assert (text.width, text.common) == (0, b"the same")
 
 
 def test_doubles_that_are_floats_take_four_bytes() -> None:
-    _, packed = pack_bounds("double", [0.5, 1.25, -3.0], absent_low=True)
-    assert packed is not None
-    assert packed.width == 4
+    _, packed_span = pack_bounds("double", [0.5, 1.25, -3.0], absent_low=True)
+    assert packed_span is not None
+    assert packed_span.width == 4
     _, exact = pack_bounds("double", [0.1, 1.25], absent_low=True)
     assert exact is not None
     assert exact.width == 8
@@ -224,15 +224,15 @@ def test_literal_outside_the_decimals_is_outside_all_packed_decimals(literal: in
 def test_presence_mask_says_which_values_count() -> None:
     longs = np.array([MISSING, 5, 9, LONG_MAX], dtype=np.int64)
     doubles = np.array([math.nan, 0.1, -math.inf, 7.0])
-    present = np.array([1, 0, 1, 0], dtype=np.uint8)
+    presence = np.array([1, 0, 1, 0], dtype=np.uint8)
     packer = Packer(to_byte_array(b""), 4)
-    numbers = [packer.longs(longs, present, absent_low=True), packer.doubles(doubles, present, absent_low=False)]
+    numbers = [packer.longs(longs, presence, absent_low=True), packer.doubles(doubles, presence, absent_low=False)]
     memory = np.frombuffer(packer.pack(), dtype=np.uint8)
     results = []
     for number in numbers:
-        packed = packer.packed(number)
-        assert packed is not None
-        results.append(PackedColumn(memory, Packed(*packed), 4))
+        packed_span = packer.packed(number)
+        assert packed_span is not None
+        results.append(PackedColumn(memory, Packed(*packed_span), 4))
     assert [results[0].key(row) for row in range(4)] == [MISSING, None, 9, None]
     assert str([results[1].key(row) for row in range(4)]) == "[nan, None, -inf, None]"
     assert (results[1].packed.low, results[1].packed.high) == (-math.inf, math.inf)
@@ -271,18 +271,18 @@ def test_codes_keep_the_order_of_values_and_absent_values_are_at_the_end(
     memory = np.frombuffer(packer.pack(), dtype=np.uint8)
     fields = packer.packed(number)
     assert fields is not None
-    packed = Packed(*fields)
-    assert PackedColumn(memory, packed, len(values)).longs().tolist() == values
-    assert (packed.presence == NONE) == (not gap)
+    packed_span = Packed(*fields)
+    assert PackedColumn(memory, packed_span, len(values)).longs().tolist() == values
+    assert (packed_span.presence == NONE) == (not gap)
     if not gap and spread == 0:
-        assert packed.width == 0
+        assert packed_span.width == 0
         return
-    assert packed.width == next(width for width in (1, 2, 4, 8) if spread + gap < 1 << 8 * width or width == 8)
-    codes = np.frombuffer(memory, f"<u{packed.width}", len(values), packed.codes).tolist()
+    assert packed_span.width == next(width for width in (1, 2, 4, 8) if spread + gap < 1 << 8 * width or width == 8)
+    codes = np.frombuffer(memory, f"<u{packed_span.width}", len(values), packed_span.codes).tolist()
     assert codes[0] <= codes[1] <= codes[2]
     if gap:
-        assert codes[3] == (0 if absent_low else 2 ** (8 * packed.width) - 1)
-        assert (packed.low, packed.high) == ((MISSING, values[2]) if absent_low else (low, LONG_MAX))
+        assert codes[3] == (0 if absent_low else 2 ** (8 * packed_span.width) - 1)
+        assert (packed_span.low, packed_span.high) == ((MISSING, values[2]) if absent_low else (low, LONG_MAX))
         assert codes[3] <= codes[0] if absent_low else codes[3] >= codes[2]
 
 

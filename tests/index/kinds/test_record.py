@@ -217,8 +217,8 @@ def test_remote_lookup_reads_one_or_two_pages() -> None:
     assert {len(read) for read in reads} == {1}
     assert {read[0][1] for read in reads} == {PAGE, 2 * PAGE}
     assert sum(read[0][1] for read in reads) < 1.02 * PAGE * len(reads)
-    absent, _ = draw_uniform_hashes(1000, seed=1)
-    assert {len(record.fences.page_ranges(item, item)) for item in absent.reshape(-1, 1)} == {1}
+    absent_hashes, _ = draw_uniform_hashes(1000, seed=1)
+    assert {len(record.fences.page_ranges(item, item)) for item in absent_hashes.reshape(-1, 1)} == {1}
     all_ranges = record.fences.page_ranges(hi, lo)
     assert all_ranges == [(0, len(record.memory))]
 
@@ -227,7 +227,7 @@ def test_entry_takes_little_more_than_24_bytes() -> None:
     assert len(b"".join(encode([FileRecords(sorted_run(*draw_uniform_hashes(100_000)))]))) / 100_000 < 24.2
 
 
-def test_index_without_entries_finds_nothing() -> None:
+def test_index_without_entries_finds_no_file() -> None:
     for record in (
         open_record(encode([])),
         open_record(encode([build([keys_of(pa.array([], pa.int64()), "long")])] * 3)),
@@ -276,7 +276,7 @@ def test_files_with_too_many_rows_are_rejected() -> None:
 
 def test_memory_of_a_merge_does_not_depend_on_its_output(tmp_path: Path) -> None:
     """The runs of a merge are mapped, so its allocations do not depend on their size."""
-    mapped = [
+    mapped_pages = [
         write_and_open_record(
             tmp_path / str(number), encode([FileRecords(sorted_run(*draw_uniform_hashes(500_000, number)))])
         )
@@ -284,7 +284,7 @@ def test_memory_of_a_merge_does_not_depend_on_its_output(tmp_path: Path) -> None
     ]
     tracemalloc.start()
     written_count = 0
-    for part in merge([(record, np.ones(1, bool)) for record in mapped]):
+    for part in merge([(record, np.ones(1, bool)) for record in mapped_pages]):
         written_count += len(part)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -330,12 +330,12 @@ def test_damage_at_any_byte_is_detected() -> None:
     expected, draw = matches(RecordBlob(memoryview(blob)).lookup(hi, lo)), random.Random(3)
     assert len(expected) == 400
     for offset in range(0, len(blob), 1):
-        broken = bytearray(blob)
-        broken[offset] ^= 1 << draw.randrange(8)
+        damaged_bytes = bytearray(blob)
+        damaged_bytes[offset] ^= 1 << draw.randrange(8)
         with pytest.raises(ValueError):
-            RecordBlob(memoryview(broken)).verify()
+            RecordBlob(memoryview(damaged_bytes)).verify()
         try:
-            assert matches(RecordBlob(memoryview(broken)).lookup(hi[:40], lo[:40])) == expected[:40]
+            assert matches(RecordBlob(memoryview(damaged_bytes)).lookup(hi[:40], lo[:40])) == expected[:40]
         except ValueError:
             continue
     for size in range(0, len(blob), 97):
@@ -348,12 +348,12 @@ def test_damaged_page_affects_only_its_lookups_and_is_never_merged() -> None:
     blob = bytearray(b"".join(encode([FileRecords(sorted_run(hi, lo))])))
     blob[2 * PAGE + 100] ^= 1
     record = RecordBlob(memoryview(blob))
-    fine = hi < record.fences.first[2]
-    assert len(record.lookup(hi[fine], lo[fine])[0]) == np.count_nonzero(fine)
-    needs = int(np.flatnonzero((hi > record.fences.first[2]) & (hi < record.fences.first[3]))[0])
+    is_undamaged = hi < record.fences.first[2]
+    assert len(record.lookup(hi[is_undamaged], lo[is_undamaged])[0]) == np.count_nonzero(is_undamaged)
+    damaged_row = int(np.flatnonzero((hi > record.fences.first[2]) & (hi < record.fences.first[3]))[0])
     for _ in range(2):
         with pytest.raises(ValueError, match="page 2 does not match its checksum"):
-            record.find(int(hi[needs]), int(lo[needs]))
+            record.find(int(hi[damaged_row]), int(lo[damaged_row]))
     with pytest.raises(ValueError, match="page 2 does not match its checksum"):
         b"".join(merge([(record, np.ones(1, bool))]))
     spans = [bytes(blob[at : at + size]) for at, size in record.fences.page_ranges(hi, lo)]

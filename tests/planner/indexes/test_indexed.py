@@ -465,8 +465,8 @@ async def test_remote_bitmaps_are_read_only_for_the_remaining_files(rig: Rig, mo
     assert (list_file_numbers(scan), scan.complete) == ([], True)
     assert [(use.name, use.files_in) for use in scan.indexes] == [("b", scan.indexes[0].files_in)]
     assert len(storage.ranges) == request_count + 1, "the section of one file"
-    plain = await rig.scan(await rig.open_planning(), build_and_filter(build_eq_filter(12), build_eq_filter(14)))
-    assert plain.indexes == scan.indexes
+    plain_plan = await rig.scan(await rig.open_planning(), build_and_filter(build_eq_filter(12), build_eq_filter(14)))
+    assert plain_plan.indexes == scan.indexes
     assert storage.reads.count(path.name) == 1
 
 
@@ -551,7 +551,7 @@ async def test_coverage_of_a_view_is_computed_once_and_counted_in_the_planners_m
     table = await rig.create(b="bitmap(id)")
     await table.index("b", FILES)
     planning = await rig.open_planning()
-    plain = await planning.planner.bind_and_plan(
+    plain_plan = await planning.planner.bind_and_plan(
         table.metadata, ScanRequest(filter=parse_expression(build_eq_filter(14))), None
     )
     before = planning.planner.stats().added_bytes
@@ -559,7 +559,7 @@ async def test_coverage_of_a_view_is_computed_once_and_counted_in_the_planners_m
     after = planning.planner.stats().added_bytes
     assert after - before > 6 * (1 + 8 + 24)
     second = await rig.scan(planning, build_eq_filter(18))
-    assert (list_file_numbers(plain), list_file_numbers(first), list_file_numbers(second)) == ([1], [1], [1])
+    assert (list_file_numbers(plain_plan), list_file_numbers(first), list_file_numbers(second)) == ([1], [1], [1])
     assert planning.planner.stats().added_bytes - after < after - before
     covers, definition, entry = IndexResolver(planning.indexes), table.definitions["b"], await table.entry()
     size_bytes = first.view.derived.size_bytes
@@ -602,10 +602,10 @@ async def test_bitmap_with_a_different_row_count_is_ignored(rig: Rig) -> None:
     assert opened_index is not None
     records = opened_index.files.records.copy()
     records[1] += 1
-    wrong = OpenIndex(
+    wrong_index = OpenIndex(
         opened_index.location, replace(opened_index.files, records=records), opened_index.index, opened_index.size_bytes
     )
-    planning.indexes._stack._memory.put(f"index/{file.location}", wrong, 1)
+    planning.indexes._stack._memory.put(f"index/{file.location}", wrong_index, 1)
     scan = await rig.scan(planning, build_and_filter(build_eq_filter(12), build_eq_filter(14)))
     assert (list_file_numbers(scan), scan.complete) == ([1], False)
 

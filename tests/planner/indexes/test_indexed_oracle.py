@@ -104,8 +104,8 @@ async def run_campaign(seeds: Sequence[int], per_lake: int, folder: Path, java: 
                     _with_indexed_values(rng, indexed_lake, case) if rng.random() < 0.7 else case for case in lake_cases
                 ]
             judging = asyncio.create_task(asyncio.to_thread(plan_with_java, java, random_cases))
-            async with open_planning(folder, registry) as sound:
-                plain, indexed = await _plan_cases(sound, random_cases, lakes, counts)
+            async with open_planning(folder, registry) as planning:
+                plain, indexed = await _plan_cases(planning, random_cases, lakes, counts)
             afar = await _plan_by_ranges(folder, registry, random_cases, lakes)
             damaged = await _plan_with_damage(folder, registry, random_cases, lakes, counts)
             for case, without, plan, distant, spoilt, (filtered, unfiltered) in zip(

@@ -207,8 +207,8 @@ class FileMaker:
         if shape != "none":
             lower, upper = paths[0].encode(), paths[-1].encode()
             if shape == "truncated":
-                cut = truncate_upper(paths[-1], 16)
-                lower, upper = paths[0][:16].encode(), cut or upper
+                truncated_path = truncate_upper(paths[-1], 16)
+                lower, upper = paths[0][:16].encode(), truncated_path or upper
             metrics[PATH_ID] = ColumnMetrics(len(positions), 0, None, lower, upper)
             bounds = [position.to_bytes(8, "little") for position in (min(row_positions), max(row_positions))]
             metrics[POSITION_ID] = ColumnMetrics(len(positions), 0, None, bounds[0], bounds[1])

@@ -297,9 +297,9 @@ class IndexedLake:
         """Yield the entries that can be built for these files."""
         for file in files:
             columns = [keys_of_file(self.lake, file, term, as_written=as_written) for term in definition.terms]
-            present = [column for column in columns if column is not None]
-            if len(present) == len(columns):
-                yield ListedFile(file.path, file.size, file.record_count), build_part(definition, present)
+            present_values = [column for column in columns if column is not None]
+            if len(present_values) == len(columns):
+                yield ListedFile(file.path, file.size, file.record_count), build_part(definition, present_values)
 
 
 async def register_lake(lake: Lake, store: PointerStore, registry: Registry, properties: dict[str, str]) -> IndexedLake:

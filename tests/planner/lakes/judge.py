@@ -96,14 +96,14 @@ async def plan_with_seamark(planner: Planner, case: Case, entry: Entry | None = 
         is_named = make_bindable(residual, metadata.current_schema) == residual
         report[path] = Task(deletes, expression_json(residual) if is_named else None)
     try:
-        answered = _parse_answer(scan)
+        parsed_answer = _parse_answer(scan)
     except NotAcceptable:
         assert any(_has_nan(file) for file in case.snapshot.data_files), f"{case}"
         return plan
-    for path, task in answered.items():
+    for path, task in parsed_answer.items():
         if _is_tautology(task.residual) and path in report and report[path].residual is True:
             report[path] = task  # A filter with a tautology has no residual TRUE, by which PyIceberg counts rows.
-    assert answered == report, f"the JSON is not the plan\n{case}"
+    assert parsed_answer == report, f"the JSON is not the plan\n{case}"
     return plan
 
 

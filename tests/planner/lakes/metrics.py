@@ -30,15 +30,15 @@ def draw_metrics(rng: random.Random, kind: str, values: Sequence[Any]) -> Column
     mode = rng.choices(["full", "truncate", "counts", "none"], [60, 25, 8, 7])[0]
     if mode == "none":
         return ColumnMetrics()
-    present = [value for value in values if value is not None]
-    nans = [value for value in present if isinstance(value, float) and math.isnan(value)]
+    present_values = [value for value in values if value is not None]
+    nans = [value for value in present_values if isinstance(value, float) and math.isnan(value)]
     column_metrics = ColumnMetrics(
         values=None if rng.random() < 0.05 else len(values),
-        nulls=None if rng.random() < 0.05 else len(values) - len(present),
+        nulls=None if rng.random() < 0.05 else len(values) - len(present_values),
         nans=None if kind not in FLOATS or rng.random() < 0.15 else len(nans),
     )
     ordered = sorted(
-        (value for value in present if not (isinstance(value, float) and math.isnan(value))),
+        (value for value in present_values if not (isinstance(value, float) and math.isnan(value))),
         key=lambda value: compute_sort_key(kind, value),
     )
     if mode == "counts" or not ordered:

@@ -195,15 +195,15 @@ async def test_only_small_commits_to_tables_in_memory_are_prepared(tmp_path: Pat
             "nobody has planned it"
         )
         await plan_table(planner, before)
-        decoded = planner.stats().decoded
+        decoded_count = planner.stats().decoded
         assert await planner.prepare(after, make_planned_table(before), limit_bytes=size - 1) is None
         # The view of another table does not count for this table.
         assert (
             await planner.prepare(cold.states[-1][0], make_planned_table(cold.states[-1][0]), limit_bytes=LIMIT) is None
         )
-        assert planner.stats().decoded == decoded
+        assert planner.stats().decoded == decoded_count
         assert await planner.prepare(after, make_planned_table(before), limit_bytes=size) == key_of(after)
-        assert planner.stats().decoded == decoded + 1
+        assert planner.stats().decoded == decoded_count + 1
         needed_bytes = planner.stats().live_bytes + planner.stats().added_bytes
     for share in (0.5, 0.9, 1.0):
         async with open_test_planner(tmp_path, plan_memory_bytes=int(needed_bytes * share)) as planner:
@@ -228,9 +228,9 @@ async def test_unused_prepared_view_is_replaced_by_the_next(tmp_path: Path) -> N
             assert key is not None
             latest = PlannedTable(key, 0.0, prepared=True)
             assert planner.stats().views == 2
-        decoded = planner.stats().decoded
+        decoded_count = planner.stats().decoded
         assert sorted(list_file_numbers(await plan_table(planner, lake.states[-1][0]))) == sorted(lake.states[-1][1])
-        assert planner.stats().decoded == decoded
+        assert planner.stats().decoded == decoded_count
         planner.check_invariants()
 
 

@@ -35,11 +35,11 @@ def draw_bound(rng: random.Random) -> Bound:
 def test_plan_with_sketches_keeps_the_same_files_as_without(round_number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     seed = first_seed() * 1000 + round_number
     rng = random.Random(seed)
-    absent = (0.0, 0.01, 0.3)
-    blocks = [make_block(f"m{n}", rng, rows=2000, spread=SPREAD, absent=share) for n, share in enumerate(absent)]
-    plain = TableView([manifest() for _ in blocks], blocks)
+    absent_shares = (0.0, 0.01, 0.3)
+    blocks = [make_block(f"m{n}", rng, rows=2000, spread=SPREAD, absent=share) for n, share in enumerate(absent_shares)]
+    plain_view = TableView([manifest() for _ in blocks], blocks)
     bounds = [draw_bound(rng) for _ in range(30)]
-    expected = [find_remaining_rows(plain, bound) for bound in bounds]
+    expected = [find_remaining_rows(plain_view, bound) for bound in bounds]
     several = [rng.sample(range(len(bounds)), rng.randrange(2, 5)) for _ in range(20)]
     before = [block.size_bytes for block in blocks]
     monkeypatch.setattr(view_module, "_SKETCHED_ROWS_MIN", 1)

@@ -125,17 +125,17 @@ async def histories(seed: int) -> set[bool]:
     Return the results that occurred: whether a view was rejected.
     """
     rng = random.Random(seed)
-    odd = rng.choice([0.0, 0.0, 0.1])
+    odd_share = rng.choice([0.0, 0.0, 0.1])
     claims: Any = Claims()
     checker = LocationChecker(claims, Warehouse("file:///"))
     metadata = build_table(location=TABLE)
-    pool = [make_manifest(f"{number}", rng, 0, odd) for number in range(5)]
+    pool = [make_manifest(f"{number}", rng, 0, odd_share) for number in range(5)]
     base: TableView | None = None
     outcomes = set()
     for snapshot in range(SNAPSHOTS):
-        pool.append(make_manifest(f"n{snapshot}", rng, 0, odd))
+        pool.append(make_manifest(f"n{snapshot}", rng, 0, odd_share))
         listed_pool = rng.sample(pool, rng.randrange(1, len(pool) + 1))
-        deletes = [make_manifest("d", rng, 1, odd)] if rng.random() < 0.2 else []
+        deletes = [make_manifest("d", rng, 1, odd_share)] if rng.random() < 0.2 else []
         view = TableView(*parts(listed_pool), *parts(deletes), base=base)
         paths = [LIST, *(path for item in (*listed_pool, *deletes) for path in item[2])]
         for _ in range(2):

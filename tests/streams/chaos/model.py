@@ -89,8 +89,8 @@ class Model:
             sent_numbers, ends = dict(self.sent), {producer: set(numbers) for producer, numbers in self.ends.items()}
         for producer in {*counts, *bounds.numbers}:
             count = counts[producer]
-            if missing := [number for number in range(count) if (producer, number) not in rows]:
-                raise WrongRows(f"{producer} has {count} rows, and its row {missing[0]} is missing")
+            if missing_numbers := [number for number in range(count) if (producer, number) not in rows]:
+                raise WrongRows(f"{producer} has {count} rows, and its row {missing_numbers[0]} is missing")
             if not bounds.numbers.get(producer, 0) <= count <= sent_numbers.get(producer, 0):
                 raise WrongRows(
                     f"{producer} has {count} rows; {bounds.numbers.get(producer, 0)} were acknowledged before the "

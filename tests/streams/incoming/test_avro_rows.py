@@ -62,7 +62,7 @@ COLUMNS: list[tuple[Any, list[Any], pa.DataType]] = [
 
 
 @pytest.mark.parametrize("codec", ["null", "deflate"])
-def test_values_of_all_types_are_read_as_they_were_written(codec: str) -> None:
+def test_values_of_all_types_survive_a_round_trip(codec: str) -> None:
     schema = record(*(kind for kind, _, _ in COLUMNS), NESTED, {"type": "map", "values": "Nested"})
     nested = [{"f0": Decimal("1.5"), "f1": "a"}, {"f0": Decimal("-2.5"), "f1": "b"}]
     rows = [

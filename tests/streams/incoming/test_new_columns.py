@@ -166,8 +166,8 @@ async def test_table_gets_the_columns_of_debezium_messages_with_the_types_of_the
     assert status == 200, answer
     new_types = {"small": "long", "ratio": "float", "raw": "binary", "born": "date", "at": "timestamp"}
     new_types |= {"seen": "timestamptz", "kind": "string", "price": "decimal(9, 2)"}
-    present = await read_columns(stream)
-    assert present == {"id": "long", "name": "string", "day": "date"} | new_types
+    column_types = await read_columns(stream)
+    assert column_types == {"id": "long", "name": "string", "day": "date"} | new_types
     for _ in range(2):
         first, second = await read(stream)
         assert (first["small"], first["raw"], first["born"]) == (7, b"\x00\xff", datetime.date(2026, 1, 31))
@@ -195,7 +195,7 @@ async def test_table_gets_the_columns_of_debezium_messages_without_schema(stream
         assert (status, message in str(answer)) == (400, True), answer
 
 
-async def test_value_that_the_database_did_not_send_gives_no_column(stream: Stream) -> None:
+async def test_unavailable_debezium_value_adds_no_column(stream: Stream) -> None:
     status, answer = await send_envelopes(stream, envelope({"id": 1, "text": "__debezium_unavailable_value"}))
     assert (status, "replica identity" in str(answer)) == (400, True)
     assert "text" not in await read_columns(stream)
@@ -240,8 +240,8 @@ async def test_rows_keep_their_values_while_the_schema_changes(tmp_path: Path, s
         client = SeamarkClient(stream.server.url)
         for round_number in range(14):
             table = await asyncio.to_thread(stream.catalog.load_table, "db.t")
-            present = {field.name: field for field in table.schema().fields}
-            other_columns = [name for name in present if name not in ("id", "size")]
+            column_types = {field.name: field for field in table.schema().fields}
+            other_columns = [name for name in column_types if name not in ("id", "size")]
             match rng.choice(("post", "post", "post", "new", "add", "rename", "drop", "widen", "flush")):
                 case "post" | "new" as action:
                     rows = []
@@ -249,7 +249,9 @@ async def test_rows_keep_their_values_while_the_schema_changes(tmp_path: Path, s
                         row: dict[str, Any] = {"id": 10 * round_number + number}
                         row |= {name: f"{name}.{round_number}" for name in other_columns if rng.random() < 0.6}
                         if rng.random() < 0.6:
-                            row["size"] = round_number + (1 << 40 if str(present["size"].field_type) == "long" else 0)
+                            row["size"] = round_number + (
+                                1 << 40 if str(column_types["size"].field_type) == "long" else 0
+                            )
                         if action == "new":
                             row[f"new{round_number}"] = f"new.{round_number}.{number}"
                         rows.append(row)

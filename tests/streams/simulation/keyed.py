@@ -247,8 +247,8 @@ class KeyedWorld(World):
         if any(offset < last_offsets.get(shard, 0) for shard, offset in fresh.offsets.items()):
             raise InvariantBroken(f"a reader went back: from {last_offsets} to {fresh.offsets}")
         self._offsets[reader] = fresh.offsets
-        if missing := [file for file in files if file not in self.storage.objects]:
-            raise InvariantBroken(f"a plan names {missing[0]}, which has been deleted")
+        if missing_files := [file for file in files if file not in self.storage.objects]:
+            raise InvariantBroken(f"a plan names {missing_files[0]}, which has been deleted")
         lines = list(self._live_lines(files))
         await self._compare(uuid, fresh.offsets, lines, required)
         return Counter()
@@ -299,6 +299,8 @@ class KeyedWorld(World):
     def check_read(self, lines: Counter[bytes], uuid: str, required: list[Append]) -> None:
         """Do nothing, because `_read` has compared the rows with the log."""
 
-    async def check_table(self, table: Table, acknowledged: list[Append]) -> None:
+    async def check_table(self, table: Table, acknowledged_appends: list[Append]) -> None:
         assert isinstance(table, KeyedTable)
-        await self._compare(table.uuid, table.flushed, list(self._live_lines(table.snapshot.files)), acknowledged)
+        await self._compare(
+            table.uuid, table.flushed, list(self._live_lines(table.snapshot.files)), acknowledged_appends
+        )

@@ -473,15 +473,15 @@ class World:
             if any(there) and append.uuid != uuid:
                 raise InvariantBroken(f"rows of another table are visible: {append.lines}")
         for append in required:
-            if missing := [line for line in append.lines if line not in lines]:
-                raise InvariantBroken(f"acknowledged rows are lost: {missing[:5]}")
+            if missing_lines := [line for line in append.lines if line not in lines]:
+                raise InvariantBroken(f"acknowledged rows are lost: {missing_lines[:5]}")
 
-    async def check_table(self, table: Table, acknowledged: list[Append]) -> None:
+    async def check_table(self, table: Table, acknowledged_appends: list[Append]) -> None:
         """Check the table's files after the last flush."""
         lines: Counter[bytes] = Counter()
         for location in table.files:
             lines.update(self.storage.objects[location].split(b"\n"))
-        self.check_read(lines, self.uuid, acknowledged)
+        self.check_read(lines, self.uuid, acknowledged_appends)
 
     async def check_order(self, log: StreamLog) -> None:
         """Check that each shard has the appends of each producer in the order of their numbers."""
@@ -537,14 +537,14 @@ class World:
 
     async def _wait_for(self, awaited: list[asyncio.Task[None]], background: list[asyncio.Task[None]]) -> None:
         """Wait for tasks; a failure of any task ends the run."""
-        waiting = set(awaited)
-        while waiting:
-            finished_tasks, _ = await asyncio.wait([*waiting, *background], return_when=asyncio.FIRST_COMPLETED)
+        waiting_tasks = set(awaited)
+        while waiting_tasks:
+            finished_tasks, _ = await asyncio.wait([*waiting_tasks, *background], return_when=asyncio.FIRST_COMPLETED)
             for task in finished_tasks:
                 task.result()
             if self.network.failures:
                 raise self.network.failures[0]
-            waiting -= finished_tasks
+            waiting_tasks -= finished_tasks
 
     async def _flush(self, process: Process) -> int:
         return await (await self.table(process, self.uuid)).flush()
@@ -561,8 +561,8 @@ class World:
             else:
                 continue
             break
-        acknowledged = [each for each in self.appended if each.acknowledged and each.uuid == self.uuid]
-        await self.check_table(table, acknowledged)
+        acknowledged_appends = [each for each in self.appended if each.acknowledged and each.uuid == self.uuid]
+        await self.check_table(table, acknowledged_appends)
         log = self.live()[0].log
         assert log is not None
         with suppress(OffsetOutOfRange):  # Retention continues meanwhile.

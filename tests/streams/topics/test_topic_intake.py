@@ -45,10 +45,10 @@ class FailingTables(AppendingTables):
     async def append(self, appends: Sequence[TableRows], producer: TopicProducer) -> Acknowledgement:
         if self._rng.random() < self._chance:
             raise RetryLater("the log is busy")
-        acknowledged = await super().append(appends, producer)
+        acknowledged_appends = await super().append(appends, producer)
         if self._rng.random() < self._chance:
             raise CommitUnknown("the answer was lost")
-        return acknowledged
+        return acknowledged_appends
 
 
 class Rig:

@@ -95,8 +95,8 @@ def test_job_derives_no_partition_values_from_encrypted_columns(
     for job in (cluster_incrementally, split_buckets, merge_files, compact):
         report = job(client, "db.t")
         assert report.commits == 0, job
-    clustered = cluster_incrementally(client, "db.t")
-    assert "encrypt the column payload, and the partition spec of the table would publish" in clustered.errors[0]
+    cluster_report = cluster_incrementally(client, "db.t")
+    assert "encrypt the column payload, and the partition spec of the table would publish" in cluster_report.errors[0]
     assert sorted(list_paths(client)) == files
     texts = [row["payload"].encode() for row in before.values() if row["payload"]]
     assert not any(text in data for data in list_published_files(client, tmp_path) for text in texts)
