@@ -246,7 +246,7 @@ def _run_campaign(server: Seamark, examples: int) -> None:
 
         run()
     assert {200, 400, 409} <= set(outcomes), outcomes
-    assert outcomes[200] > sum(outcomes.values()) / 20, f"hardly anything was committed: {outcomes}"
+    assert outcomes[200] > sum(outcomes.values()) / 50, f"The server committed too few changes: {outcomes}"
 
 
 def _check_readable(metadata: dict[str, Any]) -> None:

@@ -271,11 +271,11 @@ def test_invalid_clustering_options_are_refused_before_a_file_is_read(rig: Rig) 
     report = rig.cluster("empty", ["day"])
     assert (report.files, report.commit) == (0, None)
     for invalid_arguments, expected in (
-        ({"by": ["no"]}, "no column"),
-        ({"by": ["customer.city"]}, "no column"),
-        ({"by": ["day"], "curve": "peano"}, "hilbert, zorder"),
-        ({"by": ["day"], "files": 0}, "at least 1"),
-        ({"by": ["day"], "files": 2, "target_file_bytes": 3}, "or target_file_bytes"),
+        ({"columns": ["no"]}, "no column"),
+        ({"columns": ["customer.city"]}, "no column"),
+        ({"columns": ["day"], "curve": "peano"}, "hilbert, zorder"),
+        ({"columns": ["day"], "files": 0}, "at least 1"),
+        ({"columns": ["day"], "files": 2, "target_file_bytes": 3}, "or target_file_bytes"),
     ):
         with pytest.raises((InvalidRequest, ValueError), match=expected):
             rig.cluster("empty", **invalid_arguments)  # type: ignore[arg-type]
