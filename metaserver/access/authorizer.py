@@ -14,8 +14,8 @@ namespace and all namespaces below it. A grant on the empty path is for the whol
 | admin | purge dropped entries before their retention ends; grant and revoke roles within its namespace |
 | admin of the whole catalog | tokens, which belong to no namespace; the audit log; the list of replicas; warehouses |
 
-The catalog is that of one warehouse: a grant in one warehouse is none in another. Tokens, replicas and warehouses belong
-to the server, so nobody has a right on them in a further warehouse (`WarehouseAuthorizer`).
+The catalog is that of one warehouse: a grant in one warehouse is none in another. Tokens, replicas and warehouses
+belong to the server, so nobody has a right on them in a further warehouse (`WarehouseAuthorizer`).
 
 A drop needs only a writer, because it can be undone. `purgeRequested` on a drop also needs only a writer, because files
 stay until the retention ends. An operation on several places (rename, undrop elsewhere, a transaction on many
@@ -98,8 +98,10 @@ def _make_rules() -> dict[str, Rule]:
 
 
 SERVER_OPERATIONS = frozenset(
-    "createToken revokeToken listTokens listReplicas createWarehouse putWarehouse dropWarehouse listWarehouses "
-    "loadWarehouse".split()
+    (
+        *("createToken", "revokeToken", "listTokens", "listReplicas"),
+        *("createWarehouse", "putWarehouse", "dropWarehouse", "listWarehouses", "loadWarehouse"),
+    )
 )
 """The operations on what belongs to the server and not to one of its warehouses."""
 _WRITES_UNRECORDED = frozenset({"takeRewriteLease", "appendRows", "appendRowsToTables"})

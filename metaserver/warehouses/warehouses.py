@@ -124,7 +124,6 @@ class Warehouses:
     # Records ---------------------------------------------------------------------------------------------------------
 
     async def list(self) -> list[StoredWarehouse]:
-        """Return all further warehouses, by name."""
         return await self._store.warehouses()
 
     async def find(self, name: str) -> StoredWarehouse | None:
@@ -353,8 +352,8 @@ async def check_database(store: PointerStore, stored: StoredWarehouse) -> None:
     """
     if await store.catalog_id() != stored.id:
         raise ConfigError(
-            f"The database of the warehouse {stored.name} is missing; restore its backup, or create the warehouse again "
-            "at another location"
+            f"The database of the warehouse {stored.name} is missing; restore its backup, or create the warehouse "
+            "again at another location"
         )
 
 

@@ -124,7 +124,7 @@ class ServerComponents:
 
     @property
     def base_path(self) -> str:
-        """Return the path of the URL at which clients reach the routes of this warehouse; empty for the server's own."""
+        """Return the path in the URL of this warehouse; empty for the server's own."""
         return "" if self.warehouses is not None else warehouse_path(self.settings.prefix)
 
 
