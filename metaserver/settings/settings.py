@@ -19,12 +19,15 @@ from seamark.metaserver.settings.fleet import FleetSettings, TenantSettings
 from seamark.metaserver.settings.gateway import GatewaySettings
 from seamark.metaserver.settings.services import ServiceSettings, setting
 from seamark.metaserver.settings.streams import StreamSettings
+from seamark.metaserver.settings.warehouses import WarehouseSettings
 
 ENVIRONMENT_PREFIX = "SEAMARK_"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(CloudSettings, GatewaySettings, ServiceSettings, StreamSettings, TenantSettings, FleetSettings):
+class Settings(
+    CloudSettings, WarehouseSettings, GatewaySettings, ServiceSettings, StreamSettings, TenantSettings, FleetSettings
+):
     home: Path = setting(
         Path("seamark-home"),
         "Folder of the server's own files: the SQLite database, its keys and, by default, the warehouse. "
@@ -567,7 +570,7 @@ def flag_name(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-_PARTS = (CloudSettings, TenantSettings, GatewaySettings, FleetSettings, ServiceSettings)
+_PARTS = (CloudSettings, TenantSettings, WarehouseSettings, GatewaySettings, FleetSettings, ServiceSettings)
 _LAST = {field.name: position for position, part in enumerate(_PARTS, 1) for field in dataclasses.fields(part)}
 FIELDS: dict[str, dataclasses.Field[Any]] = {
     field.name: field for field in sorted(dataclasses.fields(Settings), key=lambda field: _LAST.get(field.name, 0))

@@ -55,8 +55,8 @@ class ToyObjects(ForwardingObjects):
         self._folder = f"file://{folder}"
 
     def _at(self, location: str) -> str:
-        at = parse_location(location)
-        return f"{self._folder}/{at.bucket}/{at.path}".rstrip("/")
+        address = parse_location(location)
+        return f"{self._folder}/{address.bucket}/{address.path}".rstrip("/")
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         async for info in self._stored.list(self._at(prefix)):

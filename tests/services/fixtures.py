@@ -172,9 +172,9 @@ def spark_catalog(spark: SparkSession) -> Callable[..., str]:
 @pytest.fixture
 def start_seamark(tmp_path: Path) -> Iterator[Callable[..., Seamark]]:
     """Yield `start_seamark(name="seamark", **settings)`, which starts a `Seamark` in `tmp_path / name` for the test."""
-    with ExitStack() as running:
+    with ExitStack() as stack:
 
         def start(name: str = "seamark", **settings: object) -> Seamark:
-            return running.enter_context(Seamark(tmp_path / name, **settings))  # type: ignore[arg-type]
+            return stack.enter_context(Seamark(tmp_path / name, **settings))  # type: ignore[arg-type]
 
         yield start
