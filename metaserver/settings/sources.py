@@ -84,8 +84,8 @@ def check(settings: Settings) -> None:
         raise ConfigError("s3_client_access = 'static' needs s3_access_key_id and s3_secret_access_key: set them")
     if settings.s3_client_access == "gateway" and not (settings.gateway_port or settings.gateway_url):
         raise ConfigError("s3_client_access = 'gateway' sends clients keys for the objects gateway: set gateway_port")
-    if (settings.s3_client_access == "sts") != bool(settings.s3_sts_role):
-        raise ConfigError("s3_client_access = 'sts' and s3_sts_role need each other: set both or neither")
+    if settings.s3_client_access == "sts" and not settings.s3_sts_role:
+        raise ConfigError("s3_client_access = 'sts' sends clients keys of a role: set s3_sts_role")
     if settings.s3_sts_role and not _ROLE.fullmatch(settings.s3_sts_role):
         raise ConfigError(
             f"s3_sts_role must be the ARN of a role, arn:aws:iam::…:role/…: {settings.s3_sts_role!r} is not"

@@ -32,7 +32,8 @@ class Backing:
     """
 
     def __init__(self, settings: Settings) -> None:
-        scheme, _, host = settings.s3_backend.rstrip("/").partition("://")
+        scheme, _, host = settings.s3_backend.partition("://")
+        host = host.rstrip("/")
         self._scheme = scheme
         self._host = ""
         if scheme == "abfss":
