@@ -244,7 +244,9 @@ async def test_reader_of_a_segment_that_is_rewritten_meanwhile_gets_the_right_ro
     async with open_segments(disk, runner, clock, limits) as log:
         for number in range(60):
             shards = [shard for shard in (A, B, OTHER) if rng.random() < 0.7] or [B]
-            await log.append({shard: batch(f"{number:3}" * rng.choice((1, 30)), 1 + number % 3) for shard in shards})
+            await log.append(
+                {shard: build_batch(f"{number:3}" * rng.choice((1, 30)), 1 + number % 3) for shard in shards}
+            )
         if has_index_file:
             await log.store_indexes()
         expected = {record.offset: record for record in await read_all(log, B)}
@@ -289,7 +291,7 @@ async def test_reader_between_the_replacement_of_a_segment_and_its_notice_gets_t
     limits = SegmentLimits(segment_bytes=4096, retention_ms=1000, retention_bytes=1, trim_interval_s=3600)
     async with open_segments(disk, runner, clock, limits) as log:
         for number in range(60):  # All frames have one length, so a moved frame begins where another one began.
-            await log.append({A if number % 2 else B: batch(f"{number:3}")})
+            await log.append({A if number % 2 else B: build_batch(f"{number:3}")})
         if has_index_file:
             await log.store_indexes()
         expected = await read_all(log, B)

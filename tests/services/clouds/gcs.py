@@ -19,7 +19,7 @@ from pathlib import Path
 
 import requests
 
-from tests.services.process import CACHE, REPO, ManagedProcess, ServiceFailed, free_port, http_ok, port_answers
+from tests.services.process import CACHE, REPO, ManagedProcess, ServiceFailed, free_port, is_http_ok, port_answers
 
 _PROGRAM = CACHE / "bin" / "fake-gcs-server"
 
@@ -65,7 +65,7 @@ def gcs_server(folder: Path) -> Iterator[GoogleStorage]:
         *("-public-host", f"127.0.0.1:{proxy_port}", "-external-url", endpoint, "-log-level", "error"),
     ]
     with ManagedProcess(argv, log=folder / "gcs.log", cwd=folder) as process:
-        process.start(lambda: http_ok(f"{upstream}/storage/v1/b"), timeout_s=60)
+        process.start(lambda: is_http_ok(f"{upstream}/storage/v1/b"), timeout_s=60)
         argv = [sys.executable, "-m", "tests.services.clouds.gcs_proxy", upstream, str(proxy_port)]
         with ManagedProcess(argv, log=folder / "gcs-proxy.log", cwd=REPO) as proxy:
             proxy.start(lambda: port_answers(proxy_port), timeout_s=60)
