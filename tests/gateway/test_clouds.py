@@ -14,6 +14,7 @@ from pyiceberg.catalog.rest import RestCatalog
 
 from seamark.formats.runtime.errors import ConfigError
 from seamark.formats.storage.locations import parse_location
+from seamark.metaserver.gateway.clouds.object_stream import PUT_BYTES_MAX
 from seamark.metaserver.objects.clouds.backed import Backing, check_roots
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.settings.sources import load
@@ -71,6 +72,9 @@ def test_s3_clients_write_read_list_and_delete_objects(rig: Rig) -> None:
     assert (part["Body"].read(), part["ContentRange"]) == (b"one", "bytes 2-4/5")
     assert client.get_object(Bucket=bucket, Key=f"{keys.prefix}a/one", Range="bytes=-2")["Body"].read() == b"ne"
     assert client.head_object(Bucket=bucket, Key=f"{keys.prefix}a/one")["ETag"] == answer["ETag"]
+    client.put_object(Bucket=bucket, Key=f"{keys.prefix}empty", Body=b"")
+    assert client.get_object(Bucket=bucket, Key=f"{keys.prefix}empty")["Body"].read() == b""
+    client.delete_object(Bucket=bucket, Key=f"{keys.prefix}empty")
 
     def error_of(call: Any, **arguments: Any) -> str:
         with pytest.raises(ClientError) as refused:
@@ -126,6 +130,10 @@ def test_object_in_parts_appears_when_its_upload_is_completed(rig: Rig) -> None:
     for call in (client.list_parts, client.abort_multipart_upload):
         with pytest.raises(ClientError, match="NoSuchUpload"):
             call(**address, UploadId=upload)
+    body = b"3" * (PUT_BYTES_MAX + 1000)
+    client.put_object(**address, Body=body)
+    assert client.get_object(**address)["Body"].read() == body
+    assert client.get_object(**address, Range=f"bytes={PUT_BYTES_MAX}-")["Body"].read() == b"3" * 1000
     second = client.create_multipart_upload(**address)["UploadId"]
     client.abort_multipart_upload(**address, UploadId=second)
     with pytest.raises(ClientError, match="NoSuchUpload"):

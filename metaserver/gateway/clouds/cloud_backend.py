@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from email.utils import format_datetime
-from typing import Any
 from urllib.parse import unquote
 
 import obstore
@@ -22,20 +21,19 @@ from seamark.formats.storage.locations import Location
 from seamark.metaserver.gateway.answers import answer_copy, make_document, make_xml_response, name_object, tag
 from seamark.metaserver.gateway.backend import PromptResponse, S3Call
 from seamark.metaserver.gateway.clouds.cloud_uploads import CloudUploads
-from seamark.metaserver.gateway.clouds.object_stream import put_stream
+from seamark.metaserver.gateway.clouds.object_stream import put_stream, read_first, read_stream
 from seamark.metaserver.gateway.conditions import check_read, read_range
 from seamark.metaserver.gateway.folder_files import Checksums, select_kept_headers
 from seamark.metaserver.gateway.folder_uploads import read_complete, read_part_number
 from seamark.metaserver.gateway.listing import Listed, Listing, encode_key
 from seamark.metaserver.gateway.s3_errors import S3Error, of_seamark_error, xml_text
 from seamark.metaserver.objects.clouds.backed import Backing
-from seamark.metaserver.objects.clouds.cloud_objects import FAILED, is_range_behind_end
+from seamark.metaserver.objects.clouds.cloud_objects import FAILED
 from seamark.metaserver.objects.s3_scope import parse_delete_body
 from seamark.metaserver.objects.warehouse import Warehouse
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.passed_time import PassedTime
 
-PIECE_BYTES = 1 << 20
 CONDITIONAL_BYTES_MAX = 64 << 20
 """The maximum size of an object that is written only if it does not exist. It is in memory as a whole."""
 _RANGE = re.compile(r"bytes=([0-9]{1,18})-([0-9]{1,18})")
@@ -66,6 +64,8 @@ class CloudBackend:
         handler = self._find_handler(call, set(call.address.query) - {"x-id"})
         try:
             return await handler(call)
+        except ConnectionError:
+            raise  # The client has closed the connection. obstore does not raise this error.
         except exceptions.AlreadyExistsError:
             raise S3Error("PreconditionFailed", "An object with this key exists already") from None
         except FAILED as error:
@@ -107,44 +107,43 @@ class CloudBackend:
         store, key = self._place(call)
         if key.endswith("/"):
             raise _make_no_key_error()
-        options: dict[str, Any] = {}
         header = call.headers.get("range")
         matched = _RANGE.fullmatch(header) if header else None
-        is_head = call.method == "HEAD"
-        if is_head or any(name in call.headers for name in _READ_CONDITIONS) or (header and matched is None):
+        has_conditions = any(name in call.headers for name in _READ_CONDITIONS)
+        first = b""
+        if (
+            call.method == "HEAD"
+            or has_conditions
+            or (header and (matched is None or int(matched[1]) > int(matched[2])))
+        ):
             # The range and the conditions need the size and the ETag of the object.
-            found = await obstore.get_async(store, key, options={"head": True})
-            etag, modified = _quote(found.meta["e_tag"]), found.meta["last_modified"]
+            result = await obstore.get_async(store, key, options={"head": True})
+            etag, modified = _quote(result.meta["e_tag"]), result.meta["last_modified"]
             check_read(call.headers, etag, int(modified.timestamp()))
             applies = call.headers.get("if-range") in (None, etag)
-            part = read_range(header, found.meta["size"]) if applies else None
-            if part is not None:
-                options["range"] = (part[0], part[0] + part[1])
-            if is_head:
-                start, length = part or (0, found.meta["size"])
-                response = self._start_answer(found, start, length, call, is_part=part is not None)
-                await response.prepare(call.request)
-                await response.write_eof()
-                return response
-        elif matched is not None and int(matched[1]) <= int(matched[2]):
-            options["range"] = (int(matched[1]), int(matched[2]) + 1)
-        try:
-            result = await obstore.get_async(store, key, options=options)  # type: ignore[arg-type]
-        except FAILED as error:
-            if "range" in options and is_range_behind_end(error):
-                raise S3Error("InvalidRange", "The requested range is not satisfiable") from None
-            raise
-        start, end = result.range
-        response = self._start_answer(result, start, end - start, call, is_part="range" in options)
+            part = read_range(header, result.meta["size"]) if applies else None
+            start, length = part or (0, result.meta["size"])
+            is_part = part is not None
+        else:
+            is_part = matched is not None
+            start = int(matched[1]) if matched else 0
+            limit = int(matched[2]) + 1 if matched else None
+            result, first = await read_first(store, key, start, limit)
+            size = result.meta["size"]
+            length = (size if limit is None else min(limit, size)) - start
+        response = self._start_answer(result, start, length, call, is_part=is_part)
         await response.prepare(call.request)
-        try:
-            async for piece in result.stream(min_chunk_size=PIECE_BYTES):
-                await response.write(bytes(piece))
-        except FAILED:
-            # The answer has started, so only an aborted connection shows the client that bytes are missing.
-            if call.request.transport is not None:
-                call.request.transport.abort()
-            raise ConnectionError("The store ended the object early") from None
+        if call.method != "HEAD":
+            await response.write(first)
+            try:
+                rest = read_stream(store, key, start + len(first), start + length, result.meta["e_tag"])
+                async for piece in rest:
+                    await response.write(piece)
+            except (*FAILED, EOFError):
+                # The answer has started, so only an aborted connection shows the client that bytes are missing.
+                if call.request.transport is not None:
+                    call.request.transport.abort()
+                raise ConnectionError("The store did not send the rest of the object") from None
         await response.write_eof()
         return response
 

@@ -20,12 +20,11 @@ from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.decoding import from_json
 from seamark.metaserver.gateway.answers import format_timestamp, name_object, tag
 from seamark.metaserver.gateway.backend import S3Call
-from seamark.metaserver.gateway.clouds.object_stream import put_stream
+from seamark.metaserver.gateway.clouds.object_stream import put_stream, read_stream
 from seamark.metaserver.gateway.folder_uploads import Part, choose_parts
 from seamark.metaserver.gateway.s3_errors import S3Error
 from seamark.metaserver.objects.clouds.backed import UPLOADS
 
-_PIECE_BYTES = 1 << 20
 _UPLOAD_ID = re.compile("[0-9a-f]{32}")
 _PART_NAME = re.compile("([0-9]{5})-([0-9a-f]{32})")
 _HEADERS = "headers"
@@ -91,9 +90,8 @@ class CloudUploads:
     async def read(self, store: RemoteStore, parts: Sequence[Part]) -> AsyncIterator[bytes]:
         """Yield the bytes of the parts, one part after the other."""
         for part in parts:
-            result = await obstore.get_async(store, part.name)
-            async for piece in result.stream(min_chunk_size=_PIECE_BYTES):
-                yield bytes(piece)
+            async for piece in read_stream(store, part.name, 0, part.size, None):
+                yield piece
 
     async def remove(self, store: RemoteStore, key: str, upload_id: str) -> None:
         """Delete the parts of an upload, and at the end what makes it exist."""
