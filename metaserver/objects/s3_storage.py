@@ -18,7 +18,9 @@ from seamark.formats.runtime.lazy_module import LazyModule, load
 from seamark.formats.storage.locations import Location
 from seamark.formats.storage.storages import STORAGES
 from seamark.metaserver.objects.clouds.aws_sts import assume_role
+from seamark.metaserver.objects.clouds.azure_storage import suggest_azure_fix
 from seamark.metaserver.objects.clouds.backed import BackedObjects, Backing, check_roots
+from seamark.metaserver.objects.clouds.gcs_storage import suggest_google_fix
 from seamark.metaserver.objects.clouds.issued_keys import REUSE_MS, KeyCache, describe_keys
 from seamark.metaserver.objects.credentials import VendedKeys, key_properties
 from seamark.metaserver.objects.folder import FolderObjects
@@ -60,9 +62,12 @@ class S3Storage(ServerStorage):
             await files.close()
 
     def endpoint(self, settings: Settings) -> str:
-        return settings.s3_endpoint
+        return settings.s3_backend or settings.s3_endpoint
 
-    def suggest_fix(self, error: Exception) -> str:
+    def suggest_fix(self, error: Exception, settings: Settings) -> str:
+        if settings.s3_backend:
+            is_google = settings.s3_backend.startswith("gs:")
+            return suggest_google_fix(error) if is_google else suggest_azure_fix(error)
         if isinstance(error, RetryLater | TimeoutError):
             return (
                 "Set --s3-endpoint to the address of the store, and check that it runs and that this machine reaches it"
