@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 from pyiceberg.catalog import load_catalog
 
-from tests.objects.test_s3 import settings_for
+from tests.objects.test_s3 import build_settings
 from tests.services.clouds.azurite import ACCOUNT_KEY, Azurite
 from tests.services.clouds.gcs import GoogleStorage
 from tests.services.s3 import S3
@@ -30,7 +30,7 @@ def write_and_read(url: str, name: str, location: str, properties: dict[str, Any
 async def test_one_server_has_warehouses_in_three_clouds(
     s3: S3, s3_bucket: str, azurite: Azurite, google_storage: GoogleStorage, tmp_path: Path
 ) -> None:
-    own = settings_for(s3, s3_bucket)
+    own = build_settings(s3, s3_bucket)
     azure, google = azurite.create_container(), google_storage.create_bucket()
     options: dict[str, Any] = {
         name: getattr(own, name)
