@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import requests
 from botocore.exceptions import ClientError
 from pyiceberg.catalog.rest import RestCatalog
 
@@ -138,6 +140,15 @@ def test_object_in_parts_appears_when_its_upload_is_completed(rig: Rig) -> None:
     client.abort_multipart_upload(**address, UploadId=second)
     with pytest.raises(ClientError, match="NoSuchUpload"):
         client.upload_part(**address, UploadId=second, PartNumber=1, Body=b"x")
+
+
+def test_large_body_that_is_not_the_signed_body_is_not_stored(rig: Rig) -> None:
+    keys = rig.create_table("forged")
+    path, headers = keys.sign("PUT", "forged", hashlib.sha256(b"the signed body").hexdigest())
+    answer = requests.put(keys.endpoint + path, headers=headers, data=b"4" * (PUT_BYTES_MAX + 1000), timeout=60)
+    assert (answer.status_code, "XAmzContentSHA256Mismatch" in answer.text) == (400, True)
+    with pytest.raises(ClientError, match="404"):
+        keys.client().head_object(Bucket=keys.bucket, Key=f"{keys.prefix}forged")
 
 
 def test_keys_of_one_table_open_no_object_of_another(rig: Rig) -> None:
