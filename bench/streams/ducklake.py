@@ -34,7 +34,7 @@ PEER_SECONDS, QUICK_PEER_SECONDS = 20.0, 0.5
 SERIAL_SECONDS, QUICK_SERIAL_SECONDS = 10.0, 0.3
 CONNECTIONS = 32
 GOAL = 15_000
-_FIELDS = [
+COLUMNS = [
     {"id": 1, "name": "id", "required": True, "type": "long"},
     {"id": 2, "name": "name", "required": False, "type": "string"},
     {"id": 3, "name": "value", "required": False, "type": "double"},
@@ -80,7 +80,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 
 def _create(server: Seamark, name: str) -> None:
-    schema = {"type": "struct", "fields": _FIELDS}
+    schema = {"type": "struct", "fields": COLUMNS}
     create_table(SeamarkClient(server.base_url), ("bench", name), schema, properties={"seamark.stream.enabled": "true"})
 
 

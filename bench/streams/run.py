@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bench.run import Bench, build_parser, choose_names, run_benches
-from bench.streams import appends, ducklake, kafka, keyed, log, readers, spark, visible
+from bench.streams import appends, ducklake, kafka, keyed, log, readers, recovery, spark, topics, visible
 
 BENCHES: dict[str, Bench] = {
     "log": log.run,
@@ -14,6 +14,8 @@ BENCHES: dict[str, Bench] = {
     "ducklake": ducklake.run,
     "visible": visible.run,
     "readers": readers.run,
+    "recovery": recovery.run,
+    "topics": topics.run,
     "spark": spark.run,
     "keyed": keyed.run,
 }

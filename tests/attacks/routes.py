@@ -59,6 +59,7 @@ async def attack_route(c: Campaign, operation: str, method: str, template: str) 
         "name",
         "plan-id",
         "statement",
+        "warehouse",
     ):
         path = path.replace(f"{{{variable}}}", quote(names.of(variable), safe=""))
     assert "{" not in path, path
@@ -106,6 +107,8 @@ class _Names:
                 return c.hint("build") if variable == "build" else c.hint("plan task")
             case "id":
                 return c.hint("dropped")
+            case "warehouse":
+                return rng.choice(("sales", EVIL, c.hint("namespace")))
             case "statement":
                 return rng.choice(("mine", c.hint("uuid")))
             case "name":
@@ -364,6 +367,8 @@ _BODIES: dict[str, _Body] = {
     },
     "addGrant": lambda n: {"principal": "mallory", "role": "admin", "namespace": n.namespace()},
     "createToken": lambda n: {"name": "mallory2", "grants": [{"role": "admin"}]},
+    "createWarehouse": lambda n: {"name": "mallory", "location": n.place()},
+    "putWarehouse": lambda n: {"location": n.place(), "settings": {"s3_endpoint": "http://127.0.0.1:1"}},
     "selectRows": lambda n: {"where": "id > 0", "snapshot-id": n.snapshot()},
     "commitChange": _change,
     "appendRows": lambda n: {"rows": [{"id": n.rng.randrange(9), "name": n.place()}, {n.place(): None}]},
@@ -384,6 +389,7 @@ _BODIES: dict[str, _Body] = {
     "putIndex": lambda n: {"kind": "bloom", "columns": ["id"]},
     "recordIndexAudit": lambda n: {"index-files": 1},
     "recordAppliedAdvice": lambda n: {"proposal": _PROPOSAL},
+    "finishAdviceStep": lambda n: {"number": 1, "outcome": n.rng.choice(("applied", "failed", "busy")), "reason": EVIL},
     "registerIndexFiles": lambda n: {"index-files": [{"location": n.place(), "size-in-bytes": 100}]},
     "finishIndexBuild": lambda n: {"outcome": "rolled-back", "reason": "x"},
     "quarantineIndexFile": lambda n: {"location": n.place(), "reason": "x", "check": True},
@@ -443,7 +449,8 @@ _BODILESS = """
     loadFunction fetchPlanningResult cancelPlanning listAudit listDropped purgeDropped dropFunction listGrants
     removeGrant listFiles listIndexes rebuildIndexRegistry loadIndex dropIndex startIndexBuild loadIndexBuild
     listIndexBuildFiles listTableMetrics listPartitions listColumnStats loadColumnLayout listTableTimeline listTimeline
-    listReplicas listTokens revokeToken loadTableHealth loadTablePolicy cancelStatement adviseTtl listRunningJobs
+    listReplicas listWarehouses loadWarehouse dropWarehouse
+    listTokens revokeToken loadTableHealth loadTablePolicy cancelStatement adviseTtl listRunningJobs
     loadQueryHistory listQueryHistory adviseTable
     listRunningTableJobs loadSqlState loadStream flushRows listStreams
     loadStreamPosition loadStreamTopic readRows resumeStream

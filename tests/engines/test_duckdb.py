@@ -19,6 +19,7 @@ from pyiceberg.types import IntegerType
 
 import seamark
 import seamark.duckdb
+from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.builds import InProcessWorkers, build
@@ -329,3 +330,21 @@ def test_impossible_partition_values_of_duckdb_are_refused(con: duckdb.DuckDBPyC
         con.execute("INSERT INTO sea.parts.cut VALUES (1, 'e' || chr(769) || 'abc')")
     con.execute("INSERT INTO sea.parts.cut VALUES (2, 'éabc')")
     assert seamark.duckdb.sql(con, "FROM sea.parts.cut WHERE x = 'éabc'").fetchall() == [(2, "éabc")]
+
+
+@pytest.mark.parametrize("caches_files", [False, True])
+def test_each_data_file_gets_its_vector_of_a_shared_puffin_file(
+    server: Seamark, con: duckdb.DuckDBPyConnection, caches_files: bool
+) -> None:
+    """With its cache, DuckDB reads on after a large vector, and returns it in the place of a later small vector."""
+    table = f"shop.vectors_{caches_files}".lower()
+    con.execute(f"CREATE TABLE sea.{table} (id BIGINT) WITH ('format-version' = 3)")
+    for first, end in ((0, 10), (10, 5_010), (5_010, 5_020)):
+        con.execute(f"INSERT INTO sea.{table} SELECT range FROM range({first}, {end})")
+    deleted = {3, 5, 5_011, 5_018, *range(10, 5_010, 3)}
+    keys = pa.table({"id": sorted(deleted)})
+    seamark.delete(SeamarkClient(server.base_url), table, keys=keys, key=["id"], mode="merge-on-read")
+    if caches_files:
+        con.execute("SET GLOBAL enable_external_file_cache = true")
+    rows = con.sql(f"SELECT id FROM sea.{table} ORDER BY id").fetchall()
+    assert rows == [(number,) for number in range(5_020) if number not in deleted]

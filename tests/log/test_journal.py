@@ -26,7 +26,7 @@ from seamark.metaserver.log.kafka.journal import (
     encode_head,
 )
 from seamark.metaserver.log.kafka.journal_state import JournalReader, JournalState
-from seamark.metaserver.log.port import Acknowledgement, Shard
+from seamark.metaserver.log.port import Acknowledgement, Shard, name_of_topic_producer
 from tests.seeds import examples, first_seed
 
 A = Shard("t", 0)
@@ -103,6 +103,26 @@ def test_a_replica_that_begins_at_a_head_ends_in_the_same_state(seed: int, monke
         assert later_records.journal.applied == len(records)
         assert state_of(later_records.journal) == state_of(first.journal)
         later_records.journal.check_invariants()
+
+
+def test_producers_of_an_input_topic_stay_until_a_later_topic_has_replaced_it() -> None:
+    state = JournalState()
+    first, second = (name_of_topic_producer("t", topic_id, 0) for topic_id in ("first-id", "second-id"))
+    other = name_of_topic_producer("u", "third", 0)
+
+    def list_producers(hour: int) -> list[str]:
+        state.apply(group(TrimRequest((), 10 * HOUR_MS), time_ms=hour * HOUR_MS))
+        state.check_invariants()
+        return list(state.state.producers)
+
+    state.apply(group(FenceRequest(first), FenceRequest(other), time_ms=0))
+    assert list_producers(hour=100) == [first, other]  # The topics are idle, and nothing has replaced them.
+    state.apply(group(FenceRequest(first), time_ms=101 * HOUR_MS))
+    state.apply(group(FenceRequest(second), time_ms=102 * HOUR_MS))
+    assert list_producers(hour=200) == [first, other, second]  # A paused server may still read the first topic.
+    state.apply(group(FenceRequest(second), time_ms=201 * HOUR_MS))
+    assert list_producers(hour=202) == [other, second]
+    assert list_producers(hour=900) == [other, second]
 
 
 def test_replica_does_not_start_from_a_head_before_a_deleted_record() -> None:

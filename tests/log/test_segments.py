@@ -8,7 +8,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from seamark.formats.runtime.errors import (
     StreamRemoved,
     TooManyRequests,
 )
+from seamark.metaserver.log.compaction import rewrite_segment
 from seamark.metaserver.log.port import Shard, StreamProducer
 from seamark.metaserver.log.segments import SegmentLimits, SegmentLog, open_segment_log, open_segments
 from tests.log.contract import (
@@ -210,6 +211,103 @@ async def test_rows_that_are_in_no_data_file_are_kept_beyond_every_limit() -> No
         clock.advance(2000)
         assert await log.trim() > 0
         assert log.shards()[B].start > 15
+
+
+class InterruptedRunner(DirectRunner):
+    """Runs other work before one of the accesses to the disk.
+
+    Attributes:
+        accesses_before: The number of accesses that run before the interruption.
+        interruption: The other work, None if there is none or it has run.
+    """
+
+    accesses_before = 0
+    interruption: Callable[[], Awaitable[None]] | None = None
+
+    async def read(self, work):
+        if self.interruption is not None:
+            self.accesses_before -= 1
+            if self.accesses_before < 0:
+                interruption, self.interruption = self.interruption, None
+                await interruption()
+        return work()
+
+
+@pytest.mark.parametrize("has_index_file", [False, True], ids=["index in memory", "index in a file"])
+@pytest.mark.parametrize("accesses_before", range(3))
+async def test_reader_of_a_segment_that_is_rewritten_meanwhile_gets_the_right_rows(
+    accesses_before: int, has_index_file: bool
+) -> None:
+    disk, clock, runner = SimulatedDisk(), SimulatedClock(1), InterruptedRunner()
+    limits = SegmentLimits(segment_bytes=4096, retention_ms=1000, retention_bytes=1, trim_interval_s=3600)
+    rng = random.Random(accesses_before)
+    async with open_segments(disk, runner, clock, limits) as log:
+        for number in range(60):
+            shards = [shard for shard in (A, B, OTHER) if rng.random() < 0.7] or [B]
+            await log.append(
+                {shard: build_batch(f"{number:3}" * rng.choice((1, 30)), 1 + number % 3) for shard in shards}
+            )
+        if has_index_file:
+            await log.store_indexes()
+        expected = {record.offset: record for record in await read_all(log, B)}
+        clock.advance(2000)
+
+        async def rewrite() -> None:
+            await log.release({A: log.shards()[A].watermark, OTHER: log.shards()[OTHER].watermark // 2})
+            await log.trim()
+            await log.store_indexes()
+
+        for offset in expected:
+            log._loaded.clear()
+            runner.accesses_before, runner.interruption = accesses_before, rewrite
+            records = await log.read(B, offset, limit_bytes=2000)
+            assert records
+            assert records == [expected[record.offset] for record in records]
+            assert records[0].offset == offset
+            if runner.interruption is None:
+                break
+        assert [record.offset for record in await read_all(log, B)] == list(expected)
+
+
+@pytest.mark.parametrize("has_index_file", [False, True], ids=["index in memory", "index in a file"])
+async def test_reader_between_the_replacement_of_a_segment_and_its_notice_gets_the_right_rows(
+    has_index_file: bool,
+) -> None:
+    """The disk has the new segment already, while the log still has the positions of the old one."""
+    disk, clock = SimulatedDisk(), SimulatedClock(1)
+    is_held, release = asyncio.Event(), asyncio.Event()
+
+    class HeldRunner(DirectRunner):
+        is_active = False
+
+        async def read(self, work):
+            result = work()
+            if self.is_active and work.func is rewrite_segment:
+                is_held.set()
+                await release.wait()
+            return result
+
+    runner = HeldRunner()
+    limits = SegmentLimits(segment_bytes=4096, retention_ms=1000, retention_bytes=1, trim_interval_s=3600)
+    async with open_segments(disk, runner, clock, limits) as log:
+        for number in range(60):  # All frames have one length, so a moved frame begins where another one began.
+            await log.append({A if number % 2 else B: build_batch(f"{number:3}")})
+        if has_index_file:
+            await log.store_indexes()
+        expected = await read_all(log, B)
+        clock.advance(2000)
+        await log.release({A: 30})
+        runner.is_active = True
+        trimming = asyncio.create_task(log.trim())
+        await is_held.wait()
+        reading = asyncio.create_task(log.read(B, 3, limit_bytes=1))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        runner.is_active = False
+        release.set()
+        await trimming
+        assert await reading == [expected[3]]
+        assert await read_all(log, B) == expected
 
 
 async def test_released_rows_are_removed_by_size() -> None:

@@ -116,7 +116,7 @@ BAD = [
     ("t", "not a URI"),
     ("http://169.254.169.254/latest/meta-data", "scheme 'http'"),
     ("https://lake.s3.amazonaws.com/t", "scheme 'https'"),
-    ("gs://lake/t", "scheme 'gs'"),
+    ("hdfs://lake/t", "scheme 'hdfs'"),
     ("hdfs://nn/t", "scheme 'hdfs'"),
     ("file://host/srv/wh/t", "host 'host'"),
     ("file://localhost/srv/wh/t", "host 'localhost'"),

@@ -81,7 +81,7 @@ class ToyStorage(ServerStorage):
     def suggest_fix(self, error: Exception) -> str:
         return "Find the toy"
 
-    def client_access(
+    async def client_access(
         self,
         settings: Settings,
         table: Location,
@@ -90,6 +90,7 @@ class ToyStorage(ServerStorage):
         sign_path: str,
         refresh_path: str = "",
         vend: Callable[[], VendedKeys] | None = None,
+        may_write: Callable[[], bool] | None = None,
     ) -> ClientAccess:
         keys = {KEY: SECRET, FOLDER: str(self._folder)}
         return keys, [{"prefix": f"{table}/", "config": dict(keys)}]

@@ -62,7 +62,7 @@ def test_list_in_a_variable_is_split_at_commas() -> None:
         ("port", "-1", "from 0 to 65535"),
         ("workers", "0", "from 1 to 256"),
         ("auth", "basic", "one of none, token, oidc"),
-        ("warehouse", "http://x", "file:// or s3://"),
+        ("warehouse", "http://x", "file:// or s3:// or gs:// or abfss://"),
         ("database", "mysql://x", "sqlite:// or postgresql://"),
         ("storage_timeout_s", "nan", "a finite number"),
         ("storage_timeout_s", "soon", "a number"),
@@ -120,7 +120,7 @@ def test_toml_table_in_the_file_is_rejected(tmp_path: Path) -> None:
         ("file:/srv/lake", "file:///srv/lake"),
         ("./lake/", f"file://{Path.cwd()}/lake"),
         ("s3a://lake/warehouse", "s3://lake/warehouse"),
-        ("gs://lake", None),
+        ("hdfs://lake", None),
         ("s3:lake", None),
     ],
 )
@@ -128,7 +128,7 @@ def test_invalid_warehouse_is_rejected_with_the_intended_url(arguments: str, mea
     with pytest.raises(ConfigError) as error:
         load({"warehouse": arguments}, {})
     hint = "" if meant is None else f"; write {meant}"
-    assert error.value.message.endswith(f"file:// or s3://; {arguments!r} is not{hint}")
+    assert error.value.message.endswith(f"file:// or s3:// or gs:// or abfss://; {arguments!r} is not{hint}")
     if meant is not None:
         assert load({"warehouse": meant}, {}).warehouse == meant
 

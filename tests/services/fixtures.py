@@ -28,6 +28,8 @@ from tests.services.seamark import Seamark
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from tests.services.clouds.azurite import Azurite
+    from tests.services.clouds.gcs import GoogleStorage
     from tests.services.kafka import Kafka
 
 
@@ -99,6 +101,25 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
 def s3_bucket(s3: S3) -> str:
     """Return the name of a bucket of this test."""
     return s3.create_bucket()
+
+
+@pytest.fixture(scope="session")
+def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
+    """An emulator of Azure storage."""
+    # The client library takes a while to import, which most test processes do not need.
+    from tests.services.clouds.azurite import azurite_server
+
+    with azurite_server(tmp_path_factory.mktemp("azurite")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def google_storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GoogleStorage]:
+    """An emulator of Google Cloud Storage."""
+    from tests.services.clouds.gcs import gcs_server
+
+    with gcs_server(tmp_path_factory.mktemp("gcs")) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from seamark.formats.runtime.errors import NoSuchTable
+from seamark.formats.runtime.errors import CommitConflict, NoSuchTable
 from seamark.metaserver.store.model import (
     ALL_AGES,
     OTHER_SHAPES,
@@ -19,6 +19,7 @@ from seamark.metaserver.store.model import (
 from seamark.metaserver.store.operations import (
     AddColumnReads,
     AddQueryRecords,
+    ChangeAppliedAdvice,
     CreateEntry,
     CreateNamespace,
     DropEntry,
@@ -181,6 +182,16 @@ class QueryHistoryContract(StorePair):
         advice_records = await store.list_applied_advice(UUID, 10)
         assert [advice.id for advice in advice_records] == ["id3", "id2", "id1"]
         assert advice_records[0].advice == '{"measured":1}'
+
+    async def test_applied_advice_changes_only_from_the_expected_text(self, store: GeneratorStore) -> None:
+        await store.transact([CreateEntry(make_entry("t"))])
+        first, second = AppliedAdvice(UUID, "a", 1, "first"), AppliedAdvice(UUID, "a", 2, "second")
+        await store.transact([ChangeAppliedAdvice(first, None, 3)])
+        for advice, expected in ((second, None), (second, "other")):
+            with pytest.raises(CommitConflict):
+                await store.transact([ChangeAppliedAdvice(advice, expected, 3)])
+        await store.transact([ChangeAppliedAdvice(second, "first", 3)])
+        assert await store.list_applied_advice(UUID, 10) == [second]
 
     async def test_history_is_deleted_with_the_last_name_of_the_table(self, store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry("t")), add_records(1, ("a", "x"))])

@@ -30,7 +30,7 @@ import seamark
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.streams.writer import StreamClosed
 from seamark.formats.protocol.wire import FRESH_FOLDER
-from seamark.formats.runtime.errors import CommitConflict
+from seamark.formats.runtime.errors import CommitConflict, CommitUnknown
 from seamark.metaserver.streams.catalog_tables import CatalogTables
 from seamark.metaserver.streams.stream_properties import ENABLED
 from tests.seeds import examples, first_seed
@@ -211,6 +211,18 @@ async def test_a_repeated_request_of_a_producer_adds_no_row(stream: Stream) -> N
     status, message = await stream.send_refused(b'[{"id": 9}]', query="?producer=p&sequence=7")
     assert (status, "send append 2 first" in message) == (409, True)
     assert await stream.ids() == [1, 2, 3]
+
+
+async def test_unknown_outcome_says_whether_a_repeat_is_safe(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*arguments: Any) -> Any:
+        raise CommitUnknown("Kafka did not answer. Repeat the request with the same sequence number")
+
+    monkeypatch.setattr(stream.server.components.streams, "append", fail)
+    advice = {"": "a repeat can store them twice", "?producer=p&sequence=0": "with the same sequence number"}
+    for query, text in advice.items():
+        status, answer = await stream.send(b'[{"id": 1}]', query=query)
+        assert (status, answer["error"]["type"]) == (500, "CommitStateUnknownException")
+        assert text in answer["error"]["message"]
 
 
 async def test_rows_that_do_not_fit_are_refused_with_row_column_and_value(stream: Stream) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ from seamark.formats.iceberg.metadata.table_json import decode_table, encode_tab
 from seamark.formats.runtime.clock import Clock, SystemClock
 from seamark.metaserver.services.proposer import JobProposer
 from seamark.metaserver.services.proposers import (
+    AutoAdvice,
     BucketSplitting,
     Compaction,
     Indexing,
@@ -297,3 +299,13 @@ def test_split_is_proposed_when_a_spec_has_fewer_buckets(specs: tuple[int, ...],
     table = decode_table(msgspec.json.encode(document), "t")
     assert (build_proposer(BucketSplitting, bucket_splitting=True).propose(ENTRY, table) is not None) == proposed
     assert build_proposer(BucketSplitting, bucket_splitting=False).propose(ENTRY, table) is None
+
+
+def test_automatic_advice_is_proposed_for_tables_with_rows() -> None:
+    enabled = {"seamark.auto-advice.enabled": "true"}
+    advice = build_proposer(AutoAdvice, auto_advice=False)
+    assert advice.propose(ENTRY, build_table(enabled, total_data_files=1)) is not None
+    assert advice.recheck_after_s(build_table(enabled)) < math.inf
+    assert advice.propose(ENTRY, build_table(enabled)) is None
+    assert advice.propose(ENTRY, build_table({}, total_data_files=1)) is None
+    assert build_proposer(AutoAdvice, auto_advice=True).propose(ENTRY, build_table({}, total_data_files=1)) is not None

@@ -52,9 +52,9 @@ def make_rows(rng: np.random.Generator) -> pa.Table:
     )
 
 
-def make_table(client: IndexClient, rng: np.random.Generator) -> pa.Table:
+def make_table(client: IndexClient, rng: np.random.Generator, files: int = FILES) -> pa.Table:
     """Create `db.t` without a layout, and return its rows. Its target file size is the size of its files."""
-    parts = [make_rows(rng) for _ in range(FILES)]
+    parts = [make_rows(rng) for _ in range(files)]
     with catalog_at(client.url) as catalog:
         catalog.create_namespace_if_not_exists("db")
         catalog.create_table(TABLE, schema=parts[0].schema)

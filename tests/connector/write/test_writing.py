@@ -14,7 +14,7 @@ import pytest
 from pyiceberg.partitioning import PartitionKey
 from pyiceberg.table.locations import load_location_provider
 
-from seamark.connector.arrow.casting import Unwritable
+from seamark.connector.arrow.casting import Unwritable, arrow_schema, conform
 from seamark.connector.client.storage import Storage
 from seamark.connector.index.files import DataFile, index_data_files
 from seamark.connector.write.appends import to_batches
@@ -457,3 +457,16 @@ def test_names_of_files_begin_with_their_bucket_number(tmp_path: Path) -> None:
     assert len(names) == 100
     assert all(name.startswith("00000007-") for name in names)
     assert not write_target.generate_location((0, None)).rpartition("/")[2].startswith("0000000")
+
+
+def test_rows_that_need_no_cast_are_checked_as_other_rows() -> None:
+    schema = Schema((Field(1, "id", True, "long"), Field(2, "a b", False, "string")))
+    arrow = arrow_schema(schema)
+    ids, texts = pa.array([1, 2]), pa.array(["x", None], pa.large_string())
+    conformed = conform(pa.RecordBatch.from_arrays([ids, texts], names=["id", "a b"]), schema, arrow)
+    assert conformed.schema.equals(arrow, check_metadata=True)
+    assert conformed.to_pydict() == {"id": [1, 2], "a_x20b": ["x", None]}
+    with pytest.raises(Unwritable, match="column id is required"):
+        conform(pa.RecordBatch.from_arrays([pa.array([1, None]), texts], names=["id", "a b"]), schema, arrow)
+    with pytest.raises(Unwritable, match="no column a_x20b"):  # This is the name in files, and not the column.
+        conform(pa.RecordBatch.from_arrays([ids, texts], names=["id", "a_x20b"]), schema, arrow)

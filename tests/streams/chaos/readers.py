@@ -32,9 +32,12 @@ def scan_by_pyiceberg(url: str, table: str) -> Counter[tuple[Any, ...]]:
 
 
 def serve_scans(requests: Connection) -> None:
-    """Scan tables on request, in a separate process."""
+    """Scan tables on request, in a separate process, until the other end of the pipe is closed."""
     while True:
-        url, table = requests.recv()
+        try:
+            url, table = requests.recv()
+        except EOFError:
+            return
         try:
             requests.send(scan_by_pyiceberg(url, table))
         except Exception as error:  # noqa: BLE001  servers fail in a campaign
