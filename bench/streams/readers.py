@@ -127,8 +127,8 @@ async def _write(url: str, seconds: float) -> AppendMeasurements:
     async with aiohttp.ClientSession() as http:
 
         async def append(first_id: int) -> None:
-            at = time.time()
-            rows = [{"id": first_id + place, "at": at, "payload": PAYLOAD} for place in range(BATCH_ROWS)]
+            read_time_s = time.time()
+            rows = [{"id": first_id + place, "at": read_time_s, "payload": PAYLOAD} for place in range(BATCH_ROWS)]
             before = time.perf_counter()
             async with http.post(url, json=rows) as answer:
                 assert answer.status == 200, await answer.text()
@@ -137,25 +137,25 @@ async def _write(url: str, seconds: float) -> AppendMeasurements:
 
         async def write(first: int) -> None:
             for number in range(1, int(seconds / every_s) + 1):
-                await asyncio.sleep(max(0.0, started + number * every_s - time.perf_counter()))
+                await asyncio.sleep(max(0.0, started_s + number * every_s - time.perf_counter()))
                 await append((number * WRITERS + first) * BATCH_ROWS)
 
         await append(0)  # The first append opens the log and the table.
         latencies.clear()
-        started = time.perf_counter()
+        started_s = time.perf_counter()
         await asyncio.gather(*map(write, range(WRITERS)))
-        return AppendMeasurements(latencies, time.perf_counter() - started, 0.0, len(latencies))
+        return AppendMeasurements(latencies, time.perf_counter() - started_s, 0.0, len(latencies))
 
 
 def scan_repeatedly(url: str, name: str, is_ready: Event, is_ending: Event, scans: Synchronized[int]) -> None:
     """Scan the rows after those that were seen, until the end."""
     catalog = RestCatalog("bench", uri=url, **{"rest-scan-planning-enabled": "true"})
-    last = -1
+    last_number = -1
     while not is_ending.is_set():
-        scan = catalog.load_table(f"bench.{name}").scan(GreaterThan("id", last), selected_fields=("id", "at"))
+        scan = catalog.load_table(f"bench.{name}").scan(GreaterThan("id", last_number), selected_fields=("id", "at"))
         rows = scan.to_arrow()
         if rows.num_rows:
-            last = max(rows.column("id").to_pylist())
+            last_number = max(rows.column("id").to_pylist())
         with scans.get_lock():
             scans.value += 1
         is_ready.set()

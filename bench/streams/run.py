@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.run import Bench, names_of, parser_of, run_benches
+from bench.run import Bench, build_parser, choose_names, run_benches
 from bench.streams import appends, ducklake, kafka, keyed, log, readers, recovery, spark, topics, visible
 
 BENCHES: dict[str, Bench] = {
@@ -22,10 +22,10 @@ BENCHES: dict[str, Bench] = {
 
 
 def main() -> None:
-    parser = parser_of("bench.streams.run", __doc__, BENCHES)
+    parser = choose_names("bench.streams.run", __doc__, BENCHES)
     parser.add_argument("--folder", type=Path, help="a folder on the disk that is measured")
-    chosen = parser.parse_args()
-    run_benches(BENCHES, names_of(parser, chosen, BENCHES), quick=chosen.quick, folder=chosen.folder)
+    arguments = parser.parse_args()
+    run_benches(BENCHES, build_parser(parser, arguments, BENCHES), quick=arguments.quick, folder=arguments.folder)
 
 
 if __name__ == "__main__":
