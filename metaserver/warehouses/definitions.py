@@ -34,8 +34,20 @@ RESERVED_NAMES = frozenset(
     ("config", "default", "functions", "namespaces", "oauth", "tables", "transactions", "views", "warehouses")
 )
 """Names that are segments of paths after `/v1/`, or that users could take for the warehouse of the server."""
-STORAGE_SETTINGS = ("s3_endpoint", "s3_region", "s3_path_style", "s3_client_access")
-CREDENTIALS = ("s3_access_key_id", "s3_secret_access_key")
+STORAGE_SETTINGS = (
+    *("s3_endpoint", "s3_region", "s3_path_style", "s3_client_access"),
+    *("azure_client_access", "gcs_client_access"),
+)
+_S3_CREDENTIALS = ("s3_access_key_id", "s3_secret_access_key")
+_AZURE_CREDENTIALS = ("azure_account_key", "azure_tenant_id", "azure_client_id", "azure_client_secret")
+_GOOGLE_CREDENTIALS = ("gcs_service_account_key",)
+CREDENTIALS = (*_S3_CREDENTIALS, *_AZURE_CREDENTIALS, *_GOOGLE_CREDENTIALS)
+_REPLACED_TOGETHER = (
+    (_S3_CREDENTIALS, ("s3_folder", "s3_backend")),
+    (_AZURE_CREDENTIALS, _AZURE_CREDENTIALS),
+    (_GOOGLE_CREDENTIALS, ("gcs_service_account_file",)),
+)
+"""Credentials, and the settings of the server that a warehouse with such credentials does not have."""
 DEFAULTS = (
     "scan_planning_mode",
     "drop_retention_s",
@@ -192,7 +204,8 @@ def check_definition(settings: Settings, own: Mapping[str, Any], credentials: Ma
     Raises:
         BadRequest: They contradict each other.
     """
-    if own.get("s3_endpoint") and not credentials:
+    has_s3_keys = any(credentials.get(name) for name in _S3_CREDENTIALS)
+    if own.get("s3_endpoint") and not has_s3_keys:
         raise BadRequest(
             "A warehouse with its own s3_endpoint needs s3_access_key_id and s3_secret_access_key in credentials, "
             "because the keys of the server are for the store of the server"
@@ -200,7 +213,7 @@ def check_definition(settings: Settings, own: Mapping[str, Any], credentials: Ma
     access = own.get("s3_client_access")
     if access == "gateway":
         raise BadRequest("The objects gateway serves only the warehouse of the server: set s3_client_access to signing")
-    if access == "static" and not credentials:
+    if access == "static" and not has_s3_keys:
         raise BadRequest(
             "s3_client_access = static gives clients the keys of the server, which reach all warehouses; set "
             "credentials of the warehouse, or use signing"
@@ -250,16 +263,17 @@ def make_settings(
     }
     for name in _SHARED_BUDGETS:
         values[name] = getattr(settings, name) // settings.warehouses_limit
-    if credentials:
-        values["s3_folder"] = ""
+    for names, replaced in _REPLACED_TOGETHER:
+        if any(credentials.get(name) for name in names):
+            values |= dict.fromkeys(replaced, "")
     return dataclasses.replace(settings, **{**values, **own, **credentials})
 
 
 def _choose_client_access(settings: Settings) -> str:
     """Return what clients of a warehouse receive if it does not say so itself. It is never a key of the server."""
-    if settings.s3_folder or settings.s3_client_access == "none":
+    if settings.s3_folder or settings.s3_backend or settings.s3_client_access == "none":
         return "none"
-    return "signing"
+    return "sts" if settings.s3_client_access == "sts" else "signing"
 
 
 def make_database_url(settings: Settings, warehouse_id: str) -> str:
