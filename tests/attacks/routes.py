@@ -439,7 +439,7 @@ _BODILESS = """
     removeGrant listFiles listIndexes rebuildIndexRegistry loadIndex dropIndex startIndexBuild loadIndexBuild
     listIndexBuildFiles listTableMetrics listPartitions listColumnStats loadColumnLayout listTableTimeline listTimeline
     listReplicas listTokens revokeToken loadTableHealth loadTablePolicy cancelStatement adviseTtl listRunningJobs
-    loadQueryHistory listQueryHistory adviseTable
+    loadQueryHistory listQueryHistory adviseTable takeAdviceStep
     listRunningTableJobs loadSqlState loadStream flushRows listStreams
     loadStreamPosition loadStreamTopic readRows resumeStream
 """
