@@ -33,8 +33,8 @@ class Workload:
     weights: Sequence[float]
 
     def draw(self, rng: np.random.Generator, count: int) -> list[str]:
-        chosen = rng.choice(len(self.conditions), count, p=np.array(self.weights) / sum(self.weights))
-        return [self.conditions[number](rng) for number in chosen]
+        condition_numbers = rng.choice(len(self.conditions), count, p=np.array(self.weights) / sum(self.weights))
+        return [self.conditions[number](rng) for number in condition_numbers]
 
 
 def make_rows(rng: np.random.Generator) -> pa.Table:
