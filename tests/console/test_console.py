@@ -196,7 +196,6 @@ async def test_names_and_texts_of_others_are_shown_as_text(tmp_path: Path) -> No
 
 async def test_advisor_page_shows_the_proposals_and_a_picture_of_the_applied_ones(tmp_path: Path) -> None:
     async with running(tmp_path) as server, open_browser() as browser, open_page(browser, server.url) as recorded_page:
-        await ask(server, "POST", "/v1/namespaces", {"namespace": ["db"]})
         await create_table(server, "t")
         await recorded_page.page.route("**/advice?*", lambda route: route.fulfill(json=ADVICE))
         await recorded_page.open("#/table/db/t/advisor")
