@@ -71,7 +71,7 @@ def _make_rules() -> dict[str, Rule]:
         commitTransaction commitChange undrop putFunction dropFunction
         putNamespace putTablePolicy putIndex dropIndex startIndexBuild registerIndexFiles finishIndexBuild
         flushRows pauseStream resumeStream drainStream
-        recordAppliedAdvice takeAdviceStep finishAdviceStep
+        recordAppliedAdvice applyAdvice takeAdviceStep finishAdviceStep
         quarantineIndexFile rebuildIndexRegistry listUnheldFiles recordIndexAudit"""
     admin = "purgeDropped addGrant removeGrant"
     rules = {
