@@ -52,7 +52,7 @@ QUOTAS = (
     "indexes_limit",
 )
 WAREHOUSE_SETTINGS = (*STORAGE_SETTINGS, *DEFAULTS, *QUOTAS)
-"""The settings that a warehouse can have of its own, without the secret ones."""
+"""The settings in which a warehouse can differ from the server, without its credentials."""
 _SHARED_BUDGETS = (
     "metadata_cache_bytes",
     "commit_memory_bytes",
@@ -256,7 +256,7 @@ def make_settings(
 
 
 def _choose_client_access(settings: Settings) -> str:
-    """Return what clients of a warehouse receive if it does not say so itself. It is never a key of the server."""
+    """Return what clients of a warehouse receive by default. It is never a key of the server."""
     if settings.s3_folder or settings.s3_client_access == "none":
         return "none"
     return "signing"
@@ -290,7 +290,7 @@ def check_folder(location: Location, settings: Settings) -> None:
 async def seal_credentials(
     settings: Settings, clock: Clock, warehouse_id: str, credentials: Mapping[str, Any]
 ) -> bytes | None:
-    """Return the encrypted credentials of a warehouse; None if it has none of its own."""
+    """Return the encrypted credentials of a warehouse; None if it has none."""
     if not credentials:
         return None
     protector = _open_protector(settings, clock)

@@ -1,6 +1,6 @@
 """The further warehouses of a server: their records, and the components that serve each of them in this process.
 
-A warehouse has a database, a home folder, signing keys and components of its own, which no other warehouse reaches. It
+A warehouse has its own database, home folder, signing keys and components, which no other warehouse reaches. It
 is opened by its first request, and closed when it is changed or dropped, or when the server stops. Each use reads the
 record of the warehouse, so that every process of a fleet notices a change with the next request.
 """
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 _OPEN_INTERVAL_S = 30.0
-"""The time between two rounds that open the warehouses for housekeeping, and close the dropped ones."""
+"""The time between two rounds that open the warehouses for housekeeping, and close dropped warehouses."""
 _SQLITE_SUFFIXES = ("", "-wal", "-shm", "-journal")
 _log = structlog.get_logger("seamark.warehouses")
 
@@ -315,7 +315,7 @@ class Warehouses:
             self._leaving.discard(warehouse)
 
     async def run(self) -> None:
-        """Open all warehouses for their housekeeping, and close the dropped ones, until cancelled."""
+        """Open all warehouses for their housekeeping, and close dropped warehouses, until cancelled."""
         while True:
             await self.round()
             await asyncio.sleep(_OPEN_INTERVAL_S)
@@ -365,6 +365,25 @@ def _remove_database(settings: Settings) -> None:
             Path(f"{file}{suffix}").unlink(missing_ok=True)
     with suppress(OSError):
         settings.home.rmdir()
+
+
+async def find_warehouse_settings(settings: Settings, clock: Clock, name: str) -> Settings:
+    """Return the settings of a further warehouse, for a command that opens its database itself.
+
+    Args:
+        settings: The settings of the server.
+        clock: The clock.
+        name: The name of the warehouse.
+
+    Raises:
+        NoSuchWarehouse: The warehouse does not exist.
+        ConfigError: Its credentials cannot be decrypted.
+    """
+    async with open_store(settings.database_url(), clock=clock, pool_max=1) as store:
+        stored = await store.warehouse(name)
+    if stored is None:
+        raise NoSuchWarehouse(f"Warehouse does not exist: {name[:80]}")
+    return await load_settings(settings, clock, stored)
 
 
 @asynccontextmanager
