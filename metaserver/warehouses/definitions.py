@@ -240,6 +240,9 @@ def make_settings(
         "gateway_url": "",
         "stream_log": "",
         "services_workers": 0,
+        "webhook_urls": (),
+        "event_kafka": "",
+        "event_nats": "",
         "parquet_key_file": "",
         "parquet_kms": "",
         "plan_disk_folder": "",
@@ -314,6 +317,17 @@ async def open_credentials(settings: Settings, clock: Clock, warehouse: StoredWa
             "does not have; set them again with seamark warehouse change"
         ) from None
     return from_json(opened, dict[str, Any])
+
+
+async def renew_seal(settings: Settings, clock: Clock, warehouse: StoredWarehouse) -> bytes | None:
+    """Return the credentials encrypted with the current key, or None if the current key encrypts them already.
+
+    Raises:
+        ConfigError: They are encrypted with a key that this server does not have.
+    """
+    if warehouse.credentials is None or _open_protector(settings, clock).is_current(warehouse.credentials):
+        return None
+    return await seal_credentials(settings, clock, warehouse.id, await open_credentials(settings, clock, warehouse))
 
 
 def _open_protector(settings: Settings, clock: Clock) -> KeyProtector:

@@ -21,6 +21,7 @@ from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import (
     AlreadyExists,
     BadRequest,
+    CommitConflict,
     ConfigError,
     NoSuchWarehouse,
     RetryLater,
@@ -55,6 +56,7 @@ from seamark.metaserver.warehouses.definitions import (
     load_settings,
     make_settings,
     open_credentials,
+    renew_seal,
     seal_credentials,
 )
 
@@ -327,9 +329,19 @@ class Warehouses:
             if warehouse_id not in stored:
                 self._retire(warehouse_id)
         for warehouse in stored.values():
+            await self._renew_seal(warehouse)
             with suppress(RetryLater):  # The log has the reason.
                 async with self.use(warehouse.name):
                     pass
+
+    async def _renew_seal(self, stored: StoredWarehouse) -> None:
+        """Encrypt the credentials of a warehouse again if the operator has replaced the encryption key."""
+        # Another request or process may have changed the warehouse, and the log has the reason of a missing key.
+        with suppress(CommitConflict, ConfigError):
+            sealed = await renew_seal(self._settings, self._clock, stored)
+            if sealed is not None:
+                renewed = msgspec.structs.replace(stored, credentials=sealed, version=stored.version + 1)
+                await self._store.transact([ChangeWarehouse(renewed)])
 
     def end_waits(self) -> None:
         """End the long polls of all open warehouses."""
