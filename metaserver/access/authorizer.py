@@ -71,7 +71,8 @@ def _make_rules() -> dict[str, Rule]:
         commitTransaction commitChange undrop putFunction dropFunction
         putNamespace putTablePolicy putIndex dropIndex startIndexBuild registerIndexFiles finishIndexBuild
         flushRows pauseStream resumeStream drainStream
-        recordAppliedAdvice quarantineIndexFile rebuildIndexRegistry listUnheldFiles recordIndexAudit"""
+        recordAppliedAdvice takeAdviceStep finishAdviceStep
+        quarantineIndexFile rebuildIndexRegistry listUnheldFiles recordIndexAudit"""
     admin = "purgeDropped addGrant removeGrant"
     rules = {
         name: Rule(role)

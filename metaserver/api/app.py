@@ -8,6 +8,7 @@ from seamark.metaserver.api import openapi
 from seamark.metaserver.api.admin import (
     admin,
     advice,
+    auto_advice,
     declarations,
     health,
     metrics,
@@ -113,6 +114,7 @@ def add_routes(app: web.Application, extensions: Extensions, prefix: str = "") -
         dropped,
         admin,
         advice,
+        auto_advice,
         replicas,
         table_services,
         declarations,

@@ -488,6 +488,22 @@ class SaveAppliedAdvice(Operation, frozen=True):
     keep: int
 
 
+class ChangeAppliedAdvice(Operation, frozen=True):
+    """Save an applied proposal if no other request has changed it, and delete older proposals beyond `keep`.
+
+    Attributes:
+        expected: The stored text, or None if the table must not have a proposal with this id.
+
+    Raises:
+        CommitConflict: The stored text is not `expected`.
+        NoSuchTable: The table has no live name.
+    """
+
+    advice: AppliedAdvice
+    expected: str | None
+    keep: int
+
+
 class SaveToken(Operation, frozen=True):
     """Save a bearer token.
 

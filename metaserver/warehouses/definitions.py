@@ -34,8 +34,18 @@ RESERVED_NAMES = frozenset(
     ("config", "default", "functions", "namespaces", "oauth", "tables", "transactions", "views", "warehouses")
 )
 """Names that are segments of paths after `/v1/`, or that users could take for the warehouse of the server."""
-STORAGE_SETTINGS = ("s3_endpoint", "s3_region", "s3_path_style", "s3_client_access")
-CREDENTIALS = ("s3_access_key_id", "s3_secret_access_key")
+STORAGE_SETTINGS = (
+    *("s3_endpoint", "s3_region", "s3_path_style", "s3_client_access"),
+    *("azure_endpoint", "azure_client_access", "gcs_client_access"),
+)
+CREDENTIALS = ("s3_access_key_id", "s3_secret_access_key", "azure_account_key")
+"""The secret settings that a warehouse can have. Keys of Google Cloud are not among them: such a key is a document that
+names URLs, to which the server would send requests.
+"""
+_ENDPOINT_KEYS = {"s3_endpoint": "s3_secret_access_key", "azure_endpoint": "azure_account_key"}
+"""The credential that a warehouse with its own endpoint needs."""
+_SERVER_KEYS = ("azure_tenant_id", "azure_client_id", "azure_client_secret", "s3_folder")
+"""The settings of the server that do not count for a warehouse with its own credentials."""
 DEFAULTS = (
     "scan_planning_mode",
     "drop_retention_s",
@@ -192,15 +202,16 @@ def check_definition(settings: Settings, own: Mapping[str, Any], credentials: Ma
     Raises:
         BadRequest: They contradict each other.
     """
-    if own.get("s3_endpoint") and not credentials:
-        raise BadRequest(
-            "A warehouse with its own s3_endpoint needs s3_access_key_id and s3_secret_access_key in credentials, "
-            "because the keys of the server are for the store of the server"
-        )
+    for endpoint, key in _ENDPOINT_KEYS.items():
+        if own.get(endpoint) and not credentials.get(key):
+            raise BadRequest(
+                f"A warehouse with its own {endpoint} needs {key} in credentials, because the keys of the server are "
+                "for the store of the server"
+            )
     access = own.get("s3_client_access")
     if access == "gateway":
         raise BadRequest("The objects gateway serves only the warehouse of the server: set s3_client_access to signing")
-    if access == "static" and not credentials:
+    if access == "static" and not credentials.get("s3_secret_access_key"):
         raise BadRequest(
             "s3_client_access = static gives clients the keys of the server, which reach all warehouses; set "
             "credentials of the warehouse, or use signing"
@@ -254,7 +265,7 @@ def make_settings(
     for name in _SHARED_BUDGETS:
         values[name] = getattr(settings, name) // settings.warehouses_limit
     if credentials:
-        values["s3_folder"] = ""
+        values |= dict.fromkeys(_SERVER_KEYS, "")
     return dataclasses.replace(settings, **{**values, **own, **credentials})
 
 

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from tests.server.rig import some_settings
+from tests.server.rig import build_settings
 from tests.services.seamark import SHARED_KEY
 from tests.support.commands import invoke_seamark
 from tests.warehouses.world import WarehouseServer, running_with_warehouses
@@ -83,7 +83,7 @@ async def test_replaced_encryption_key_opens_all_warehouses(tmp_path: Path) -> N
         body = {"name": "sales", "location": "s3://lake/warehouses/sales", "credentials": keys}
         assert (await world.send("POST", "/api/v1/warehouses", body))[0] == 201
     new_key = "A" * 43 + "="
-    both = {**store, "encryption_key": f"{new_key},{some_settings(tmp_path).encryption_key}"}
+    both = {**store, "encryption_key": f"{new_key},{build_settings(tmp_path).encryption_key}"}
     async with running_with_warehouses(tmp_path, **both) as world:
         warehouses = world.server.components.warehouses
         assert warehouses is not None

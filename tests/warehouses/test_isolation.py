@@ -16,9 +16,9 @@ from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.warehouses.definitions import RESERVED_NAMES
-from tests.api.client import new_key
-from tests.api.rest.standard import operations
-from tests.server.rig import some_settings
+from tests.api.client import create_key
+from tests.api.rest.standard import read_operations
+from tests.server.rig import build_settings
 from tests.warehouses.world import SCHEMA, WarehouseServer, running_with_warehouses
 
 SALES, STOCK = "/v1/sales", "/v1/stock"
@@ -83,7 +83,7 @@ async def test_files_of_one_warehouse_cannot_be_named_in_another(world: Warehous
 
 
 async def test_idempotency_key_of_one_warehouse_is_new_in_another(world: WarehouseServer) -> None:
-    headers = {"Idempotency-Key": new_key()}
+    headers = {"Idempotency-Key": create_key()}
     body = {"name": "made", "schema": SCHEMA}
     uuids = set()
     for root in (SALES, STOCK, SALES):
@@ -115,7 +115,7 @@ async def test_warehouse_in_config_must_exist(world: WarehouseServer) -> None:
 
 
 def test_no_warehouse_can_have_the_name_of_a_route() -> None:
-    segments = {operation.template.replace("/{prefix}", "").split("/")[2] for operation in operations()}
+    segments = {operation.template.replace("/{prefix}", "").split("/")[2] for operation in read_operations()}
     assert segments <= RESERVED_NAMES
 
 
@@ -134,7 +134,7 @@ async def logins(tmp_path: Path) -> AsyncIterator[Logins]:
     admin of `sales`; bob has no grant.
     """
     clock, tokens = SystemClock(), {}
-    async with open_store(some_settings(tmp_path / "home").database_url(), clock=clock) as store:
+    async with open_store(build_settings(tmp_path / "home").database_url(), clock=clock) as store:
         for name, grants in (("root", [Grant("root", "admin")]), ("ann", [Grant("ann", "writer")]), ("bob", [])):
             tokens[name] = await create_token(store, clock, name, None, grants)
     async with running_with_warehouses(tmp_path, auth="token") as world:

@@ -59,6 +59,7 @@ _APPLY: dict[type, Callable[[Any, int], Steps[Any]]] = {
     operations.AddColumnReads: recorded_reads.add,
     operations.AddQueryRecords: recorded_reads.add_queries,
     operations.SaveAppliedAdvice: recorded_reads.save_advice,
+    operations.ChangeAppliedAdvice: recorded_reads.change_advice,
     operations.SaveToken: records.save_token,
     operations.RevokeToken: records.revoke_token,
     operations.SaveGrant: records.save_grant,

@@ -18,14 +18,14 @@ SCHEMA = pa.schema([("d0", pa.string()), ("m0", pa.int64())])
 FUNCTIONS = {"m0": "count"}
 
 
-def ids_of(*numbers: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
+def build_ids(*numbers: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
     return np.array([(number, number) for number in numbers], dtype=np.uint64)
 
 
 def index_file(location: str, entries: dict[int, pa.RecordBatch]) -> Any:
     """Return an open index file with an entry for each id of a data file."""
     blob = memoryview(b"".join(map(bytes, CUBE.encode(list(entries.values())))))
-    return SimpleNamespace(location=location, files=SimpleNamespace(ids=ids_of(*entries)), index=CUBE.open(blob))
+    return SimpleNamespace(location=location, files=SimpleNamespace(ids=build_ids(*entries)), index=CUBE.open(blob))
 
 
 def groups(*names: str, count: int = 1) -> pa.RecordBatch:
@@ -43,7 +43,7 @@ def decode(reading: GroupReading) -> pa.Table:
 
 
 def test_damaged_entry_is_reported_and_covers_no_file() -> None:
-    reading = GroupReading(SCHEMA, FUNCTIONS, ids_of(3, 1, 2))
+    reading = GroupReading(SCHEMA, FUNCTIONS, build_ids(3, 1, 2))
     damaged = index_file("damaged", {1: groups("a"), 2: wrong_offsets()})
     assert reading.add([damaged, index_file("whole", {3: groups("a", "b")})]) == {"damaged"}
     table = decode(reading)
@@ -56,7 +56,7 @@ def test_groups_that_cannot_be_combined_cover_no_file(monkeypatch: pytest.Monkey
         raise pa.ArrowInvalid("damaged")
 
     monkeypatch.setattr(cube, "_aggregate", fail)
-    reading = GroupReading(SCHEMA, FUNCTIONS, ids_of(1))
+    reading = GroupReading(SCHEMA, FUNCTIONS, build_ids(1))
     assert reading.add([index_file("damaged", {1: groups("a")})]) == {"damaged"}
     table = decode(reading)
     assert table.num_rows == 0
@@ -66,7 +66,7 @@ def test_groups_that_cannot_be_combined_cover_no_file(monkeypatch: pytest.Monkey
 def test_reading_stops_at_the_maximum_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cube_groups, "_COMBINED_BYTES", 1000)
     monkeypatch.setattr(cube_groups, "BYTES_MAX", 2000)
-    reading = GroupReading(SCHEMA, FUNCTIONS, ids_of(*range(5)))
+    reading = GroupReading(SCHEMA, FUNCTIONS, build_ids(*range(5)))
     entries = {number: groups(f"{number}" * 1500) for number in range(5)}
     assert reading.add([index_file("whole", entries)]) == set()
     assert reading.is_done
@@ -76,7 +76,7 @@ def test_reading_stops_at_the_maximum_of_bytes(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_sums_that_overflow_are_left_to_the_engine() -> None:
-    reading = GroupReading(SCHEMA, FUNCTIONS, ids_of(1, 2))
+    reading = GroupReading(SCHEMA, FUNCTIONS, build_ids(1, 2))
     entries = {number: groups("a", count=2**62) for number in (1, 2)}
     assert reading.add([index_file("whole", entries)]) == set()
     assert decode(reading).to_pylist() == [{"d0": "a", "m0": 2**62}] * 2
