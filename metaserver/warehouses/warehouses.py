@@ -369,6 +369,16 @@ async def check_database(store: PointerStore, stored: StoredWarehouse) -> None:
         )
 
 
+async def check_prefix(settings: Settings, store: PointerStore) -> None:
+    """Check that the prefix of the server is not the name of a further warehouse.
+
+    Raises:
+        ConfigError: Requests for this warehouse would reach the server's own warehouse.
+    """
+    if settings.prefix and await store.warehouse(settings.prefix) is not None:
+        raise ConfigError(f"The setting prefix is {settings.prefix!r}, the name of a further warehouse; choose another")
+
+
 def _remove_database(settings: Settings) -> None:
     """Remove the SQLite database and the home of a warehouse that was not recorded. A schema in PostgreSQL stays."""
     if parse_scheme(settings.database_url()) == SQLITE_SCHEME:

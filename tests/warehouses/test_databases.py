@@ -7,6 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.server.rig import build_settings
 from tests.services.seamark import SHARED_KEY
 from tests.support.commands import invoke_seamark
@@ -46,6 +48,7 @@ async def test_backup_of_a_warehouse_is_restored(tmp_path: Path) -> None:
         assert (await world.send("GET", "/v1/namespaces/db/tables/t"))[0] == 404
 
 
+@pytest.mark.slow
 async def test_lost_database_of_a_warehouse_is_rebuilt_from_its_files(tmp_path: Path) -> None:
     async with running_with_warehouses(tmp_path, "sales") as world:
         await world.create_table("/v1/sales", "db", "t")

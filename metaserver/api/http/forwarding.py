@@ -59,5 +59,5 @@ def add_forwarding(app: web.Application) -> None:
     """Register the routes of further warehouses, after all other routes."""
     if app[COMPONENTS].warehouses is None:
         return
-    for path in (f"/v1/{_VARIABLE}/{{tail:.*}}", f"{_MOUNT}{_VARIABLE}", f"{_MOUNT}{_VARIABLE}/{{tail:(?!/).*}}"):
+    for path in (f"/v1/{_VARIABLE}/{{tail:.*}}", f"{_MOUNT}{_VARIABLE}/{{tail:(?!/).*}}"):
         app.router.add_resource(path).add_route("*", _refuse)
