@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -21,7 +21,9 @@ from seamark.connector.read.tables import ScanTask
 from seamark.connector.sql.cubes.queries import CubeQuery, NotFromCube, check_form, translate_over_cube
 from seamark.connector.sql.queries import DuckDBQuery
 from seamark.connector.sql.reads import NamedTable, PlannedTableRead
+from seamark.formats.iceberg.expressions.expression import Bound, Expression, all_of
 from seamark.formats.index.definitions import IndexDefinition, read_definitions
+from seamark.formats.index.keys.group_conditions import rename_condition, to_group_condition
 from seamark.formats.index.keys.hashing import file_ids
 from seamark.formats.index.kinds.cube import entry_schema
 from seamark.formats.index.kinds.kinds import KINDS
@@ -141,7 +143,11 @@ def _read_groups(
     files = [facts.tasks[number] for number in tasks]
     ids = file_ids([one.path for one in files], [one.size_bytes for one in files], [one.records for one in files])
     groups, bits = client.cube_groups(
-        facts.named.name, cube.id, translated.columns, np.ascontiguousarray(ids, dtype="<u8").tobytes()
+        facts.named.name,
+        cube.id,
+        translated.columns,
+        np.ascontiguousarray(ids, dtype="<u8").tobytes(),
+        _find_condition(reads, cube, translated),
     )
     expected = entry_schema(cube.terms, cube.measures)
     if groups.schema != pa.schema([expected.field(name) for name in translated.columns]):
@@ -162,6 +168,22 @@ def _read_groups(
         _convert_uuids(groups, cube, translated.columns),
         CubeSummary(cube.name, len(answered), len(row_tasks)),
     )
+
+
+def _find_condition(reads: Sequence[PlannedTableRead], cube: IndexDefinition, translated: CubeQuery) -> Expression:
+    """Return a condition that is true for each group that the query needs."""
+    parts = [to_group_condition(reads[translated.facts].where, cube.terms)]
+    for number, attributes in translated.attributes.items():
+        fields = {field.id: field.name for field in reads[number].named.opened.schema.fields}
+
+        def find_number(
+            predicate: Bound, attributes: Mapping[str, str] = attributes, fields: Mapping[int, str] = fields
+        ) -> int | None:
+            column = attributes.get(fields.get(predicate.column_id, ""))
+            return None if column is None else int(column[1:])
+
+        parts.append(rename_condition(reads[number].where, find_number))
+    return all_of(*parts)
 
 
 def _has_whole_file(task: ScanTask) -> bool:

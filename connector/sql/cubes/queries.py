@@ -87,16 +87,21 @@ class CubeQuery:
         tables: The references to tables, with the columns that are read of rows. The keys are their numbers in the
             translation without a cube.
         facts: The number of the reference whose groups are read.
-        replaced: The numbers of tables that are read only for rows of the facts, because the groups have their
-            attributes.
+        attributes: The columns of entries by the name of the attribute, for each table that is read only for rows of
+            the facts, because the groups have its attributes. The keys are numbers of tables.
         columns: The columns of entries that the query uses, in the order of the entries.
     """
 
     text: str
     tables: Mapping[int, StoredTable]
     facts: int
-    replaced: frozenset[int]
+    attributes: Mapping[int, Mapping[str, str]]
     columns: tuple[str, ...]
+
+    @property
+    def replaced(self) -> frozenset[int]:
+        """The numbers of tables whose attributes the groups have."""
+        return frozenset(self.attributes)
 
 
 @dataclass(frozen=True)
@@ -264,8 +269,8 @@ class _CubeTranslation(Translation):
             f" UNION ALL SELECT {', '.join(rows)} FROM {source}"
         )
         text = f"WITH {_UNION}({', '.join(columns)}) AS ({union}) {text}"
-        replaced = frozenset(table.number for table in self._replaced)
-        return CubeQuery(text, self._by_number, self._facts, replaced, tuple(columns))
+        attributes = {table.number: table.attributes for table in self._replaced}
+        return CubeQuery(text, self._by_number, self._facts, attributes, tuple(columns))
 
     def _translate_table(
         self, node: exp.Table, alias: exp.Expr | None, outer: NameScope

@@ -28,6 +28,7 @@ from isal import isal_zlib
 from seamark.formats.iceberg.expressions.arrow import to_row_type
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.index.keys.group_conditions import TIME_UNITS, dimension_kind
 from seamark.formats.index.keys.key_set import KeySet
 from seamark.formats.index.keys.keys import KeyRanges, Keys
 from seamark.formats.index.keys.lookups import parse_lookup
@@ -66,8 +67,6 @@ _DECODED_BYTES_MAX = 2 * ENTRY_BYTES_MAX
 
 The limit allows for Arrow's padding, which `nbytes` does not count.
 """
-TIME_UNITS = ("year", "month", "day", "hour")
-"""The transforms that a dimension may have, from the coarsest to the finest."""
 TIME_TYPES = frozenset({"date", "timestamp", "timestamptz"})
 _DIMENSION_TYPES = TIME_TYPES | {
     "boolean", "int", "long", "float", "double", "decimal", "string", "binary", "fixed", "uuid", "time"
@@ -368,7 +367,7 @@ def entry_schema(terms: Sequence[Term], measures: Sequence[Measure]) -> pa.Schem
 
 def dimension_type(term: Term) -> pa.DataType:
     """Return the Arrow type of a dimension. A truncated time keeps the type of its column."""
-    return to_row_type(term.source if parse_lookup(term.transform) is None else term.kind)
+    return to_row_type(dimension_kind(term))
 
 
 def _truncate(term: Term, column: pa.ChunkedArray) -> pa.ChunkedArray:
