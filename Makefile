@@ -10,6 +10,7 @@ COPY := org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies
 MVN := mvn -q -B
 APT := $(if $(filter 0,$(shell id -u)),,sudo )apt-get
 VERSITYGW := github.com/versity/versitygw/cmd/versitygw@v1.8.0
+FAKE_GCS := github.com/fsouza/fake-gcs-server@v1.56.1
 # Where PostgreSQL's server programs can be: on PATH, or in Debian's versioned folder.
 POSTGRES = $(shell command -v postgres || ls -d /usr/lib/postgresql/*/bin/postgres 2>/dev/null | tail -1)
 # The kernels, compiled beside their sources. Whoever edits one runs `make venv`, or any target that needs it.
@@ -74,7 +75,7 @@ $(CACHE)/rck.stamp: tests/rck/pom.xml tests/rck/classpath.sh
 	tests/rck/classpath.sh >/dev/null
 	@touch $@
 
-services: $(CACHE)/postgres.stamp $(CACHE)/s3.stamp $(CACHE)/kafka.stamp browser
+services: $(CACHE)/postgres.stamp $(CACHE)/s3.stamp $(CACHE)/kafka.stamp $(CACHE)/azurite.stamp $(CACHE)/gcs.stamp browser
 $(CACHE)/postgres.stamp:
 	@mkdir -p $(CACHE)
 	@test -n "$(POSTGRES)" || { $(APT) update -q && DEBIAN_FRONTEND=noninteractive $(APT) install -q -y --no-install-recommends postgresql; }
@@ -94,6 +95,18 @@ endif
 $(CACHE)/kafka.stamp: deploy/kafka/resolve/pom.xml | java
 	@mkdir -p $(CACHE)/kafka && rm -f $(CACHE)/kafka/*.jar
 	$(MVN) -f deploy/kafka/resolve/pom.xml $(COPY) -DoutputDirectory=$(CURDIR)/$(CACHE)/kafka
+	@touch $@
+
+# Azurite, the emulator of Azure storage, without its telemetry.
+$(CACHE)/azurite.stamp: $(addprefix deploy/azurite/,package.json package-lock.json telemetry/index.js telemetry/package.json)
+	@mkdir -p $(CACHE)/azurite && cp -r deploy/azurite/. $(CACHE)/azurite
+	npm ci --prefix $(CACHE)/azurite --ignore-scripts --omit=optional --no-audit --no-fund --loglevel=error
+	@touch $@
+
+# An emulator of Google Cloud Storage.
+$(CACHE)/gcs.stamp:
+	@mkdir -p $(CACHE)/bin
+	@test -x $(CACHE)/bin/fake-gcs-server || GOBIN=$(CURDIR)/$(CACHE)/bin go install $(FAKE_GCS)
 	@touch $@
 
 # Chromium, and axe from npm, for the tests of the console.

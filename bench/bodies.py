@@ -35,12 +35,12 @@ def create_namespace(namespace: tuple[str, ...]) -> Request:
     )
 
 
-def create_table(at: str, name: str) -> Request:
+def create_table(namespace_url: str, name: str) -> Request:
     body = {"name": name, "stage-create": False, "schema": schema(), "properties": properties()}
-    return request("POST", f"/v1/namespaces/{at}/tables", body, label="create table")
+    return request("POST", f"/v1/namespaces/{namespace_url}/tables", body, label="create table")
 
 
-def create_view(at: str, name: str) -> Request:
+def create_view(namespace_url: str, name: str) -> Request:
     version = {
         "version-id": 1,
         "timestamp-ms": 1_700_000_000_000,
@@ -50,24 +50,24 @@ def create_view(at: str, name: str) -> Request:
         "representations": [{"type": "sql", "sql": f"SELECT * FROM {name}_base", "dialect": "spark"}],
     }
     body = {"name": name, "view-version": version, "schema": schema(), "properties": properties()}
-    return request("POST", f"/v1/namespaces/{at}/views", body, label="create view")
+    return request("POST", f"/v1/namespaces/{namespace_url}/views", body, label="create view")
 
 
-def table_path(at: str, name: str) -> str:
-    return f"/v1/namespaces/{at}/tables/{quote(name, safe='')}"
+def table_path(namespace_url: str, name: str) -> str:
+    return f"/v1/namespaces/{namespace_url}/tables/{quote(name, safe='')}"
 
 
-def view_path(at: str, name: str) -> str:
-    return f"/v1/namespaces/{at}/views/{quote(name, safe='')}"
+def view_path(namespace_url: str, name: str) -> str:
+    return f"/v1/namespaces/{namespace_url}/views/{quote(name, safe='')}"
 
 
-def set_property(at: str, name: str, key: str, value: str) -> Request:
+def set_property(namespace_url: str, name: str, key: str, value: str) -> Request:
     """Return a commit that changes one property and has no requirements.
 
     Two of these commits never conflict by content.
     """
     body = {"requirements": [], "updates": [{"action": "set-properties", "updates": {key: value}}]}
-    return request("POST", table_path(at, name), body, label="set property", tolerated=(409,))
+    return request("POST", table_path(namespace_url, name), body, label="set property", tolerated=(409,))
 
 
 def snapshot(snapshot_id: int, parent: int | None, sequence: int, location: str, at_ms: int) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def snapshot(snapshot_id: int, parent: int | None, sequence: int, location: str,
 
 
 def append(
-    at: str,
+    namespace_url: str,
     name: str,
     uuid_: str,
     location: str,
@@ -125,7 +125,7 @@ def append(
             {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": new},
         ],
     }  # fmt: skip
-    return request("POST", table_path(at, name), body, label="append", tolerated=(409,))
+    return request("POST", table_path(namespace_url, name), body, label="append", tolerated=(409,))
 
 
 def long_history(folder: Path, snapshots: int) -> str:

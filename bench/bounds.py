@@ -21,10 +21,10 @@ def sync_ms(folder: Path, size: int = 4096, times: int = 100) -> float:
     path = folder / "sync-probe"
     with path.open("ab", buffering=0) as file:
         for _ in range(times):
-            started = time.perf_counter()
+            started_s = time.perf_counter()
             file.write(bytes(size))
             os.fdatasync(file.fileno())
-            durations.append((time.perf_counter() - started) * 1000)
+            durations.append((time.perf_counter() - started_s) * 1000)
     path.unlink()
     return statistics.median(durations)
 
@@ -37,12 +37,12 @@ def new_file_ms(folder: Path, size: int = 4096, times: int = 50) -> float:
     directory = os.open(probe, os.O_RDONLY)
     for number in range(times):
         path = probe / str(number)
-        started = time.perf_counter()
+        started_s = time.perf_counter()
         with path.open("wb", buffering=0) as file:
             file.write(bytes(size))
             os.fsync(file.fileno())
         os.fsync(directory)
-        durations.append((time.perf_counter() - started) * 1000)
+        durations.append((time.perf_counter() - started_s) * 1000)
     os.close(directory)
     for path in probe.iterdir():
         path.unlink()
@@ -54,9 +54,9 @@ def copy_ms(body: bytes, times: int = 50) -> float:
     """Return the median milliseconds to copy `body` once in memory."""
     durations = []
     for _ in range(times):
-        started = time.perf_counter()
+        started_s = time.perf_counter()
         bytearray(body)
-        durations.append((time.perf_counter() - started) * 1000)
+        durations.append((time.perf_counter() - started_s) * 1000)
     return statistics.median(durations)
 
 
@@ -90,8 +90,8 @@ async def transfer_ms(body: bytes, times: int = 50) -> float:
     async with _bare_server(body) as port:
         connection = await Connection.open(port)
         for expected in repeat(request("GET", "/"), times):
-            started = time.perf_counter()
+            started_s = time.perf_counter()
             await connection.ask(expected)
-            sample.latencies_ms.append((time.perf_counter() - started) * 1000)
+            sample.latencies_ms.append((time.perf_counter() - started_s) * 1000)
         connection.close()
     return sample.quantile(0.5)

@@ -60,7 +60,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             for kind in ("property", "append")
             for tables in PARALLEL_TABLES
         }
-        ours = [target for target in targets if target.name in OURS]
+        seamark_targets = [target for target in targets if target.name in OURS]
         changes: dict[str, Slice] = {
             f"change, {_count(tables, 'table')}, a client each": partial(
                 piece, tables=tables, clients=tables, kind="change"
@@ -68,9 +68,9 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             for tables in CHANGED_TABLES
         }
         await warm_up(targets, pieces.values(), 1)
-        await warm_up(ours, [*parallel.values(), *changes.values()], 1)
+        await warm_up(seamark_targets, [*parallel.values(), *changes.values()], 1)
         for case, slice_ in (*pieces.items(), *parallel.items(), *changes.items()):
-            samples = await run_alternately(targets if case in pieces else ours, rounds, slice_)
+            samples = await run_alternately(targets if case in pieces else seamark_targets, rounds, slice_)
             report.add(case, "commits", "/s", samples, lambda s: s.rate, lower_is_better=False)
             report.add(case, "p99", "ms", samples, lambda s: s.quantile(0.99))
             report.add_failures(case, samples)

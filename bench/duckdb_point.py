@@ -38,13 +38,13 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         for column, case in COLUMNS.items():
             durations: dict[str, list[float]] = {name: [] for name in ways}
             numbers = np.random.default_rng([len(case), files]).choice(files * ROWS, WARM + keys, replace=False)
-            for turn, number in enumerate(numbers.tolist()):
+            for round_number, number in enumerate(numbers.tolist()):
                 key = key_of(column, number, files)
                 text = f"SELECT {ORDERED}, note FROM sea.{NAMESPACE}.{TABLE} WHERE {column} = {key}"
                 for name, run_text in ways.items():
                     begun_s = time.perf_counter()
                     rows = run_text(text).fetchall()
-                    if turn >= WARM:
+                    if round_number >= WARM:
                         durations[name].append(1000 * (time.perf_counter() - begun_s))
                     if rows != [(number, f"Note about {number}")]:
                         raise AnswersDiffer(f"{text}: {name} gave {rows}")

@@ -72,7 +72,7 @@ class Delays:
 
 
 def _delay(store: str, delays: Delays, rate: float, port: int) -> None:
-    to = urlsplit(store)
+    store_address = urlsplit(store)
 
     async def ask(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
         while data := await source.read(1 << 18):
@@ -92,11 +92,11 @@ def _delay(store: str, delays: Delays, rate: float, port: int) -> None:
         target.close()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        back_reader, back_writer = await asyncio.open_connection(to.hostname, to.port)
+        back_reader, back_writer = await asyncio.open_connection(store_address.hostname, store_address.port)
         try:
-            async with asyncio.TaskGroup() as both:
-                both.create_task(ask(reader, back_writer))
-                both.create_task(answer(back_reader, writer))
+            async with asyncio.TaskGroup() as group:
+                group.create_task(ask(reader, back_writer))
+                group.create_task(answer(back_reader, writer))
         except* ConnectionError:  # An error on one side of the connection ends the other side.
             pass
         finally:
@@ -165,12 +165,12 @@ def reader(client: Any, keys: Keys, size: int, name: str = "o") -> Callable[[int
 
 
 def compare(
-    ours: Callable[[int], float], theirs: Callable[[int], float], rounds: int
+    seamark_ms: Callable[[int], float], peer_ms: Callable[[int], float], rounds: int
 ) -> tuple[list[float], list[float]]:
     """Return the seconds of both, read alternately: the same ranges, and on average the same delays."""
     for number in range(3):
-        ours(number), theirs(number)
-    pairs = [(ours(n), theirs(n)) if n % 2 else (theirs(n), ours(n))[::-1] for n in range(rounds)]
+        seamark_ms(number), peer_ms(number)
+    pairs = [(seamark_ms(n), peer_ms(n)) if n % 2 else (peer_ms(n), seamark_ms(n))[::-1] for n in range(rounds)]
     return [one for one, _ in pairs], [other for _, other in pairs]
 
 
@@ -189,26 +189,26 @@ def measure(report: Report, case: str, rig: Rig, s3: S3, rounds: int) -> None:
     """
     keys, peer = rig.create_table(f"t{case.replace(' ', '')}"), "direct"
     at_store = replace(keys, endpoint=s3.endpoint, access_key=s3.access_key, secret=s3.secret_key, token="")
-    with closing(keys.client()) as client, closing(at_store.client()) as own:
+    with closing(keys.client()) as client, closing(at_store.client()) as store_client:
         data = os.urandom(OBJECT_BYTES)
         client.put_object(Bucket=keys.bucket, Key=keys.prefix + "o", Body=data)
         if rig.direct is None:
-            own.create_bucket(Bucket=keys.bucket)
-            own.put_object(Bucket=keys.bucket, Key=keys.prefix + "o", Body=data)
+            store_client.create_bucket(Bucket=keys.bucket)
+            store_client.put_object(Bucket=keys.bucket, Key=keys.prefix + "o", Body=data)
         for label, size in CASES:
-            ours, theirs = compare(reader(client, keys, size), reader(own, keys, size), rounds)
-            read, cpu_ms = reader(client, keys, size), {}
+            seamark_ms, peer_ms = compare(reader(client, keys, size), reader(store_client, keys, size), rounds)
+            read_range, cpu_ms = reader(client, keys, size), {}
             for server, pid, work in (
-                ("seamark", rig.seamark.pid, read),
-                (peer, s3.process.pid, reader(own, at_store, size)),
+                ("seamark", rig.seamark.pid, read_range),
+                (peer, s3.process.pid, reader(store_client, at_store, size)),
             ):
                 before = _cpu_ms(pid)
                 for number in range(rounds):
                     work(number)
                 cpu_ms[server] = (_cpu_ms(pid) - before) / rounds
             report.rows.append(Row(f"{case}, {label}", "CPU of the server", "ms", cpu_ms, peer=peer))
-            for name, of in (("median", statistics.median), ("mean", statistics.fmean)):
-                values = {"seamark": of(ours) * 1000, peer: of(theirs) * 1000}
+            for name, aggregate in (("median", statistics.median), ("mean", statistics.fmean)):
+                values = {"seamark": aggregate(seamark_ms) * 1000, peer: aggregate(peer_ms) * 1000}
                 report.rows.append(Row(f"{case}, {label}", name, "ms", values, peer=peer))
 
 
@@ -225,9 +225,9 @@ def main() -> None:
         with open_rig(Path(folder) / "near", s3) as rig:
             measure(report, "store on this machine", rig, s3, rounds)
             before = psutil.Process(rig.seamark.pid).memory_info().rss
-        far = S3(slow, s3.access_key, s3.secret_key, s3.region, s3.root, s3.process)
+        slow_store = S3(slow, s3.access_key, s3.secret_key, s3.region, s3.root, s3.process)
         with open_rig(Path(folder) / "far", s3, SEAMARK_S3_ENDPOINT=slow) as rig:
-            measure(report, "store with 15 ms", rig, far, rounds)
+            measure(report, "store with 15 ms", rig, slow_store, rounds)
         with open_rig(Path(folder) / "folder", None) as rig:
             measure(report, "folder", rig, s3, rounds)
     report.bounds["memory of the server after all reads of a store"] = f"{before >> 20} MiB"

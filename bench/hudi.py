@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.services.java import java_17
+from tests.services.java import find_java_17
 from tests.services.process import CACHE, REPO, ServiceFailed
 
 _HOME = CACHE / "hudi"
@@ -52,7 +52,7 @@ def _jars() -> list[Path]:
 
 
 @contextmanager
-def session(module: str, folder: Path, *more: str) -> Iterator[Peer]:
+def session(module: str, folder: Path, *arguments: str) -> Iterator[Peer]:
     """Run `module` with Hudi's jar, a scratch folder and the other arguments.
 
     The process ends with the block.
@@ -61,11 +61,11 @@ def session(module: str, folder: Path, *more: str) -> Iterator[Peer]:
         raise ServiceFailed("Hudi is not installed in .cache/hudi; run `make hudi`")
     folder.mkdir(exist_ok=True)
     log = folder / "hudi.log"
-    home = str(Path(java_17()).resolve().parents[1])
+    home = str(Path(find_java_17()).resolve().parents[1])
     env = {name: value for name, value in os.environ.items() if name != "SPARK_HOME"}
     env |= {"PYSPARK_PYTHON": str(_PYTHON), "PYSPARK_DRIVER_PYTHON": str(_PYTHON), "JAVA_HOME": home}
     env["PYTHONPATH"] = str(REPO)
-    argv = [str(_PYTHON), "-m", module, str(_jars()[-1]), str(folder), *more]
+    argv = [str(_PYTHON), "-m", module, str(_jars()[-1]), str(folder), *arguments]
     with log.open("wb") as errors:
         child = subprocess.Popen(
             argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=env, cwd=folder

@@ -61,12 +61,12 @@ async def drive(target: Target, workers: Sequence[Worker], *, seconds: float = f
     """Run each worker on its own connection until it ends or `seconds` are over."""
     sample = Sample()
     async with connections(target, len(workers)) as opened_connections:
-        cpu, own, started = target.cpu_s(), time.process_time(), time.perf_counter()
-        deadline = started + seconds
+        cpu, own_cpu_s, started_s = target.cpu_s(), time.process_time(), time.perf_counter()
+        deadline = started_s + seconds
         pairs = zip(opened_connections, workers, strict=True)
         await asyncio.gather(*(_work(connection, worker, deadline, sample) for connection, worker in pairs))
-        sample.elapsed_s = time.perf_counter() - started
-        sample.generator_cpu_s = time.process_time() - own
+        sample.elapsed_s = time.perf_counter() - started_s
+        sample.generator_cpu_s = time.process_time() - own_cpu_s
         sample.server_cpu_s = target.cpu_s() - cpu
     return sample
 

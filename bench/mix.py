@@ -64,9 +64,9 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     with start(SERVERS, folder) as targets:
         for target in targets:
             await _create(target, tree("warming_up"))
-        created = {target.name: [await _create(target, dataset)] for target in targets}
-        report.add("create the tree", "requests", "/s", created, lambda s: s.rate, lower_is_better=False)
-        report.add_failures("create the tree", created)
+        datasets = {target.name: [await _create(target, dataset)] for target in targets}
+        report.add("create the tree", "requests", "/s", datasets, lambda s: s.rate, lower_is_better=False)
+        report.add_failures("create the tree", datasets)
 
         async def send_mix(target: Target, share: float) -> Sample:
             workers = [_send_mix(target, dataset, share, random.Random(seeds.random())) for _ in range(CLIENTS)]

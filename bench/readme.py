@@ -271,10 +271,10 @@ def _headline_rows(folder: Path) -> list[tuple[str, str, str, str, str]]:
             continue
         rows = {(row.case, row.measure): row for row in Report.load(name, folder).rows}
         row = rows[case, measure]
-        *_, ratio, ours, _ = cells(row, [OURS])
+        *_, ratio, seamark_cell, _ = cells(row, [OURS])
         if row.unit == "×":  # The value is a mean of ratios.
-            ratio, ours = ours.replace(" ", ""), "–"
-        results.append((name, operation, ours, peer, ratio))
+            ratio, seamark_cell = seamark_cell.replace(" ", ""), "–"
+        results.append((name, operation, seamark_cell, peer, ratio))
     return results
 
 
@@ -286,11 +286,11 @@ def section(folder: Path = RESULTS) -> str:
     actual = {name: Report.load(name, folder) for name in CLAIMS if (folder / f"{name}.json").exists()}
     plans = {name: Report.load(name, folder) for name in PLANNING_CLAIMS if (folder / f"{name}.json").exists()}
     indexes = {name: Report.load(name, folder) for name in INDEX_CLAIMS if (folder / f"{name}.json").exists()}
-    written = {name: Report.load(name, folder) for name in WRITING_CLAIMS if (folder / f"{name}.json").exists()}
+    writing_reports = {name: Report.load(name, folder) for name in WRITING_CLAIMS if (folder / f"{name}.json").exists()}
     adapted = {name: Report.load(name, folder) for name in TRINO_CLAIMS if (folder / f"{name}.json").exists()}
     reports = {name: Report.load(name, folder) for name in CORPUS_CLAIMS if (folder / f"{name}.json").exists()}
     streamed = {name: Report.load(name, folder) for name in STREAM_CLAIMS if (folder / f"{name}.json").exists()}
-    if not any((actual, plans, indexes, written, adapted, reports, streamed)):
+    if not any((actual, plans, indexes, writing_reports, adapted, reports, streamed)):
         return "No measurements yet: run `make bench`.\n"
     lines = []
     if actual:
@@ -318,13 +318,13 @@ def section(folder: Path = RESULTS) -> str:
             *_describe_load(indexes),
             "",
         ]
-    if written:
-        lines += _table(written, WRITING_CLAIMS, servers=[OURS])
+    if writing_reports:
+        lines += _table(writing_reports, WRITING_CLAIMS, servers=[OURS])
         lines += [
             "Ratio: how many times better Seamark is than the peer: Iceberg's MERGE INTO and rewrite_data_files,"
             " Hudi's bucket index, Iceberg's own reader, PyIceberg; or than without buckets; each in one run"
-            f" ({_machine(written)}).",
-            *_describe_load(written),
+            f" ({_machine(writing_reports)}).",
+            *_describe_load(writing_reports),
             "",
         ]
     if adapted:

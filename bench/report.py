@@ -41,10 +41,10 @@ class Row:
 
     def ratio(self) -> float | None:
         """Return how many times better ours is than the peer: above 1 is better, in either direction."""
-        ours, theirs = self.values.get(OURS), self.values.get(self.peer)
-        if not ours or not theirs:
+        seamark_value, peer_value = self.values.get(OURS), self.values.get(self.peer)
+        if not seamark_value or not peer_value:
             return None
-        return theirs / ours if self.lower_is_better else ours / theirs
+        return peer_value / seamark_value if self.lower_is_better else seamark_value / peer_value
 
     def goal_met(self) -> bool | None:
         if self.goal is None:
@@ -121,8 +121,8 @@ class Report:
         lines += [f"- Bound: {name}: {value}" for name, value in self.bounds.items()]
         lines += [f"- {note}" for note in self.notes]
         facts = self.machine
-        about = f"{facts.get('cpu')}, {facts.get('cores')} cores, {facts.get('memory_gb')} GB; {facts.get('when')}"
-        lines += ["", f"Machine: {about}; Python {facts.get('python')}; commit {facts.get('commit')}."]
+        machine = f"{facts.get('cpu')}, {facts.get('cores')} cores, {facts.get('memory_gb')} GB; {facts.get('when')}"
+        lines += ["", f"Machine: {machine}; Python {facts.get('python')}; commit {facts.get('commit')}."]
         if facts.get("load_before", 0) > BUSY:
             lines.append(
                 f"Other work ran on it (load average {facts['load_before']}): the ratios hold, the times are high."

@@ -33,28 +33,28 @@ BENCHES: dict[str, Bench] = {
 
 
 def main() -> None:
-    parser = parser_of("bench.run", __doc__, BENCHES)
+    parser = choose_names("bench.run", __doc__, BENCHES)
     parser.add_argument("--folder", type=Path, help="where servers keep their data (the disk that is measured)")
-    chosen = parser.parse_args()
-    run_benches(BENCHES, names_of(parser, chosen, BENCHES), quick=chosen.quick, folder=chosen.folder)
+    arguments = parser.parse_args()
+    run_benches(BENCHES, build_parser(parser, arguments, BENCHES), quick=arguments.quick, folder=arguments.folder)
 
 
-def parser_of(module: str, about: str | None, benches: Mapping[str, Bench]) -> argparse.ArgumentParser:
+def choose_names(module: str, description: str | None, benches: Mapping[str, Bench]) -> argparse.ArgumentParser:
     """Return a parser for the arguments of every runner of benches: names and --quick."""
-    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=about)
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(benches)}; default: all")
     parser.add_argument("--quick", action="store_true", help="a short run that writes no results")
     return parser
 
 
-def names_of(
-    parser: argparse.ArgumentParser, chosen: argparse.Namespace, benches: Mapping[str, Bench]
+def build_parser(
+    parser: argparse.ArgumentParser, arguments: argparse.Namespace, benches: Mapping[str, Bench]
 ) -> Sequence[str]:
     """Return the chosen benches, or all if none is chosen; end the process for an unknown name."""
-    unknown = set(chosen.names) - set(benches)
+    unknown = set(arguments.names) - set(benches)
     if unknown:
         parser.error(f"no bench {', '.join(sorted(unknown))}; there are {', '.join(benches)}")
-    return chosen.names or list(benches)
+    return arguments.names or list(benches)
 
 
 def run_benches(
@@ -78,9 +78,9 @@ def run_benches(
         facts = machine()
         with (
             console.status(f"bench {name}"),
-            tempfile.TemporaryDirectory(prefix="seamark-bench-", dir=folder) as at,
+            tempfile.TemporaryDirectory(prefix="seamark-bench-", dir=folder) as folder_name,
         ):
-            report = uvloop.run(_interruptible(benches[name](Path(at), quick=quick, **options(name))))
+            report = uvloop.run(_interruptible(benches[name](Path(folder_name), quick=quick, **options(name))))
         report.machine = facts
         show(report, console)
         if save:

@@ -50,7 +50,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         for column, case in COLUMNS.items():
             durations: dict[str, list[float]] = {DIRECT: [], OURS: []}
             numbers = np.random.default_rng([len(case), files]).choice(files * ROWS, WARM + keys, replace=False)
-            for turn, number in enumerate(numbers.tolist()):
+            for round_number, number in enumerate(numbers.tolist()):
                 text = f"SELECT {ORDERED}, note FROM sea.{NAMESPACE}.{TABLE} WHERE {column} = "
                 text += str(key_of(column, number, files))
                 for name in durations:
@@ -59,7 +59,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
                         rows = [tuple(row.values()) for row in session.sql(text).to_arrow().to_pylist()]
                     else:
                         rows = con.sql(text).fetchall()
-                    if turn >= WARM:
+                    if round_number >= WARM:
                         durations[name].append(1000 * (time.perf_counter() - begun_s))
                     if rows != [(number, f"Note about {number}")]:
                         raise AnswersDiffer(f"{text}: {name} gave {rows}")
@@ -77,17 +77,17 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 def _any_case(url: str, session: SqlSession, files: int) -> Row:
     number = files * ROWS // 3
     text = f"SELECT {ORDERED} FROM {NAMESPACE}.{TABLE} WHERE lower(note) = 'note about {number}'"
-    opened = {}
+    connections = {}
     for name in (_WITHOUT, OURS):
         if name == OURS:
             with closing(IndexClient(url)) as client:
                 client.put_index((NAMESPACE, TABLE), "note", kind="bloom", columns=["lower(note)"], fpp=_FPP)
                 build(client, (NAMESPACE, TABLE), "note", InProcessWorkers())
         result = session.sql(text)
-        opened[name] = float(result.explanation.tables[0].files)
+        connections[name] = float(result.explanation.tables[0].files)
         if (rows := result.to_arrow().num_rows) != 1:
             raise AnswersDiffer(f"{text}: {rows} rows")
-    return Row("a text in any case", "files opened", "files", opened, peer=_WITHOUT, goal=1 + 2 * _FPP * files)
+    return Row("a text in any case", "files opened", "files", connections, peer=_WITHOUT, goal=1 + 2 * _FPP * files)
 
 
 def _columns(node: exp.Table, names: set[str]) -> dict[str, SqlType]:

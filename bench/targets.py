@@ -91,7 +91,7 @@ class Target:
 
 
 @contextlib.contextmanager
-def on_core(core: int) -> Iterator[None]:
+def pin_to_core(core: int) -> Iterator[None]:
     """Keep processes that start inside the block on `core`."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})
@@ -118,21 +118,21 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 @contextlib.contextmanager
 def seamark(folder: Path, env: dict[str, str] | None = None) -> Iterator[Target]:
     home = folder / "seamark"
-    with contextlib.ExitStack() as running:
-        with on_core(SERVER_CORE):
-            server = running.enter_context(Seamark(home, env={"SEAMARK_LOG_LEVEL": "warning", **(env or {})}))
+    with contextlib.ExitStack() as stack:
+        with pin_to_core(SERVER_CORE):
+            server = stack.enter_context(Seamark(home, env={"SEAMARK_LOG_LEVEL": "warning", **(env or {})}))
         yield Target("seamark", server.base_url, (server.pid,), home / "warehouse")
 
 
 @contextlib.contextmanager
 def seamark_pg(folder: Path) -> Iterator[Target]:
     home = folder / "seamark-pg"
-    with contextlib.ExitStack() as running:
-        with on_core(SERVER_CORE):
-            postgres = running.enter_context(postgres_server())
+    with contextlib.ExitStack() as stack:
+        with pin_to_core(SERVER_CORE):
+            postgres = stack.enter_context(postgres_server())
             url = postgres.create_database()
             env = {"SEAMARK_LOG_LEVEL": "warning"}
-            server = running.enter_context(Seamark(home, database=url, env=env))
+            server = stack.enter_context(Seamark(home, database=url, env=env))
         yield Target("seamark-pg", server.base_url, (server.pid, postgres.process.pid), home / "warehouse")
 
 
@@ -141,10 +141,10 @@ def _fixture(name: str, folder: Path, jdbc: str) -> Iterator[Target]:
     warehouse = folder / name
     warehouse.mkdir(parents=True)
     # One JDBC client: a second would open another database in memory, or find the file locked.
-    with contextlib.ExitStack() as running:
+    with contextlib.ExitStack() as stack:
         before = {child.pid for child in psutil.Process().children()}
-        with on_core(SERVER_CORE), _environment({"CATALOG_URI": jdbc, "CATALOG_CLIENTS": "1"}):
-            base_url = running.enter_context(java_fixture(warehouse, log=folder / f"{name}.log"))
+        with pin_to_core(SERVER_CORE), _environment({"CATALOG_URI": jdbc, "CATALOG_CLIENTS": "1"}):
+            base_url = stack.enter_context(java_fixture(warehouse, log=folder / f"{name}.log"))
         (pid,) = {child.pid for child in psutil.Process().children()} - before
         yield Target(name, base_url, (pid,), warehouse, separator="%2E")
 
@@ -163,9 +163,9 @@ STARTERS = {"seamark": seamark, "seamark-pg": seamark_pg, "fixture": fixture, "f
 @contextlib.contextmanager
 def start(names: Sequence[str], folder: Path) -> Iterator[list[Target]]:
     """Start the named servers side by side, and keep this process on the other core."""
-    with contextlib.ExitStack() as running:
-        targets = [running.enter_context(STARTERS[name](folder)) for name in names]
-        running.enter_context(on_core(LOAD_CORE))
+    with contextlib.ExitStack() as stack:
+        targets = [stack.enter_context(STARTERS[name](folder)) for name in names]
+        stack.enter_context(pin_to_core(LOAD_CORE))
         yield targets
 
 

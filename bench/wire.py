@@ -147,11 +147,11 @@ class Connection(asyncio.BufferedProtocol):
         self._status = int(self._header[9:12])
         self._body_start = self._chunk_at = end + 4
         lowered = self._header.lower()
-        at = lowered.find(b"\r\ncontent-length:")
+        offset = lowered.find(b"\r\ncontent-length:")
         if self._head or self._status in (204, 304):
             self._length = 0
-        elif at >= 0:
-            self._length = int(lowered[at + 17 : (lowered + b"\r\n").find(b"\r\n", at + 17)])
+        elif offset >= 0:
+            self._length = int(lowered[offset + 17 : (lowered + b"\r\n").find(b"\r\n", offset + 17)])
             if len(self._buffer) < self._body_start + self._length:
                 self._grow(self._body_start + self._length)
         elif b"\r\ntransfer-encoding: chunked" in lowered:
@@ -178,11 +178,11 @@ class Connection(asyncio.BufferedProtocol):
         return int(bytes(self._buffer[start:end]).split(b";")[0], 16)
 
     def _join_chunks(self) -> bytes:
-        parts, at = [], self._body_start
+        parts, offset = [], self._body_start
         while True:
-            line_end = self._buffer.find(b"\r\n", at, self._filled)
-            size = self._chunk_size(at, line_end)
+            line_end = self._buffer.find(b"\r\n", offset, self._filled)
+            size = self._chunk_size(offset, line_end)
             if size == 0:
                 return b"".join(parts)
             parts.append(memoryview(self._buffer)[line_end + 2 : line_end + 2 + size])
-            at = line_end + 2 + size + 2
+            offset = line_end + 2 + size + 2

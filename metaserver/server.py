@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import gc
 import importlib
 import os
@@ -41,12 +42,12 @@ from seamark.formats.runtime.lazy_module import LazyModule
 from seamark.formats.runtime.tls import Certificate
 from seamark.metaserver.access.audit import open_audit
 from seamark.metaserver.access.authenticator import open_authenticator
-from seamark.metaserver.access.authorizer import Authorizer
+from seamark.metaserver.access.authorizer import Authorizer, WarehouseAuthorizer
 from seamark.metaserver.access.gateway_keys import GatewayKeys
 from seamark.metaserver.access.guard import check_binding, check_logins, is_loopback
-from seamark.metaserver.access.keyring import REFRESH_S, open_keyring
+from seamark.metaserver.access.keyring import REFRESH_S, StoredKeyring, open_keyring
 from seamark.metaserver.api.app import build_app
-from seamark.metaserver.api.http.components import ServerComponents
+from seamark.metaserver.api.http.components import ServerComponents, SharedComponents
 from seamark.metaserver.api.http.errors import error_response
 from seamark.metaserver.api.http.observability.metrics import ServerMetrics
 from seamark.metaserver.api.http.slots import WorkerLimits
@@ -80,6 +81,7 @@ from seamark.metaserver.services.running import ServicesStatus
 from seamark.metaserver.services.services import open_scheduler
 from seamark.metaserver.settings.fleet import READ
 from seamark.metaserver.settings.settings import Settings
+from seamark.metaserver.store.model import StoredWarehouse
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.port import PointerStore
 from seamark.metaserver.streams.opening import open_streams
@@ -87,6 +89,7 @@ from seamark.metaserver.streams.row_files import ImportedRowFiles
 from seamark.metaserver.streams.stored_rows import RowSearch
 from seamark.metaserver.timeline.targets import open_delivery
 from seamark.metaserver.timeline.timeline import open_timeline
+from seamark.metaserver.warehouses.warehouses import ServedWarehouse, Warehouses, check_database, open_warehouses
 
 if TYPE_CHECKING:
     from seamark.metaserver.peers import peers
@@ -114,19 +117,86 @@ async def open_components(
     log_repaired(prepare_home(settings))
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
-        drain = asyncio.Event()
-        store = await enter(
-            open_store(
-                settings.database_url(),
-                clock=clock,
-                queue_limit=settings.store_queue_limit,
-                pool_max=settings.pg_pool_max,
-                keeps_reads=settings.stale_limit_s > 0,
-            )
-        )
+        store = await enter(_open_pointer_store(settings, clock))
         await check_logins(settings, store, clock)
         keyring = await enter(open_keyring(settings, store, clock))
-        metrics = ServerMetrics()
+        shared = SharedComponents(
+            extensions=extensions,
+            authenticator=await enter(open_authenticator(settings, store, keyring, clock)),
+            database_shares=DatabaseShares(settings, clock),
+            metrics=ServerMetrics(),
+            tracer=await enter(_open_tracing(settings)),
+            worker_limits=WorkerLimits(
+                requests=settings.requests_limit,
+                watchers=settings.watchers_limit,
+                body_bytes=settings.bodies_memory_bytes,
+            ),
+            certificate=certificate,
+            drain=asyncio.Event(),
+        )
+        warehouses = await enter(open_warehouses(settings, store, clock, partial(_open_warehouse, shared, clock)))
+        components = await enter(_open_catalog_components(settings, clock, shared, store, keyring, warehouses))
+        await _start_tasks(components, stack)
+        await enter(run_in_background("sampler", lambda: _sample(components)))
+        await enter(run_in_background("warehouses", warehouses.run))
+        yield components
+
+
+@asynccontextmanager
+async def _open_warehouse(
+    server: SharedComponents, clock: Clock, settings: Settings, stored: StoredWarehouse
+) -> AsyncIterator[ServedWarehouse]:
+    """Open the components of a further warehouse, with its settings, and the application that serves it."""
+    log_repaired(prepare_home(settings))
+    async with AsyncExitStack() as stack:
+        enter = stack.enter_async_context
+        store = await enter(_open_pointer_store(settings, clock))
+        await check_database(store, stored)
+        keyring = await enter(open_keyring(settings, store, clock))
+        shared = dataclasses.replace(server, authenticator=server.authenticator.for_warehouse(store, keyring))
+        components = await enter(_open_catalog_components(settings, clock, shared, store, keyring, None))
+        await _start_tasks(components, stack)
+        runner = web.AppRunner(build_app(components), access_log=None)
+        stack.push_async_callback(runner.cleanup)
+        await runner.setup()
+        assert runner.server is not None
+        yield ServedWarehouse(runner.server.request_handler, components.timeline.drain)
+
+
+@asynccontextmanager
+async def _open_pointer_store(settings: Settings, clock: Clock) -> AsyncIterator[PointerStore]:
+    async with open_store(
+        settings.database_url(),
+        clock=clock,
+        queue_limit=settings.store_queue_limit,
+        pool_max=settings.pg_pool_max,
+        keeps_reads=settings.stale_limit_s > 0,
+    ) as store:
+        yield store
+
+
+@asynccontextmanager
+async def _open_catalog_components(
+    settings: Settings,
+    clock: Clock,
+    shared: SharedComponents,
+    store: PointerStore,
+    keyring: StoredKeyring,
+    warehouses: Warehouses | None,
+) -> AsyncIterator[ServerComponents]:
+    """Open the components of one warehouse over its pointer store.
+
+    Args:
+        settings: The settings of the warehouse.
+        clock: The clock.
+        shared: The components that all warehouses share.
+        store: The pointer store of the warehouse.
+        keyring: The signing keys of the warehouse.
+        warehouses: The further warehouses of the server. None for a further warehouse.
+    """
+    async with AsyncExitStack() as stack:
+        enter = stack.enter_async_context
+        metrics, extensions = shared.metrics, shared.extensions
         stored = await enter(open_objects(settings, clock))
         opened_peers = None
         if settings.peer_address:
@@ -135,8 +205,7 @@ async def open_components(
         timeline = await enter(open_timeline(settings, store, clock))
         catalog = await enter(open_catalog(settings, store, objects, clock, timeline, keyring, stored=stored))
         registry, usage = Registry(store, clock), Usage()
-        database_shares = DatabaseShares(settings, clock)
-        store.observe(database_shares.charge)
+        store.observe(shared.database_shares.charge)
         indexes = await enter(open_indexes(settings, objects, registry, clock, stored=stored))
         # Without authentication there is one tenant, which may read everything.
         location_checker = None if settings.auth == "none" else LocationChecker(store, catalog.context.warehouse)
@@ -154,7 +223,7 @@ async def open_components(
             open_streams(catalog, commits, objects, ImportedRowFiles(extensions.row_files), search, keyring)
         )
         history = QueryHistory(settings, store, clock)
-        components = ServerComponents(
+        yield ServerComponents(
             settings=settings,
             clock=clock,
             extensions=extensions,
@@ -168,7 +237,7 @@ async def open_components(
             history=history,
             housekeeping=Housekeeping(settings, store, catalog, timeline, cleaner, expiration, history, clock),
             usage=usage,
-            database_shares=database_shares,
+            database_shares=shared.database_shares,
             planner=planner,
             engine_commits=EngineCommits(catalog, publisher),
             commits=commits,
@@ -177,28 +246,23 @@ async def open_components(
             orphan_removal=OrphanRemoval(catalog, publisher, planner),
             manifest_rewrite=await enter(open_manifest_rewrite(catalog, publisher, planner)),
             metrics=metrics,
-            authenticator=await enter(open_authenticator(settings, store, keyring, clock)),
-            authorizer=Authorizer(),
+            authenticator=shared.authenticator,
+            authorizer=Authorizer() if warehouses is not None else WarehouseAuthorizer(),
             keyring=keyring,
             gateway_keys=GatewayKeys(keyring, clock, lifetime_s=settings.gateway_keys_s),
             peers=opened_peers,
             services_status=ServicesStatus(enabled=runs_services(settings)),
             audit=await enter(open_audit(store, clock, reads=settings.audit_reads)),
-            tracer=await enter(_open_tracing(settings)),
-            worker_limits=WorkerLimits(
-                requests=settings.requests_limit,
-                watchers=settings.watchers_limit,
-                body_bytes=settings.bodies_memory_bytes,
-            ),
-            certificate=certificate,
-            drain=drain,
+            tracer=shared.tracer,
+            worker_limits=shared.worker_limits,
+            certificate=shared.certificate,
+            drain=shared.drain,
+            warehouses=warehouses,
         )
-        await _start_tasks(components, stack)
-        yield components
 
 
 async def _start_tasks(components: ServerComponents, stack: AsyncExitStack) -> None:
-    """Start the background tasks of a worker. They end when the stack closes."""
+    """Start the background tasks of one warehouse. They end when the stack closes."""
     enter = stack.enter_async_context
     settings, store, clock = components.settings, components.store, components.clock
     catalog, timeline, history = components.catalog, components.timeline, components.history
@@ -220,7 +284,6 @@ async def _start_tasks(components: ServerComponents, stack: AsyncExitStack) -> N
     if not is_reader:
         await enter(run_in_background("housekeeping", lambda: components.housekeeping.run(holder)))
     await enter(run_in_background("keys", lambda: _refresh_keys(components)))
-    await enter(run_in_background("sampler", lambda: _sample(components)))
 
 
 def runs_services(settings: Settings) -> bool:
@@ -442,6 +505,8 @@ async def _drain(components: ServerComponents, runner: web.AppRunner, site: web.
     """
     components.drain.set()
     components.timeline.drain()
+    if components.warehouses is not None:
+        components.warehouses.end_waits()
     await asyncio.sleep(components.settings.drain_delay_s)
     await site.stop()
     deadline_s = components.clock.monotonic() + components.settings.drain_timeout_s

@@ -45,22 +45,24 @@ def seeds_by_version(
     In the fast tier each of the first `fast` seeds, or each seed, has one version; the versions alternate.
     """
     numbered = list(enumerate(seeds))
-    last = len(numbered) if fast is None else fast
+    fast_count = len(numbered) if fast is None else fast
     return [
-        pytest.param(seed, version, marks=[] if place == number % len(versions) and number < last else pytest.mark.slow)
+        pytest.param(
+            seed, version, marks=[] if place == number % len(versions) and number < fast_count else pytest.mark.slow
+        )
         for number, seed in numbered
         for place, version in enumerate(versions)
     ]
 
 
-def examples(number: int, judged: int | None = None) -> int:
+def examples(number: int, judged_number: int | None = None) -> int:
     """Return the number of examples or rounds of a random test: `number` when tests explore.
 
-    An ordinary run uses the same examples each time, so it takes `judged` of them, or a fifth.
+    An ordinary run uses the same examples each time, so it takes `judged_number` of them, or a fifth.
     """
     if EXPLORING:
         return number
-    return -(-number // 5) if judged is None else judged
+    return -(-number // 5) if judged_number is None else judged_number
 
 
 def quick(values: Iterable[Any], fast: int) -> list[ParameterSet]:

@@ -161,8 +161,8 @@ ATTACKS = (
 
 
 async def _pieces(data: bytes) -> object:  # type: ignore[misc]
-    for at in range(0, len(data), 1 << 18):
-        yield data[at : at + (1 << 18)]
+    for offset in range(0, len(data), 1 << 18):
+        yield data[offset : offset + (1 << 18)]
 
 
 async def _run_many(count: int, work: Callable[[], Awaitable[None]]) -> None:

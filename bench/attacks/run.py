@@ -22,14 +22,14 @@ import psutil
 
 from bench.attacks.attackers import ATTACKS
 from bench.report import Report, Row
-from bench.run import names_of, parser_of, run_benches
+from bench.run import build_parser, choose_names, run_benches
 from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from tests.api.client import Api, set_properties
-from tests.api.plans.planned import append, tens
+from tests.api.plans.planned import append, build_ten_id_files
 from tests.server.rig import RunningServer
 from tests.services.seamark import Seamark
 
@@ -130,7 +130,7 @@ async def run_attacked_server(home: Path) -> AsyncIterator[AttackedServer]:
             await api("POST", "/v1/namespaces", {"namespace": ["db"]})
             for name in ("t", "mine"):
                 await api.table(name)
-            await append(api, "t", tens(1000), snapshot_id=1, manifests=10)
+            await append(api, "t", build_ten_id_files(1000), snapshot_id=1, manifests=10)
             yield AttackedServer(server, http, hostile)
 
 
@@ -164,12 +164,12 @@ async def run(
 
 def main() -> None:
     benches: dict[str, Callable[..., Any]] = {"attacks": run}
-    parser: argparse.ArgumentParser = parser_of("bench.attacks.run", __doc__, benches)
+    parser: argparse.ArgumentParser = choose_names("bench.attacks.run", __doc__, benches)
     parser.add_argument("--attack", action="append", choices=ATTACKS, help="run only this attack; can be repeated")
     parser.add_argument("--seconds", type=float, help="seconds of each attack (default: 60, or 3 with --quick)")
-    chosen = parser.parse_args()
-    options = {"attacks": chosen.attack or ATTACKS, "seconds": chosen.seconds}
-    run_benches(benches, names_of(parser, chosen, benches), quick=chosen.quick, options=lambda _: options)
+    arguments = parser.parse_args()
+    options = {"attacks": arguments.attack or ATTACKS, "seconds": arguments.seconds}
+    run_benches(benches, build_parser(parser, arguments, benches), quick=arguments.quick, options=lambda _: options)
 
 
 if __name__ == "__main__":

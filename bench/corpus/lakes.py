@@ -19,7 +19,7 @@ import duckdb
 import pyarrow as pa
 from pyiceberg.catalog import Catalog, load_catalog
 
-from bench.ssb.generate import TABLES, generate, table_path
+from bench.ssb.generate import TABLES, generate, get_table_path
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.write.appends import open_destination
 from seamark.connector.write.table_writer import write_batches
@@ -106,7 +106,13 @@ def fill(server: Seamark, scratch: Path, *, share: float = 1.0) -> None:
             write(client, catalog, db, ("tpch", name), f"FROM '{tpch / name}.parquet'", layout, files)
         for name in TABLES:
             write(
-                client, catalog, db, ("ssb", name), f"FROM '{table_path(star, name)}'", SSB.get(name, Layout()), files
+                client,
+                catalog,
+                db,
+                ("ssb", name),
+                f"FROM '{get_table_path(star, name)}'",
+                SSB.get(name, Layout()),
+                files,
             )
         db.execute(f"SET VARIABLE sales = {round(SALES * share)}")
         db.execute(f"SET VARIABLE customers = {CUSTOMERS}")
@@ -142,6 +148,6 @@ def write(
         client.put_index(name, f"of_{column}", kind=kind, columns=[column])
     count = files if layout.is_fact else min(_SMALL, 1 + rows.num_rows // _DIMENSION_ROWS)
     count = 1 if layout.is_whole else count
-    into = open_destination(client, name)
+    destination = open_destination(client, name)
     batches = rows.combine_chunks().to_batches(max_chunksize=max(1, -(-rows.num_rows // count)))
-    into.commit(client, write_batches(into.target, batches))
+    destination.commit(client, write_batches(destination.target, batches))

@@ -30,7 +30,7 @@ class RowsDiffer(Exception):
     """The copies return other rows than the tables."""
 
 
-def rows_of(con: duckdb.DuckDBPyConnection, text: str) -> Counter[str]:
+def count_rows(con: duckdb.DuckDBPyConnection, text: str) -> Counter[str]:
     """Return the rows of a query.
 
     Sums of floats are rounded, because their last digits depend on the order of the rows.
@@ -81,7 +81,7 @@ class TableCopies:
             replacements.append(Replacement(reference.start, reference.end, name + (reference.alias_needed or "")))
             counts.append(count)
         query = splice(text, replacements)
-        if rows_of(self._con, query) != expected:
+        if count_rows(self._con, query) != expected:
             raise RowsDiffer(query)
         return [self._count_needed_of_reference(number, count, query, expected) for number, count in enumerate(counts)]
 
@@ -92,7 +92,7 @@ class TableCopies:
             self._con.execute(
                 f"CREATE OR REPLACE TABLE {kept_table} AS SELECT unnest(?::INTEGER[]) AS file", [sorted(left)]
             )
-            return rows_of(self._con, query) == expected
+            return count_rows(self._con, query) == expected
 
         fewest_result = find_smallest_set(range(1, count + 1), is_enough)
         self._con.execute(

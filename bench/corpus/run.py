@@ -25,9 +25,9 @@ import duckdb
 import seamark.duckdb
 from bench.corpus import tpcds
 from bench.corpus.lakes import FACT_FILES, NAMESPACES, data_files, fill
-from bench.corpus.needed import TableCopies, rows_of
+from bench.corpus.needed import TableCopies, count_rows
 from bench.report import OURS, Report, Row
-from bench.run import names_of, parser_of, run_benches
+from bench.run import build_parser, choose_names, run_benches
 from bench.ssb.queries import QUERIES
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import InvalidRequest
@@ -157,11 +157,11 @@ def _measure(
 ) -> QueryMeasurement:
     """Run the query both ways. The rows in `held_rows` give the number of needed files."""
     con.execute(f"USE sea.{query.schema}")
-    rows, theirs = _answer(con, query.text)
-    needed = None if held_rows is None else held_rows.count_needed_files(query.schema, query.text, rows)
-    few = None if needed is None else sum(needed)
+    rows, expected_rows = _answer(con, query.text)
+    query_files = None if held_rows is None else held_rows.count_needed_files(query.schema, query.text, rows)
+    needed_files = None if query_files is None else sum(query_files)
     rewrite = seamark.duckdb.rewrite_query(con, query.text)
-    ours, outcome = theirs, rewrite.summary.removeprefix("unchanged; ")
+    ours, outcome = expected_rows, rewrite.summary.removeprefix("unchanged; ")
     if rewrite.statement is not None:
         our_rows, ours = _answer(con, rewrite.statement)
         if our_rows != rows:
@@ -170,20 +170,22 @@ def _measure(
     try:
         tables = explain_query(client, query.text, dialect="duckdb", namespace=(query.schema,)).tables
     except InvalidRequest as error:
-        return QueryMeasurement(query, theirs, theirs, ours, few, f"{error.message}; {outcome}")
+        return QueryMeasurement(query, expected_rows, expected_rows, ours, needed_files, f"{error.message}; {outcome}")
     for table in tables:
         if table.plan.files > MAX_KEPT_FRACTION * _count_considered(table.plan) and not table.plan.unpruned_reasons:
             raise ReasonMissing(f"{query.title}: {table.reference}")
-    every = sum(_count_considered(table.plan) for table in tables)
-    known_tables = ", ".join(map(_describe_table, tables, needed or [None] * len(tables)))
+    candidate_count = sum(_count_considered(table.plan) for table in tables)
+    known_tables = ", ".join(map(_describe_table, tables, query_files or [None] * len(tables)))
     facts = [table for table in tables if table.table[-1] in tpcds.FACTS]
     filtered = sum(fact.predicate is not None or bool(fact.plan.joins) for fact in facts)
-    return QueryMeasurement(query, every, theirs, ours, few, f"{outcome} ({known_tables})", (filtered, len(facts)))
+    return QueryMeasurement(
+        query, candidate_count, expected_rows, ours, needed_files, f"{outcome} ({known_tables})", (filtered, len(facts))
+    )
 
 
-def _describe_table(table: ExplainedTable, needed: int | None) -> str:
+def _describe_table(table: ExplainedTable, needed_files: int | None) -> str:
     files = f"{table.plan.files} of {_count_considered(table.plan)} files planned"
-    files += "" if needed is None else f", {needed} needed"
+    files += "" if needed_files is None else f", {needed_files} needed"
     return f"{table.table[-1]}: {table.predicate or 'no condition'}, {len(table.plan.joins)} joins, {files}"
 
 
@@ -193,27 +195,27 @@ def _count_considered(plan: Explanation) -> int:
 
 def _answer(con: duckdb.DuckDBPyConnection, text: str) -> tuple[Counter[str], int]:
     """Return the rows, and the number of files that DuckDB read."""
-    rows = rows_of(con, text)
+    rows = count_rows(con, text)
     profile = con.get_profiling_information()
     return rows, _files_read(json.loads(profile) if isinstance(profile, str) else profile)
 
 
 def _files_read(node: dict[str, Any]) -> int:
-    own = node.get("extra_info") or {}
-    return int(own.get("Total Files Read", 0)) + sum(map(_files_read, node.get("children", ())))
+    extra_info = node.get("extra_info") or {}
+    return int(extra_info.get("Total Files Read", 0)) + sum(map(_files_read, node.get("children", ())))
 
 
 def main() -> None:
-    parser = parser_of("bench.corpus.run", __doc__, {"corpus": run})
+    parser = choose_names("bench.corpus.run", __doc__, {"corpus": run})
     parser.add_argument("--share", type=float, default=SHARE, help="share of the rows and files to write")
-    chosen = parser.parse_args()
+    arguments = parser.parse_args()
     benches = {"corpus": run}
     run_benches(
         benches,
-        names_of(parser, chosen, benches),
-        quick=chosen.quick,
-        save=chosen.share == SHARE,
-        options=lambda _: {"share": chosen.share},
+        build_parser(parser, arguments, benches),
+        quick=arguments.quick,
+        save=arguments.share == SHARE,
+        options=lambda _: {"share": arguments.share},
     )
 
 

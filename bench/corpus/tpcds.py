@@ -52,17 +52,17 @@ _KEYS = (
 def generator() -> duckdb.DuckDBPyConnection | None:
     """Return a connection with the extension, or None if the extension is not available."""
     folder = CACHE / "tpcds" / duckdb.__version__
-    result = next(folder.rglob("tpcds.duckdb_extension"), None)
-    if result is None:
+    extension_path = next(folder.rglob("tpcds.duckdb_extension"), None)
+    if extension_path is None:
         expected = f"duckdb-extension-tpcds=={duckdb.__version__}"
         argv = [sys.executable, "-m", "pip", "download", expected, "--no-deps", "--only-binary", ":all:", "-q", "-d"]
         if subprocess.run([*argv, str(folder)], capture_output=True).returncode:
             return None
         with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
             wheel.extractall(folder)
-        result = next(folder.rglob("tpcds.duckdb_extension"))
+        extension_path = next(folder.rglob("tpcds.duckdb_extension"))
     con = duckdb.connect()
-    con.load_extension(str(result))
+    con.load_extension(str(extension_path))
     return con
 
 
@@ -98,14 +98,14 @@ def analysis_ms(con: duckdb.DuckDBPyConnection, text: str) -> float:
     for _ in range(_ROUNDS):
         begin = time.thread_time()
         statement = DuckDBStatement(text)
-        known = {
+        columns_by_table = {
             number: columns[reference.parts[-1].lower()]
             for number, reference in enumerate(statement.references)
             if reference is not None and reference.parts[-1].lower() in columns
         }
-        marks = {mark_name(number): number for number in known}
-        marked = statement.to_marked_text(known, utc=True)
-        find_scans(marked, columns_of=lambda names, at=marks, of=known: of.get(at.get(names[2], -1)))
+        marks = {mark_name(number): number for number in columns_by_table}
+        marked_text = statement.to_marked_text(columns_by_table, utc=True)
+        find_scans(marked_text, columns_of=lambda names, at=marks, of=columns_by_table: of.get(at.get(names[2], -1)))
         best = min(best, time.thread_time() - begin)
     return 1000 * best
 
@@ -113,7 +113,7 @@ def analysis_ms(con: duckdb.DuckDBPyConnection, text: str) -> float:
 def _columns(con: duckdb.DuckDBPyConnection) -> dict[str, dict[str, str]]:
     """Return the columns of each table, with their Iceberg types."""
     results: dict[str, dict[str, str]] = {}
-    listed = "SELECT table_name, column_name, data_type FROM duckdb_columns() WHERE NOT internal"
-    for table, column, kind in con.execute(listed).fetchall():
+    columns_query = "SELECT table_name, column_name, data_type FROM duckdb_columns() WHERE NOT internal"
+    for table, column, kind in con.execute(columns_query).fetchall():
         results.setdefault(table, {})[column] = _KINDS.get(kind) or kind.lower().replace(",", ", ")
     return results

@@ -85,25 +85,25 @@ def run(options: Options, console: Console) -> list[Comparison]:
                 lake.cluster_facts(spark, client, options, progress)
                 lake.define_indexes(client, lake.CLUSTERED)
                 lake.wait_for_indexes(client, progress)
-                written, clustered = (data_paths(client, table) for table in (lake.WRITTEN, lake.CLUSTERED))
-                bounds = _bounds(clustered, data, progress)
+                written_paths, clustered_paths = (data_paths(client, table) for table in (lake.WRITTEN, lake.CLUSTERED))
+                bounds = _bounds(clustered_paths, data, progress)
                 oracle = future.result()
                 asks = spark_query_runners(spark)
-                compared = [compare("Spark", asks, oracle, bounds, progress, rounds=options.rounds, warm_up=FLIGHTS)]
+                comparisons = [compare("Spark", asks, oracle, bounds, progress, rounds=options.rounds, warm_up=FLIGHTS)]
             if options.trino and trino.is_installed():
-                compared.append(_in_trino(server, folder, oracle, bounds, progress))
+                comparisons.append(_in_trino(server, folder, oracle, bounds, progress))
             oracle.close()
-            page = write_report(compared, written, clustered, data, options.scale)
+            page = write_report(comparisons, written_paths, clustered_paths, data, options.scale)
             options.report.parent.mkdir(parents=True, exist_ok=True)
             options.report.write_text(page)
             progress.stop()
-            show(compared, options.scale, console)
+            show(comparisons, options.scale, console)
             console.print(f"Pictures of both layouts: {options.report}", highlight=False, soft_wrap=True)
             if not trino.is_installed():
                 console.print("With a JDK 25 (JAVA25) the demo asks Trino, too.")
             if options.keep:
                 _keep(server, folder, console)
-    return compared
+    return comparisons
 
 
 def _answers(data: Path) -> Oracle:
@@ -112,9 +112,9 @@ def _answers(data: Path) -> Oracle:
     return oracle
 
 
-def _bounds(clustered: Sequence[str], data: Path, progress: Progress) -> dict[str, int]:
+def _bounds(clustered_paths: Sequence[str], data: Path, progress: Progress) -> dict[str, int]:
     task = progress.add_task("DuckDB finds the files that hold rows of answers", total=1)
-    bounds = files_with_rows(clustered, data)
+    bounds = files_with_rows(clustered_paths, data)
     progress.update(task, completed=1)
     return bounds
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.services.process import REPO, free_port, http_ok, port_answers
+from tests.services.process import REPO, free_port, is_http_ok, port_answers
 
 KEPT_PORT = 8181
 NOTE = "kept.json"
@@ -71,7 +71,7 @@ def home(options: Options) -> Iterator[Path]:
         return
     note = options.home / NOTE
     saved_options = json.loads(note.read_text()) if note.exists() else None
-    if saved_options and http_ok(f"{saved_options['url']}/readyz"):
+    if saved_options and is_http_ok(f"{saved_options['url']}/readyz"):
         raise DemoFailed(
             f"The server of an earlier demo runs at {saved_options['url']}. Stop it: kill {saved_options['pid']}"
         )

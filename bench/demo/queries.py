@@ -68,12 +68,12 @@ class Comparison:
     engine: str
     queries: list[Query]
 
-    def total(self, of: Callable[[Query], float]) -> float:
-        return sum(of(query) for query in self.queries)
+    def total(self, measure: Callable[[Query], float]) -> float:
+        return sum(measure(query) for query in self.queries)
 
-    def mean(self, of: Callable[[Query], float]) -> float:
+    def mean(self, measure: Callable[[Query], float]) -> float:
         """Return the geometric mean."""
-        return exp(statistics.fmean(log(of(query)) for query in self.queries))
+        return exp(statistics.fmean(log(measure(query)) for query in self.queries))
 
     def fewer_files(self, column: str) -> float:
         """Return how many times fewer files than Iceberg opens, in the geometric mean.

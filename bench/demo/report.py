@@ -55,14 +55,18 @@ def ranges(paths: Sequence[str], data: Path) -> dict[str, Bars]:
 
 
 def write_report(
-    compared: Sequence[Comparison], written: Sequence[str], clustered: Sequence[str], data: Path, scale: float
+    comparisons: Sequence[Comparison],
+    written_paths: Sequence[str],
+    clustered_paths: Sequence[str],
+    data: Path,
+    scale: float,
 ) -> str:
     """Return the page as text.
 
     Args:
         written, clustered: Paths of the facts' files.
     """
-    before, after = ranges(written, data), ranges(clustered, data)
+    before, after = ranges(written_paths, data), ranges(clustered_paths, data)
     pictures = "".join(
         '<div class="pair">'
         + _layout(name, "as written", before[name], _COLOURS[ICEBERG])
@@ -74,7 +78,7 @@ def write_report(
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>Seamark demo</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{_STYLE}</style><body><h1>Star Schema Benchmark, scale {scale:g}</h1>"
-        f"{''.join(map(_engine, compared))}"
+        f"{''.join(map(_engine, comparisons))}"
         "<h2>Why: what each file holds</h2><p>Each bar is a data file, from its smallest to its largest value. A query "
         "for one value opens the files whose bars cross that value, at most. As written, the files are ordered by date "
         "alone.</p>"

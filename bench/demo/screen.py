@@ -23,9 +23,9 @@ BOUND = "files that hold a row of an answer"
 _LINE_MAX = 1000
 
 
-def show(compared: Sequence[Comparison], scale: float, console: Console) -> None:
+def show(comparisons: Sequence[Comparison], scale: float, console: Console) -> None:
     """Print the first engine query by query, and the others in totals."""
-    first, *other_queries = compared
+    first, *other_queries = comparisons
     console.print(f"\nStar Schema Benchmark, scale {scale:g}, in {first.engine}: files, MiB and seconds of each query.")
     for column in COLUMNS:
         console.print(f"  {HEADS[column]:<7}  {LAYOUT_TITLES[column]}", highlight=False)

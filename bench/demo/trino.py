@@ -30,17 +30,17 @@ def open_query_runners(folder: Path, uri: str) -> Iterator[Mapping[str, RunQuery
 
     Trino and the proxy end with the block.
     """
-    with contextlib.ExitStack() as opened:
-        trino = opened.enter_context(trino_server(folder / "trino", uri=uri, jvm=()))
+    with contextlib.ExitStack() as stack:
+        trino = stack.enter_context(trino_server(folder / "trino", uri=uri, jvm=()))
         flags = ("--trino", trino.base_url, "--budget-ms", BUDGET_MS)
-        proxy = opened.enter_context(trino_proxy(folder / "proxy", *flags, seamark=uri))
-        direct, planned = (
-            opened.enter_context(contextlib.closing(Client(url, trino.base_url))) for url in (trino.base_url, proxy.url)
+        proxy = stack.enter_context(trino_proxy(folder / "proxy", *flags, seamark=uri))
+        direct, planned_answer = (
+            stack.enter_context(contextlib.closing(Client(url, trino.base_url))) for url in (trino.base_url, proxy.url)
         )
         yield {
             ICEBERG: _query_runner(direct),
-            UNTOUCHED: _query_runner(planned),
-            CLUSTERED: lambda text: _query_runner(planned)(on_clustered(text)),
+            UNTOUCHED: _query_runner(planned_answer),
+            CLUSTERED: lambda text: _query_runner(planned_answer)(on_clustered(text)),
         }
 
 

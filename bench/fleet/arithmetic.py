@@ -68,12 +68,12 @@ def shares(fleet: Fleet, keys: int) -> Shares:
     before, after = Rendezvous(dict.fromkeys(names[:-1], 1.0)), Rendezvous(dict.fromkeys(names, 1.0))
     owners = [before.rank(key, 1)[0] for key in located]
     owned = Counter(owners)
-    joined = sum(after.rank(key, 1)[0] != owner for key, owner in zip(located, owners, strict=True))
+    moved_keys = sum(after.rank(key, 1)[0] != owner for key, owner in zip(located, owners, strict=True))
     mean = keys / fleet.replicas
     return Shares(
         least=min(owned.values()) / mean,
         most=max(owned.values()) / mean,
-        moved_by_join=joined / keys,
+        moved_by_join=moved_keys / keys,
         moved_by_leave=owned[names[0]] / keys,
     )
 
@@ -122,7 +122,7 @@ def hit_rates(fleet: Fleet, settings: Settings, *, scale: int, requests: int) ->
     weights = [1 / (rank + 1) for rank in range(tables)]
     popularity = list(accumulate(weights))
     sizes = _table_files(rng, tables, fleet.files // scale)
-    own = [Lru(settings.plan_disk_bytes / scale) for _ in range(replicas)]
+    own_caches = [Lru(settings.plan_disk_bytes / scale) for _ in range(replicas)]
     shared = Lru(settings.peer_disk_bytes * fleet.replicas / scale)
     counts: Counter[str] = Counter()
     versions: Counter[int] = Counter()
@@ -137,7 +137,7 @@ def hit_rates(fleet: Fleet, settings: Settings, *, scale: int, requests: int) ->
             versions[draw()] += 1
             counts["commits"] += 1
         table, replica = draw(), rng.randrange(replicas)
-        if own[replica].has(table, sizes[table] * fleet.block_bytes_each):
+        if own_caches[replica].has(table, sizes[table] * fleet.block_bytes_each):
             source = "own"
         else:
             source = "peers" if shared.has(table, sizes[table] * fleet.manifest_bytes_each) else "storage"
@@ -161,8 +161,8 @@ def hit_rates(fleet: Fleet, settings: Settings, *, scale: int, requests: int) ->
 def _table_files(rng: random.Random, tables: int, files: int) -> Sequence[int]:
     """Return the sizes of tables, log-normal as in warehouses: most are small, and few have most of the files."""
     lognormvariates = [rng.lognormvariate(0, 2.0) for _ in range(tables)]
-    each = files / sum(lognormvariates)
-    return [max(1, round(size * each)) for size in lognormvariates]
+    rows_per_file = files / sum(lognormvariates)
+    return [max(1, round(size * rows_per_file)) for size in lognormvariates]
 
 
 def figures() -> str:

@@ -30,7 +30,7 @@ from pyspark.sql import SparkSession
 
 from bench.gateway import delay_store
 from bench.report import OURS, Report, Row
-from bench.ssb.generate import TABLES, generate, table_path
+from bench.ssb.generate import TABLES, generate, get_table_path
 from bench.ssb.queries import QUERIES, Oracle
 from bench.ssb.spark import FACT
 from bench.trino.asking import Client
@@ -72,15 +72,15 @@ class ServersOnSlowStore:
 def lake(folder: Path, scale: float, files: int) -> Iterator[ServersOnSlowStore]:
     with ExitStack() as stack:
         near = stack.enter_context(s3_server(folder, keep_alive=True))
-        far = replace(near, endpoint=stack.enter_context(delay_store(near.endpoint, 1)))
+        slow_servers = replace(near, endpoint=stack.enter_context(delay_store(near.endpoint, 1)))
         warehouse, port = f"s3://{near.create_bucket()}/wh", free_port()
-        env = {**far.seamark_env(), "SEAMARK_LOG_LEVEL": "warning"}
+        env = {**slow_servers.seamark_env(), "SEAMARK_LOG_LEVEL": "warning"}
         document = {"SEAMARK_GATEWAY_PORT": str(port), "SEAMARK_S3_CLIENT_ACCESS": "gateway"}
         direct = stack.enter_context(Seamark(folder / "direct", warehouse=warehouse, env=env))
         gateway = stack.enter_context(Seamark(folder / "gateway", warehouse=warehouse, env=env | document))
         for namespace, size, cut in ((WARM, WARM_SCALE, WARM_FILES), (LAKE, scale, files)):
             _write(generate(CACHE / "ssb", size), near, direct, gateway, namespace, cut)
-        yield ServersOnSlowStore(far, f"http://127.0.0.1:{port}", gateway, direct)
+        yield ServersOnSlowStore(slow_servers, f"http://127.0.0.1:{port}", gateway, direct)
 
 
 def _write(data: Path, near: S3, direct: Seamark, gateway: Seamark, namespace: str, files: int) -> None:
@@ -90,7 +90,7 @@ def _write(data: Path, near: S3, direct: Seamark, gateway: Seamark, namespace: s
         registered = RestCatalog("gateway", uri=gateway.base_url)
         registered.create_namespace(namespace)
         for name in TABLES:
-            rows = _to_iceberg_types(pq.read_table(table_path(data, name)))
+            rows = _to_iceberg_types(pq.read_table(get_table_path(data, name)))
             table = catalog.create_table((namespace, name), schema=rows.schema)
             step = -(-len(rows) // (files if name == FACT else 1))
             rows = rows.sort_by("lo_orderdate") if name == FACT else rows
@@ -115,15 +115,15 @@ def compare(report: Report, engine: str, ways: Mapping[str, Ask], oracle: Oracle
             ask(sql, WARM)
     times: dict[str, list[list[float]]] = {way: [[] for _ in range(rounds + 1)] for way in ways}
     for number in range(rounds + 1):
-        for turn, (name, sql) in enumerate(QUERIES.items()):
-            order = list(ways.items())[:: 1 if (turn + number) % 2 else -1]
+        for round_number, (name, sql) in enumerate(QUERIES.items()):
+            order = list(ways.items())[:: 1 if (round_number + number) % 2 else -1]
             for way, ask in order:
                 begun = time.perf_counter()
                 answer = ask(sql, LAKE)
                 times[way][number].append(time.perf_counter() - begun)
-                wrong = oracle.difference(sql, answer)
-                if wrong:
-                    raise AnswersDiffer(f"{engine}, {way}, {name}: {wrong}")
+                difference = oracle.difference(sql, answer)
+                if difference:
+                    raise AnswersDiffer(f"{engine}, {way}, {name}: {difference}")
 
     def row(measure: str, value: Callable[[list[list[float]]], float]) -> None:
         values = {way: value(of) for way, of in times.items()}
@@ -136,14 +136,16 @@ def compare(report: Report, engine: str, ways: Mapping[str, Ask], oracle: Oracle
         report.rows.append(Row(f"{engine}: {name}", "later rounds, median", "s", values, peer=DIRECT))
 
 
-def trino(report: Report, folder: Path, far: ServersOnSlowStore, oracle: Oracle, rounds: int) -> None:
-    at_gateway = replace(far.store, endpoint=far.gateway_url, access_key="unused", secret_key="unused")
+def trino(report: Report, folder: Path, slow_servers: ServersOnSlowStore, oracle: Oracle, rounds: int) -> None:
+    at_gateway = replace(
+        slow_servers.store, endpoint=slow_servers.gateway_url, access_key="unused", secret_key="unused"
+    )
     vended = {"iceberg.rest-catalog.vended-credentials-enabled": "true"}
     with ExitStack() as stack:
         ways: dict[str, Ask] = {}
         for way, server, store, catalog in (
-            (OURS, far.gateway, at_gateway, vended),
-            (DIRECT, far.direct, far.store, {}),
+            (OURS, slow_servers.gateway, at_gateway, vended),
+            (DIRECT, slow_servers.direct, slow_servers.store, {}),
         ):
             served_trino_server = trino_server(
                 folder / f"trino-{way}", uri=server.base_url, s3=store, catalog=catalog, jvm=()
@@ -154,13 +156,16 @@ def trino(report: Report, folder: Path, far: ServersOnSlowStore, oracle: Oracle,
         compare(report, "Trino", ways, oracle, rounds)
 
 
-def spark(report: Report, folder: Path, far: ServersOnSlowStore, oracle: Oracle, rounds: int) -> None:
-    s3_io = {"io-impl": "org.apache.iceberg.aws.s3.S3FileIO", "client.region": far.store.region}
+def spark(report: Report, folder: Path, slow_servers: ServersOnSlowStore, oracle: Oracle, rounds: int) -> None:
+    s3_io = {"io-impl": "org.apache.iceberg.aws.s3.S3FileIO", "client.region": slow_servers.store.region}
     with spark_session(folder / "spark", _SPARK) as session:
         ways = {
-            OURS: _spark_ask(session, new_catalog(session, far.gateway.base_url, extra=s3_io)),
+            OURS: _spark_ask(session, new_catalog(session, slow_servers.gateway.base_url, extra=s3_io)),
             DIRECT: _spark_ask(
-                session, new_catalog(session, far.direct.base_url, extra=s3_io | far.store.client_properties())
+                session,
+                new_catalog(
+                    session, slow_servers.direct.base_url, extra=s3_io | slow_servers.store.client_properties()
+                ),
             ),
         }
         compare(report, "Spark", ways, oracle, rounds)
@@ -182,10 +187,10 @@ def main() -> None:
     report = Report("gateway_engines", "What do SSB's queries gain by the objects gateway?", peer="the store itself")
     with tempfile.TemporaryDirectory(prefix="seamark-bench-") as text:
         folder = Path(text)
-        with lake(folder, scale, files) as far, closing(Oracle(generate(CACHE / "ssb", scale))) as oracle:
+        with lake(folder, scale, files) as slow_servers, closing(Oracle(generate(CACHE / "ssb", scale))) as oracle:
             oracle.prepare()
-            trino(report, folder, far, oracle, rounds)
-            spark(report, folder, far, oracle, rounds)
+            trino(report, folder, slow_servers, oracle, rounds)
+            spark(report, folder, slow_servers, oracle, rounds)
     report.notes += [
         f"Scale {scale:g}: {round(6_000_000 * scale):,} facts in {files} files, sorted by date; {rounds} later rounds.",
         "The store is versitygw behind a proxy that delays each request by 15 ms in the median and up to 200 ms.",

@@ -74,8 +74,8 @@ def reader(client: Any, keys: Keys, size: int, name: str) -> Read:
 
 
 def _presign(client: Any, keys: Keys, name: str) -> SplitResult:
-    at = {"Bucket": keys.bucket, "Key": keys.prefix + name}
-    return urlsplit(client.generate_presigned_url("get_object", Params=at, ExpiresIn=3600))
+    object_address = {"Bucket": keys.bucket, "Key": keys.prefix + name}
+    return urlsplit(client.generate_presigned_url("get_object", Params=object_address, ExpiresIn=3600))
 
 
 def _get(url: SplitResult, start: int, size: int) -> bytes:
@@ -101,7 +101,12 @@ class Ranges:
 
 
 def add_rows(
-    report: Report, case: str, ours: list[float], theirs: list[float], factor: float, limit: list[float] | None = None
+    report: Report,
+    case: str,
+    seamark_ms: list[float],
+    peer_ms: list[float],
+    factor: float,
+    limit: list[float] | None = None,
 ) -> None:
     """Add the rows of a case to the report.
 
@@ -109,14 +114,14 @@ def add_rows(
         factor: The goal: how many times faster than the direct read.
         limit: The seconds of sendfile.
     """
-    for name, of in (("median", statistics.median), ("mean", statistics.fmean)):
-        values = {"seamark": of(ours) * 1000, "direct": of(theirs) * 1000}
+    for name, aggregate in (("median", statistics.median), ("mean", statistics.fmean)):
+        values = {"seamark": aggregate(seamark_ms) * 1000, "direct": aggregate(peer_ms) * 1000}
         goal = values["direct"] / factor if name == "median" else None
         if limit is not None:
-            values[LIMIT] = of(limit) * 1000
+            values[LIMIT] = aggregate(limit) * 1000
         report.rows.append(Row(case, name, "ms", values, peer="direct", goal=goal))
     if limit is not None:
-        bound = {"seamark": statistics.median(ours) * 1000, LIMIT: statistics.median(limit) * 1000}
+        bound = {"seamark": statistics.median(seamark_ms) * 1000, LIMIT: statistics.median(limit) * 1000}
         report.rows.append(Row(case, "median (ratio to sendfile, the client's bound)", "ms", bound, peer=LIMIT))
 
 
@@ -127,17 +132,20 @@ def upload(rig: Rig, s3: S3, count: int) -> tuple[Keys, Keys, list[str]]:
     if not rig.has_table("t"):
         rig.create_table("t")
     keys = rig.keys("t")
-    own = replace(keys, endpoint=s3.endpoint, access_key=s3.access_key, secret=s3.secret_key, token="")
+    store_keys = replace(keys, endpoint=s3.endpoint, access_key=s3.access_key, secret=s3.secret_key, token="")
     names = [f"data/{uuid.uuid4()}.parquet" for _ in range(count)]
-    with closing(own.client()) as client:
+    with closing(store_keys.client()) as client:
         for name in names:
             client.put_object(Bucket=keys.bucket, Key=keys.prefix + name, Body=os.urandom(OBJECT_BYTES))
-    return keys, own, names
+    return keys, store_keys, names
 
 
-def compare(ours: Ranges, theirs: Ranges, count: int) -> tuple[list[float], list[float]]:
+def compare(seamark_ranges: Ranges, peer_ranges: Ranges, count: int) -> tuple[list[float], list[float]]:
     """Return the seconds of both for the first `count` ranges, read alternately."""
-    pairs = [(ours.read(n), theirs.read(n)) if n % 2 else (theirs.read(n), ours.read(n))[::-1] for n in range(count)]
+    pairs = [
+        (seamark_ranges.read(n), peer_ranges.read(n)) if n % 2 else (peer_ranges.read(n), seamark_ranges.read(n))[::-1]
+        for n in range(count)
+    ]
     return [one for one, _ in pairs], [other for _, other in pairs]
 
 
@@ -145,7 +153,7 @@ def measure(
     report: Report,
     rig: Rig,
     near: S3,
-    far: S3,
+    slow_store: S3,
     tier: str,
     factor: float,
     rounds: int,
@@ -153,48 +161,51 @@ def measure(
 ) -> None:
     """Measure first reads, and reads of ranges that are in the tier."""
     for seed, case in enumerate(CASES):
-        with pairs_of(rig, near, far, case, seed) as (ours, theirs):
-            count = min(rounds, len(ours) - 1)
-            first = compare(ours, theirs, count)
+        with pairs_of(rig, near, slow_store, case, seed) as (seamark_ranges, peer_ranges):
+            count = min(rounds, len(seamark_ranges) - 1)
+            first = compare(seamark_ranges, peer_ranges, count)
             if tier == "memory":
                 add_rows(report, f"first read, {case[0]}", *first, 1 / 1.05)
             time.sleep(1)  # The server writes blocks to the disk after the answer.
             limit = [sent(case[1])(number) for number in range(count)]
-            add_rows(report, f"in {tier}, {case[0]}", *compare(ours, theirs, count), factor, limit)
+            add_rows(report, f"in {tier}, {case[0]}", *compare(seamark_ranges, peer_ranges, count), factor, limit)
 
 
-def measure_first(report: Report, rig: Rig, near: S3, far: S3, rounds: int) -> None:
+def measure_first(report: Report, rig: Rig, near: S3, slow_store: S3, rounds: int) -> None:
     """Measure first reads while each connection of the store has the rate of one connection to S3."""
     for seed, case in enumerate(CASES):
-        with pairs_of(rig, near, far, case, seed) as (ours, theirs):
-            first = compare(ours, theirs, min(rounds, len(ours) - 1))
+        with pairs_of(rig, near, slow_store, case, seed) as (seamark_ranges, peer_ranges):
+            first = compare(seamark_ranges, peer_ranges, min(rounds, len(seamark_ranges) - 1))
             add_rows(report, f"first read, {case[0]}, {S3_RATE / 1e6:.0f} MB/s", *first, 1 / 1.05)
 
 
 @contextmanager
 def pairs_of(
-    rig: Rig, near: S3, far: S3, case: tuple[str, int, int, int], seed: int
+    rig: Rig, near: S3, slow_store: S3, case: tuple[str, int, int, int], seed: int
 ) -> Iterator[tuple[Ranges, Ranges]]:
     """Yield the same ranges of new objects through the gateway and directly, on open connections."""
     _, size, step, objects = case
-    keys, own, names = upload(rig, near, objects)
-    with closing(keys.client()) as client, closing(replace(own, endpoint=far.endpoint).client()) as direct:
-        ours = Ranges([reader(client, keys, size, name) for name in names], size, step, seed)
-        theirs = Ranges([reader(direct, own, size, name) for name in names], size, step, seed)
-        for item in (ours, theirs):
+    keys, store_keys, names = upload(rig, near, objects)
+    with (
+        closing(keys.client()) as client,
+        closing(replace(store_keys, endpoint=slow_store.endpoint).client()) as direct,
+    ):
+        seamark_ranges = Ranges([reader(client, keys, size, name) for name in names], size, step, seed)
+        peer_ranges = Ranges([reader(direct, store_keys, size, name) for name in names], size, step, seed)
+        for item in (seamark_ranges, peer_ranges):
             item.read(len(item) - 1)
-        yield ours, theirs
+        yield seamark_ranges, peer_ranges
 
 
-def sequential(report: Report, rig: Rig, near: S3, far: S3) -> None:
+def sequential(report: Report, rig: Rig, near: S3, slow_store: S3) -> None:
     """Measure reads of a whole object, in requests of 1 MiB one after another."""
-    keys, own, names = upload(rig, near, 3)
+    keys, store_keys, names = upload(rig, near, 3)
     durations: dict[str, list[float]] = {"seamark": [], "direct": []}
     for name in names:
-        for server, used in (("seamark", keys), ("direct", replace(own, endpoint=far.endpoint))):
+        for server, used in (("seamark", keys), ("direct", replace(store_keys, endpoint=slow_store.endpoint))):
             with closing(used.client()) as client:
-                read = reader(client, used, MEBIBYTE, name)
-                durations[server].append(sum(read(number) for number in range(OBJECT_BYTES // MEBIBYTE)) * 1000)
+                read_range = reader(client, used, MEBIBYTE, name)
+                durations[server].append(sum(read_range(number) for number in range(OBJECT_BYTES // MEBIBYTE)) * 1000)
     values = {server: statistics.median(times) for server, times in durations.items()}
     report.rows.append(Row("64 MiB, one MiB after another, first read", "median", "ms", values, peer="direct"))
 
@@ -211,8 +222,8 @@ def _serve_file(listener: socket.socket, path: str) -> None:
                 size, start = (int(part) for part in request.split())
                 connection.sendall(b"HTTP/1.1 206 OK\r\nContent-Length: %d\r\n\r\n" % size)
                 while size:
-                    sent = os.sendfile(connection.fileno(), file.fileno(), start, size)
-                    start, size = start + sent, size - sent
+                    sent_bytes = os.sendfile(connection.fileno(), file.fileno(), start, size)
+                    start, size = start + sent_bytes, size - sent_bytes
 
     while True:
         connection, _ = listener.accept()
@@ -343,7 +354,7 @@ def concurrent_readers(rig: Rig, keys: Keys, name: str, count: int, size: int) -
     watcher = threading.Thread(target=watch)
     watcher.start()
     sockets: list[socket.socket] = []
-    answered = refused = 0
+    answered_count = refused_count = 0
     try:
         for number in range(count):
             item = socket.socket()
@@ -359,8 +370,8 @@ def concurrent_readers(rig: Rig, keys: Keys, name: str, count: int, size: int) -
                 status = item.recv(4096)[9:12]
             except OSError:
                 status = b""
-            answered += status == b"206"
-            refused += status != b"206"
+            answered_count += status == b"206"
+            refused_count += status != b"206"
         time.sleep(1)
         kernel = _kernel_bytes() - kernel_before
     finally:
@@ -368,7 +379,7 @@ def concurrent_readers(rig: Rig, keys: Keys, name: str, count: int, size: int) -
             item.close()
         stop.set()
         watcher.join()
-    return peak[0] >> 20, kernel >> 20, answered, refused
+    return peak[0] >> 20, kernel >> 20, answered_count, refused_count
 
 
 def main() -> None:
@@ -380,34 +391,34 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         s3 = stack.enter_context(s3_server(Path(folder), keep_alive=True))
         slow = stack.enter_context(delay_store(s3.endpoint, 1))
-        far = S3(slow, s3.access_key, s3.secret_key, s3.region, s3.root, s3.process)
-        sent = Path(folder) / "sent"
-        sent.write_bytes(os.urandom(OBJECT_BYTES))
-        port = stack.enter_context(sendfile_server(str(sent)))
+        slow_store = S3(slow, s3.access_key, s3.secret_key, s3.region, s3.root, s3.process)
+        sent_path = Path(folder) / "sent"
+        sent_path.write_bytes(os.urandom(OBJECT_BYTES))
+        port = stack.enter_context(sendfile_server(str(sent_path)))
         memory = {"SEAMARK_GATEWAY_CACHE_MEMORY_BYTES": str(1 << 30)}
         with open_rig(Path(folder) / "memory", s3, SEAMARK_S3_ENDPOINT=slow, **memory) as rig:
-            measure(report, rig, s3, far, "memory", 50, arguments.rounds, partial(open_sendfile_reader, port))
-            sequential(report, rig, s3, far)
+            measure(report, rig, s3, slow_store, "memory", 50, arguments.rounds, partial(open_sendfile_reader, port))
+            sequential(report, rig, s3, slow_store)
             compare_throughput(report, rig, s3, port, 5)
         limited = stack.enter_context(delay_store(s3.endpoint, 2, rate=S3_RATE))
         with open_rig(Path(folder) / "limited", s3, SEAMARK_S3_ENDPOINT=limited, **memory) as rig:
-            measure_first(report, rig, s3, replace(far, endpoint=limited), arguments.rounds)
+            measure_first(report, rig, s3, replace(slow_store, endpoint=limited), arguments.rounds)
         with open_rig(
             Path(folder) / "disk", s3, SEAMARK_S3_ENDPOINT=slow, SEAMARK_GATEWAY_CACHE_MEMORY_BYTES="0"
         ) as rig:
-            measure(report, rig, s3, far, "disk", 10, arguments.rounds, partial(open_sendfile_reader, port))
+            measure(report, rig, s3, slow_store, "disk", 10, arguments.rounds, partial(open_sendfile_reader, port))
         raise_descriptor_limit()
         limits = {"SEAMARK_GATEWAY_REQUESTS_LIMIT": "40000", "SEAMARK_CONNECTIONS_LIMIT": "40000"}
         for number, (label, size, changes) in enumerate(SLOW_CASES):
             with open_rig(Path(folder) / f"many{number}", s3, **limits, **changes) as rig:
                 keys, _, names = upload(rig, s3, 1)
-                more, kernel, answered, refused = concurrent_readers(
+                extra_ms, kernel, answered_count, refused_count = concurrent_readers(
                     rig, keys, names[0], arguments.connections, size * MEBIBYTE
                 )
             report.bounds[f"memory for concurrent range reads, {label}"] = (
-                f"{more} MiB more in the server and {kernel} MiB in the kernel while "
+                f"{extra_ms} MiB more in the server and {kernel} MiB in the kernel while "
                 f"{arguments.connections} connections read {size} MiB each and take nothing; "
-                f"{answered} were answered, and {refused} refused"
+                f"{answered_count} were answered, and {refused_count} refused"
             )
     report.notes.append(
         "`direct` is versitygw behind a proxy that delays requests by 15 ms in the median and up to 200 ms, or for"

@@ -35,8 +35,8 @@ import psutil
 
 from bench.planning import layout
 from bench.planning.filters import FILTERS, ORDERED_COLUMN, RANGES
-from bench.planning.ours import OurPlanner, our_planner
-from bench.planning.tables import Table, table
+from bench.planning.ours import OurPlanner, open_our_planner
+from bench.planning.tables import Table, generate_table
 from bench.report import OURS, Report, Row
 from seamark.formats.iceberg.expressions.expression_json import parse_expression
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
@@ -77,25 +77,28 @@ def measure(table: Table, home: Path, memory_bytes: int) -> ProcessMeasurement:
 
 
 async def _measure(table: Table, home: Path, memory_bytes: int) -> ProcessMeasurement:
-    async with our_planner(home, table, disk=True, memory_bytes=memory_bytes) as ours:
+    async with open_our_planner(home, table, disk=True, memory_bytes=memory_bytes) as seamark_planner:
         before, private = _resident(), _resident(private=True)
-        first = await ours.plan(FILTERS[RANGES[0]].expression(table))
-        result = ProcessMeasurement(first.ms)
+        first = await seamark_planner.plan(FILTERS[RANGES[0]].expression(table))
+        measurement = ProcessMeasurement(first.ms)
         await _wait_until_settled()
-        result.resident["after one plan"] = (_resident() - before) / table.files
+        measurement.resident["after one plan"] = (_resident() - before) / table.files
         for name, expected in FILTERS.items():
-            result.kept[name] = len((await ours.scan(expected.expression(table)))[1].entry_ids)
-            times = [(await ours.scan(expected.expression(table, turn)))[0] for turn in range(1, PLANS_PER_CASE + 1)]
-            result.plans_ms[name] = statistics.median(times)
+            measurement.kept[name] = len((await seamark_planner.scan(expected.expression(table)))[1].entry_ids)
+            times = [
+                (await seamark_planner.scan(expected.expression(table, turn)))[0]
+                for turn in range(1, PLANS_PER_CASE + 1)
+            ]
+            measurement.plans_ms[name] = statistics.median(times)
         await _wait_until_settled()
-        result.resident["after ten filters"] = (_resident() - before) / table.files
-        result.private = (_resident(private=True) - private) / table.files
-        stats = ours.planner.stats()
-        result.reported = (stats.live_bytes + stats.added_bytes + stats.lists_bytes) / table.files
-        result.views = stats.views
-        result.commit_ms = await _commits(ours, table, 0, prepare=False)
-        result.prepared_ms = await _commits(ours, table, COMMITS, prepare=True)
-    return result
+        measurement.resident["after ten filters"] = (_resident() - before) / table.files
+        measurement.private = (_resident(private=True) - private) / table.files
+        stats = seamark_planner.planner.stats()
+        measurement.reported = (stats.live_bytes + stats.added_bytes + stats.lists_bytes) / table.files
+        measurement.views = stats.views
+        measurement.commit_ms = await _commits(seamark_planner, table, 0, prepare=False)
+        measurement.prepared_ms = await _commits(seamark_planner, table, COMMITS, prepare=True)
+    return measurement
 
 
 async def _wait_until_settled() -> None:
@@ -114,7 +117,7 @@ def _resident(*, private: bool = False) -> int:
     return int(memory.rss - (memory.shared if private else 0))
 
 
-async def _commits(ours: OurPlanner, table: Table, first: int, *, prepare: bool) -> float:
+async def _commits(seamark_planner: OurPlanner, table: Table, first: int, *, prepare: bool) -> float:
     """Return the extra time of a plan after a commit of one manifest.
 
     The result is the median over several commits of the plan's time minus the time of a plan of a known snapshot.
@@ -122,16 +125,16 @@ async def _commits(ours: OurPlanner, table: Table, first: int, *, prepare: bool)
     more = []
     expected = FILTERS[RANGES[0]]
     for number in range(first, first + COMMITS):
-        known_files, _ = await ours.scan(expected.expression(table, 500 + number))
-        metadata = _commit_file(table, ours.metadata, number)
+        known_files, _ = await seamark_planner.scan(expected.expression(table, 500 + number))
+        metadata = _commit_file(table, seamark_planner.metadata, number)
         parsed = parse_expression(expected.expression(table, 600 + number))
         if prepare:
-            planned_table = PlannedTable(BoundScan.bind(ours.metadata, ScanRequest()).view_key, 0.0)
-            assert await ours.planner.prepare(metadata, planned_table, limit_bytes=table.metadata_bytes)
-        started = time.perf_counter()
-        await ours.planner.bind_and_plan(metadata, ScanRequest(filter=parsed))
-        more.append((time.perf_counter() - started) * 1000 - known_files)
-        ours.metadata = metadata
+            planned_table = PlannedTable(BoundScan.bind(seamark_planner.metadata, ScanRequest()).view_key, 0.0)
+            assert await seamark_planner.planner.prepare(metadata, planned_table, limit_bytes=table.metadata_bytes)
+        started_s = time.perf_counter()
+        await seamark_planner.planner.bind_and_plan(metadata, ScanRequest(filter=parsed))
+        more.append((time.perf_counter() - started_s) * 1000 - known_files)
+        seamark_planner.metadata = metadata
     return statistics.median(more)
 
 
@@ -156,12 +159,12 @@ def _commit_file(table: Table, metadata: TableMetadata, number: int) -> TableMet
     path = folder / f"{uuid.uuid4()}-m0.avro"
     with path.open("wb") as file:
         fastavro.writer(file, schema, rows, codec="deflate", metadata=header)
-    added = {**entries[number], "manifest_path": f"file://{path}", "manifest_length": path.stat().st_size}
-    added |= {"added_files_count": len(rows), "added_snapshot_id": snapshot.snapshot_id + 1}
-    listed = io.BytesIO()
-    fastavro.writer(listed, layout.manifest_file_schema(), [added, *entries], codec="deflate")
+    manifest_fields = {**entries[number], "manifest_path": f"file://{path}", "manifest_length": path.stat().st_size}
+    manifest_fields |= {"added_files_count": len(rows), "added_snapshot_id": snapshot.snapshot_id + 1}
+    list_bytes = io.BytesIO()
+    fastavro.writer(list_bytes, layout.manifest_file_schema(), [manifest_fields, *entries], codec="deflate")
     list_path = folder / f"snap-{uuid.uuid4()}.avro"
-    list_path.write_bytes(listed.getvalue())
+    list_path.write_bytes(list_bytes.getvalue())
     document = json.loads(Path(table.metadata_location.removeprefix("file://")).read_text())
     new_snapshot = document["snapshots"][0]
     new_snapshot |= {"snapshot-id": snapshot.snapshot_id + 1, "manifest-list": f"file://{list_path}"}
@@ -174,7 +177,7 @@ def run(sizes: list[int], folder: Path, manifest_entries: int) -> Report:
     report = Report("many_files", "What does a table of many files cost one machine?", peer="the first process")
     spawn = multiprocessing.get_context("spawn")
     for files in sizes:
-        generated_table = table(files, manifest_entries=manifest_entries, deflate_level=1)
+        generated_table = generate_table(files, manifest_entries=manifest_entries, deflate_level=1)
         results = []
         memory_bytes = BUDGET * files
         for _ in range(2):
@@ -193,8 +196,8 @@ def run(sizes: list[int], folder: Path, manifest_entries: int) -> Report:
 
 
 def _add(report: Report, files: int, ever: ProcessMeasurement, measured: ProcessMeasurement) -> None:
-    def row(measure: str, unit: str, ours: float, first: float, goal: float | None = None) -> None:
-        values = {OURS: ours, "first process": first}
+    def row(measure: str, unit: str, seamark_ms: float, first: float, goal: float | None = None) -> None:
+        values = {OURS: seamark_ms, "first process": first}
         report.rows.append(Row(f"{files:,} files", measure, unit, values, peer="first process", goal=goal))
 
     row("first plan", "ms", measured.first_ms, ever.first_ms, GOALS["restart"])
@@ -217,10 +220,10 @@ def main() -> None:
     parser.add_argument("--files", type=int, nargs="+", default=[200_000, 1_000_000, 10_000_000])
     parser.add_argument("--manifest-entries", type=int, default=MANIFEST_ENTRIES)
     parser.add_argument("--save", action="store_true", help="write the results to bench/results")
-    chosen = parser.parse_args()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="seamark-bench-") as text:
-        report = run(chosen.files, Path(text), chosen.manifest_entries)
-    if chosen.save:
+        report = run(arguments.files, Path(text), arguments.manifest_entries)
+    if arguments.save:
         report.save()
     print(report.markdown())
 

@@ -67,17 +67,17 @@ async def measure_peer(report: Report, fleet: Fleet, database: str, warehouse: s
             for location in locations:
                 await node.read(location)  # The owner reads the storage.
             before = node.peers.counts()
-            ours, theirs = [], []
+            seamark_ms, peer_ms = [], []
             for number in range(rounds):
                 location = locations[number % len(locations)]
-                pair = [(ours, node.read), (theirs, node.stored.read)]
+                pair = [(seamark_ms, node.read), (peer_ms, node.stored.read)]
                 for times, read in pair if number % 2 else pair[::-1]:
                     times.append(await _seconds(read, location, size))
             after = node.peers.counts()
-            for name, of in (("median", statistics.median), ("mean", statistics.fmean)):
-                values = {OURS: of(ours) * 1000, STORAGE: of(theirs) * 1000}
+            for name, aggregate in (("median", statistics.median), ("mean", statistics.fmean)):
+                values = {OURS: aggregate(seamark_ms) * 1000, STORAGE: aggregate(peer_ms) * 1000}
                 report.rows.append(Row(f"peer hit, {label}", name, "ms", values, peer=STORAGE))
-            tail = {OURS: percentile(ours, 0.99) * 1000, STORAGE: percentile(theirs, 0.99) * 1000}
+            tail = {OURS: percentile(seamark_ms, 0.99) * 1000, STORAGE: percentile(peer_ms, 0.99) * 1000}
             report.rows.append(Row(f"peer hit, {label}", "p99", "ms", tail, peer=STORAGE))
             hedged, failed = (after[name] - before[name] for name in ("hedged", "failed"))
             report.notes.append(f"{label}: of {rounds} reads {hedged} were hedged, {failed} failed over.")
@@ -160,8 +160,10 @@ def measure_planning(report: Report, jittery: Fleet, steady: Fleet, seconds: flo
             for name, found in busy.items()
         }
         report.rows.append(Row(case, "p99.9 / median, CPU of the event loop", "×", ratios, peer=STEADY, goal=3.0))
-    sent = jittery.storage.requests.total() - before
-    report.bounds["requests to the storage during all plans and loads"] = f"{sent}; all but the first are checks"
+    request_count = jittery.storage.requests.total() - before
+    report.bounds["requests to the storage during all plans and loads"] = (
+        f"{request_count}; all but the first are checks"
+    )
     report.notes.append(
         "CPU of the event loop: waits for the storage, for PostgreSQL or for a core of the machine do not add to it."
         " Where its ratio is small and that of the times is large, the tail is not of the server's code."

@@ -18,11 +18,11 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 from bench.measure import Sample, Worker, drive, repeat, run_alternately, warm_up
-from bench.planning.filters import small_filter
+from bench.planning.filters import build_small_filter
 from bench.planning.served import plan, register
-from bench.planning.tables import CACHE, Table, table
+from bench.planning.tables import CACHE, Table, generate_table
 from bench.report import OURS, Report
-from bench.targets import LOAD_CORE, SERVER_CORE, Target, on_core
+from bench.targets import LOAD_CORE, SERVER_CORE, Target, pin_to_core
 from bench.wire import Request
 from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.history.history import HOUR_MS, QueryHistory, StatementRead, StatementSample
@@ -43,21 +43,21 @@ STATEMENTS, DAYS, TABLES, SHAPES = 1_000_000, 60, 10, 40
 
 async def run(folder: Path, *, quick: bool = False) -> Report:
     report = Report("planning_history", "What does the query history cost a plan?", peer=WITHOUT)
-    await _compare_plans(report, folder, table(2_000 if quick else 10_000), 2 if quick else 12, 0.5)
+    await _compare_plans(report, folder, generate_table(2_000 if quick else 10_000), 2 if quick else 12, 0.5)
     await _measure_database(report, folder, STATEMENTS // 20 if quick else STATEMENTS)
     return report
 
 
-async def _compare_plans(report: Report, folder: Path, planned: Table, rounds: int, seconds: float) -> None:
-    same_plan = plan(planned, small_filter(planned))
-    new_plans = (plan(planned, small_filter(planned, turn)) for turn in itertools.count(1))
-    with ExitStack() as running:
-        ours = running.enter_context(_server(folder, OURS, {}))
-        theirs = running.enter_context(_server(folder, WITHOUT, {"SEAMARK_QUERY_HISTORY_DAYS": "0"}))
-        targets = (ours, theirs)
+async def _compare_plans(report: Report, folder: Path, planned_table: Table, rounds: int, seconds: float) -> None:
+    same_plan = plan(planned_table, build_small_filter(planned_table))
+    new_plans = (plan(planned_table, build_small_filter(planned_table, turn)) for turn in itertools.count(1))
+    with ExitStack() as stack:
+        history_server = stack.enter_context(_server(folder, OURS, {}))
+        plain_server = stack.enter_context(_server(folder, WITHOUT, {"SEAMARK_QUERY_HISTORY_DAYS": "0"}))
+        targets = (history_server, plain_server)
         for target in targets:
-            await register(target, planned)
-        running.enter_context(on_core(LOAD_CORE))
+            await register(target, planned_table)
+        stack.enter_context(pin_to_core(LOAD_CORE))
 
         async def repeat_same_plan(target: Target, seconds: float = seconds) -> Sample:
             return await drive(target, [repeat(same_plan)], seconds=seconds)
@@ -80,7 +80,7 @@ def _server(folder: Path, name: str, env: dict[str, str]) -> Iterator[Target]:
     home = folder / name.replace(" ", "-")
     server = Seamark(home, warehouse=f"file://{CACHE}", env={"SEAMARK_LOG_LEVEL": "warning", **env})
     try:
-        with on_core(SERVER_CORE):
+        with pin_to_core(SERVER_CORE):
             server.start()
         yield Target(name, server.base_url, (server.pid,), CACHE)
     finally:
@@ -112,8 +112,10 @@ async def _measure_database(report: Report, folder: Path, statements: int) -> No
         per_flush = statements // (DAYS * 24)
         for _ in range(DAYS * 24):
             for shape in rng.choices(shapes, weights, k=per_flush):
-                read = StatementRead(f"uuid-{rng.randrange(TABLES)}", shape, 1000, rng.randrange(1000), 10**9, 10**6)
-                samplers = history.add(read, None, 0.001)
+                statement = StatementRead(
+                    f"uuid-{rng.randrange(TABLES)}", shape, 1000, rng.randrange(1000), 10**9, 10**6
+                )
+                samplers = history.add(statement, None, 0.001)
                 if samplers is not None:
                     samplers.append(_sample)
             await history.flush()
@@ -139,10 +141,10 @@ def _sample() -> StatementSample:
 @asynccontextmanager
 async def _tables(path: Path, clock: SystemClock) -> AsyncIterator[PointerStore]:
     async with open_store(f"sqlite:///{path}", clock=clock, queue_limit=10) as store:
-        created: list[Operation] = [CreateNamespace(("db",), {})]
-        created += [
+        operations: list[Operation] = [CreateNamespace(("db",), {})]
+        operations += [
             CreateEntry(Entry(EntryKind.TABLE, ("db",), f"t{number}", f"uuid-{number}", f"file:///t{number}.json"))
             for number in range(TABLES)
         ]
-        await store.transact(created)
+        await store.transact(operations)
         yield store

@@ -104,12 +104,12 @@ class PyArrow:
 
 def _mask(question: Question, column: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
     if question.below is not None:
-        result = pc.less(column, question.below)
+        mask = pc.less(column, question.below)
     elif len(question.among) == 1:
-        result = pc.equal(column, question.among[0])
+        mask = pc.equal(column, question.among[0])
     else:
-        result = pc.is_in(column, pa.array(question.among))
-    return result.to_numpy()
+        mask = pc.is_in(column, pa.array(question.among))
+    return mask.to_numpy()
 
 
 class DuckDB:
@@ -162,17 +162,17 @@ class Roaring:
     def _one(self, question: Question, slices: list[pyroaring.BitMap]) -> pyroaring.BitMap:
         if question.below is None:
             return pyroaring.BitMap.union(*(self._equal(slices, value) for value in question.among))
-        every = pyroaring.BitMap(range(self._rows))
+        all_rows = pyroaring.BitMap(range(self._rows))
         less = pyroaring.BitMap()
         for i, bits in enumerate(slices):
-            less = (every - bits) | less if question.below >> i & 1 else less - bits
+            less = (all_rows - bits) | less if question.below >> i & 1 else less - bits
         return less
 
     def _equal(self, slices: list[pyroaring.BitMap], rank: int) -> pyroaring.BitMap:
         inside = [bits for i, bits in enumerate(slices) if rank >> i & 1]
-        outside = [bits for i, bits in enumerate(slices) if not rank >> i & 1]
+        outside_slices = [bits for i, bits in enumerate(slices) if not rank >> i & 1]
         result = pyroaring.BitMap.intersection(*inside) if inside else pyroaring.BitMap(range(self._rows))
-        return result.difference(*outside) if outside else result
+        return result.difference(*outside_slices) if outside_slices else result
 
 
 def _bits(values: Values) -> int:
@@ -211,8 +211,8 @@ def _one_cardinality(report: Report, folder: Path, rows: int, cardinality: int, 
     columns = {name: _column(rng, rows, cardinality) for name in COLUMNS}
     path = folder / f"{cardinality}.parquet"
     pq.write_table(pa.table(columns), path)
-    ours, roaring = SeamarkBitmap(columns), Roaring(columns)
-    answerers: list[Answerer] = [ours, PyArrow(path), DuckDB(path), roaring]
+    seamark_bitmap, roaring = SeamarkBitmap(columns), Roaring(columns)
+    answerers: list[Answerer] = [seamark_bitmap, PyArrow(path), DuckDB(path), roaring]
     case = f"cardinality {cardinality:,}"
     for question in _questions(rng, cardinality):
         durations = _in_turns(answerers, question, turns)
@@ -220,20 +220,22 @@ def _one_cardinality(report: Report, folder: Path, rows: int, cardinality: int, 
         report.rows.append(
             Row(f"{case}, {question.name}", "row positions", "ms", durations, peer=best, goal=durations[best] / GOAL)
         )
-    both = Question("AND", COLUMNS, below=max(1, cardinality * 3 // 10))
+    conjunction = Question("AND", COLUMNS, below=max(1, cardinality * 3 // 10))
     per_million = 1e6 / rows
-    bits_ms = statistics.median(_time(lambda: ours.bits(both)) for _ in range(20 * turns)) * per_million
+    bits_ms = (
+        statistics.median(_time(lambda: seamark_bitmap.bits(conjunction)) for _ in range(20 * turns)) * per_million
+    )
     report.rows.append(Row(f"{case}, two-column AND", "bits", "ms", {OURS: bits_ms}, goal=AND_GOAL_MS))
     first: list[float] = []
     for _ in range(turns):
-        ours.reopen()
-        first.append(_time(lambda: ours.answer(both)))
+        seamark_bitmap.reopen()
+        first.append(_time(lambda: seamark_bitmap.answer(conjunction)))
     report.notes.append(
         f"{case}: the first question to an index just opened, checksums and all, takes"
         f" {statistics.median(first):.2f} ms, both columns."
     )
     _measure_building(report, case, columns["a"], turns)
-    _measure_size(report, case, ours, roaring, path, rows)
+    _measure_size(report, case, seamark_bitmap, roaring, path, rows)
 
 
 def _column(rng: np.random.Generator, rows: int, cardinality: int) -> Values:
@@ -260,35 +262,35 @@ def _in_turns(answerers: list[Answerer], question: Question, turns: int) -> dict
         if not np.array_equal(answerer.answer(question), expected):
             raise AnswersDiffer(f"{answerer.name} and {OURS} find other rows: {question}")
     durations: dict[str, list[float]] = {answerer.name: [] for answerer in answerers}
-    for turn in range(turns):
-        for answerer in answerers if turn % 2 else reversed(answerers):
+    for round_number in range(turns):
+        for answerer in answerers if round_number % 2 else reversed(answerers):
             durations[answerer.name].append(_time(lambda one=answerer: one.answer(question)))
     return {name: statistics.median(times) for name, times in durations.items()}
 
 
 def _time(work: Callable[[], Any]) -> float:
-    started = time.perf_counter()
+    started_s = time.perf_counter()
     work()
-    return (time.perf_counter() - started) * 1000
+    return (time.perf_counter() - started_s) * 1000
 
 
 def _measure_building(report: Report, case: str, values: Values, turns: int) -> None:
     """Measure the CPU time from numpy to stored bytes, on one thread: the best of several alternate runs."""
     keys = _keys(values)
     spread = _keys(np.sort(values))
-    works: dict[str, Callable[[], Any]] = {
+    operations: dict[str, Callable[[], Any]] = {
         OURS: lambda: bitmap.build(keys),
         "sorted": lambda: bitmap.build(spread),
         ROARING: lambda: [item.serialize() for item in Roaring.build(values)],
     }
-    durations: dict[str, list[float]] = {name: [] for name in works}
-    for turn in range(max(2, turns // 3)):
-        for name, work in works.items():
-            if name == ROARING and turn > 1:
+    durations: dict[str, list[float]] = {name: [] for name in operations}
+    for round_number in range(max(2, turns // 3)):
+        for name, work in operations.items():
+            if name == ROARING and round_number > 1:
                 continue
-            started = time.thread_time()
+            started_s = time.thread_time()
             work()
-            durations[name].append(time.thread_time() - started)
+            durations[name].append(time.thread_time() - started_s)
     rates = {name: len(values) / min(times) / 1e6 for name, times in durations.items()}
     options: dict[str, Any] = {"lower_is_better": False, "peer": ROARING, "goal": BUILD_GOAL}
     values_by = {OURS: rates[OURS], ROARING: rates[ROARING]}
@@ -296,13 +298,15 @@ def _measure_building(report: Report, case: str, values: Values, turns: int) -> 
     report.rows.append(Row(f"{case}, build", "sorted, one core", "M rows/s", {OURS: rates["sorted"]}, **options))
 
 
-def _measure_size(report: Report, case: str, ours: SeamarkBitmap, roaring: Roaring, path: Path, rows: int) -> None:
-    section = ours.opened["a"].section(0)
+def _measure_size(
+    report: Report, case: str, seamark_bitmap: SeamarkBitmap, roaring: Roaring, path: Path, rows: int
+) -> None:
+    section = seamark_bitmap.opened["a"].section(0)
     bits = slice_count(section.cardinality)
     report.rows.append(Row(f"{case}, stored", "slices", "", {OURS: section.bitmaps}, goal=bits))
     group = pq.ParquetFile(path).metadata
     column = sum(group.row_group(i).column(0).total_compressed_size for i in range(group.num_row_groups))
-    sizes = {OURS: ours.size_bytes / rows, PYARROW: column / rows, ROARING: roaring.size_bytes("a") / rows}
+    sizes = {OURS: seamark_bitmap.size_bytes / rows, PYARROW: column / rows, ROARING: roaring.size_bytes("a") / rows}
     report.rows.append(Row(f"{case}, stored", "bytes a row", "B", sizes, peer=PYARROW))
     report.notes.append(
         f"{case}: dictionary {section.dictionary_bytes:,} bytes, slices {section.bitmaps_bytes:,}; the roaring column"

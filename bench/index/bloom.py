@@ -58,10 +58,11 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     paths = [_parquet(folder / f"{file}.parquet", values_of(file)) for file in range(sample)]
     _measure_probes(report, blob, folder / "blob", paths, files)
     _check_answers(report, blob, files)
-    each, data = len(blob) / files, sum(os.path.getsize(path) for path in paths) / sample
+    bytes_per_file, data = len(blob) / files, sum(os.path.getsize(path) for path in paths) / sample
     report.notes += [
         f"{files:,} files of {KEYS:,} distinct longs, one group: {len(blob) / 1e6:.0f} MB of index,"
-        f" {8 * each / KEYS:.1f} bits a key, {each / data:.3f} bytes a byte of these Parquet files (two columns).",
+        f" {8 * bytes_per_file / KEYS:.1f} bits a key, {bytes_per_file / data:.3f} bytes a byte of "
+        f"these Parquet files (two columns).",
         f"Parquet: {sample} real files by DuckDB with Bloom filters at 1 % in the page cache, times {files // sample}."
         f" `{DUCKDB}` is parquet_bloom_probe on both cores; `{FOOTERS}` is pyarrow's read_metadata alone, one core.",
         "Cold: the header is in memory, the rows are read from a file by pread, a range each, from the page cache.",
@@ -88,14 +89,14 @@ def _measure_assembly(report: Report, entries: list[FileBloom], folder: Path) ->
     The function also writes the blob to the file that cold probes read.
     """
     tenth = -(-len(entries) // 10)
-    started = time.thread_time()
+    started_s = time.thread_time()
     parts = [Bloom(b"".join(encode(entries[at : at + tenth]))) for at in range(0, len(entries), tenth)]
-    encoded = time.thread_time() - started
-    started = time.thread_time()
+    encoded = time.thread_time() - started_s
+    started_s = time.thread_time()
     blob = b"".join(merge([(part, np.ones(part.files, dtype=np.bool_)) for part in parts]))
-    merged = time.thread_time() - started
+    merge_s = time.thread_time() - started_s
     assert blob == b"".join(encode(entries))
-    for name, elapsed in (("encode ten blobs", encoded), ("merge them into one", merged)):
+    for name, elapsed in (("encode ten blobs", encoded), ("merge them into one", merge_s)):
         report.rows.append(
             Row(name, "one core", "MB/s", {OURS: len(blob) / elapsed / 1e6}, lower_is_better=False),
         )
@@ -116,11 +117,11 @@ def _parquet(path: Path, values: Any) -> str:
     return str(path)
 
 
-def _measure_probes(report: Report, blob: bytes, stored: Path, paths: list[str], files: int) -> None:
+def _measure_probes(report: Report, blob: bytes, blob_path: Path, paths: list[str], files: int) -> None:
     rng = np.random.default_rng(3)
     warm, header = Bloom(blob), blob[: header_size(blob[:FIXED_SIZE])]
     cold = Bloom(header, len(blob))
-    descriptor = os.open(stored, os.O_RDONLY)
+    descriptor = os.open(blob_path, os.O_RDONLY)
     connection = duckdb.connect()
     connection.execute("SET enable_external_file_cache = false")
     durations: dict[str, list[float]] = {name: [] for name in ("warm", "cold", FOOTERS, DUCKDB)}
@@ -133,7 +134,7 @@ def _measure_probes(report: Report, blob: bytes, stored: Path, paths: list[str],
         return cold.probe_bytes(hashes, [os.pread(descriptor, length, offset) for offset, length in ranges])
 
     scale = files / len(paths)
-    for turn in range(ROUNDS):
+    for round_number in range(ROUNDS):
         for _ in range(PROBES_A_ROUND):
             file = int(rng.integers(files))
             hashes = _hash(int(values_of(file)[rng.integers(KEYS)]))
@@ -141,8 +142,8 @@ def _measure_probes(report: Report, blob: bytes, stored: Path, paths: list[str],
                 found_files, elapsed = _time(lambda ask=ask, hashes=hashes: ask(hashes))
                 assert found_files[file] == 1
                 durations[name].append(elapsed)
-        file = turn * 7 % len(paths)
-        key = int(values_of(file)[turn])
+        file = round_number * 7 % len(paths)
+        key = int(values_of(file)[round_number])
         found_files, elapsed = _time(lambda key=key: _find_with_duckdb(connection, paths, key))
         assert paths[file] in found_files
         durations[DUCKDB].append(elapsed * scale)
@@ -191,15 +192,15 @@ def _find_with_duckdb(connection: Any, paths: list[str], key: int) -> set[str]:
 
 def _time(act: Callable[[], Any]) -> tuple[Any, float]:
     """Return the result of `act`, and the milliseconds that it took."""
-    started = time.perf_counter()
+    started_s = time.perf_counter()
     actual_answer = act()
-    return actual_answer, (time.perf_counter() - started) * 1000
+    return actual_answer, (time.perf_counter() - started_s) * 1000
 
 
 def _median_ms(act: Callable[[], Any], times: int, clock: Callable[[], float]) -> float:
     durations = []
     for _ in range(times):
-        started = clock()
+        started_s = clock()
         act()
-        durations.append((clock() - started) * 1000)
+        durations.append((clock() - started_s) * 1000)
     return statistics.median(durations)

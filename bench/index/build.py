@@ -79,13 +79,13 @@ def _measure(task: IndexTask, files: list[DataFile], *, rounds: int) -> tuple[fl
     reading, building = [], []
     size = 0
     for _ in range(rounds):
-        started = time.thread_time()
+        started_s = time.thread_time()
         for file in files:
             _read(task, file, column_ids)
-        reading.append(time.thread_time() - started)
-        started = time.thread_time()
+        reading.append(time.thread_time() - started_s)
+        started_s = time.thread_time()
         size = index_data_files(task, files).size_bytes
-        building.append(time.thread_time() - started)
+        building.append(time.thread_time() - started_s)
     return statistics.median(reading), statistics.median(building), size
 
 

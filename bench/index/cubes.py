@@ -67,8 +67,8 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             client.put_index((NAMESPACE, TABLE), "by_month", kind="cube", columns=columns, measures=measures, shrink=5)
             full_s = _build(client)
             report.rows += _compare(url, repeats=1 if quick else _REPEATS)
-            stored = client.index((NAMESPACE, TABLE), "by_month").size_bytes
-            report.rows.append(_share(url, stored))
+            stored_bytes = client.index((NAMESPACE, TABLE), "by_month").size_bytes
+            report.rows.append(_share(url, stored_bytes))
             report.rows += _tiles(url, _CLIENTS if quick else _REQUESTS)
             refreshes_s = []
             for _ in range(1 if quick else _REFRESHES):
@@ -117,16 +117,16 @@ def _build(client: IndexClient) -> float:
 
 def _compare(url: str, *, repeats: int, case: str = "") -> list[Row]:
     rows = []
-    with SqlSession(url) as session, SqlSession(url, cubes=OFF) as plain:
+    with SqlSession(url) as session, SqlSession(url, cubes=OFF) as plain_session:
         for name, text in QUERIES.items():
             took: dict[str, list[float]] = {OURS: [], WITHOUT: []}
             answers = []
-            for turn in range(repeats + 1):
-                for label, chosen in ((OURS, session), (WITHOUT, plain)):
+            for round_number in range(repeats + 1):
+                for label, cube_session in ((OURS, session), (WITHOUT, plain_session)):
                     begun_s = time.perf_counter()
-                    result = chosen.sql(text)
+                    result = cube_session.sql(text)
                     answer = sorted(map(str, result.to_arrow().to_pylist()))
-                    if turn:
+                    if round_number:
                         took[label].append(1000 * (time.perf_counter() - begun_s))
                     answers.append(answer)
                     if label == OURS and (result.explanation.cube is None or result.explanation.cube.index is None):
@@ -139,10 +139,10 @@ def _compare(url: str, *, repeats: int, case: str = "") -> list[Row]:
     return rows
 
 
-def _share(url: str, stored: int) -> Row:
+def _share(url: str, stored_bytes: int) -> Row:
     with RestCatalog("sea", uri=url) as catalog:
         facts = sum(catalog.load_table(f"{NAMESPACE}.{TABLE}").inspect.files()["file_size_in_bytes"].to_pylist())
-    return Row("size", "cube of the facts", "%", {OURS: 100 * stored / facts}, goal=SHARE_GOAL_PERCENT)
+    return Row("size", "cube of the facts", "%", {OURS: 100 * stored_bytes / facts}, goal=SHARE_GOAL_PERCENT)
 
 
 def _tiles(url: str, requests: int) -> list[Row]:

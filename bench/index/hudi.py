@@ -69,9 +69,9 @@ class SeamarkIndex:
             append(client, TABLE, table.take(np.arange(part, table.num_rows, FILES)))
         client.put_index(TABLE, INDEX, kind="record", columns=["k"])
         with closing(InProcessWorkers()) as workers:
-            started = time.perf_counter()
+            started_s = time.perf_counter()
             build(client, TABLE, INDEX, workers)
-            self.seconds = time.perf_counter() - started
+            self.seconds = time.perf_counter() - started_s
         self.index = client.index(TABLE, INDEX)
         locations = [index_file["location"] for index_file in self.index.json["index-files"]]
         self._records = [RecordBlob(open_index_file(Storage().read(location), location).blob) for location in locations]
@@ -99,10 +99,12 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         closing(IndexClient(server.base_url)) as client,
     ):
         answer = peer.answer()  # written and indexed
-        ours = SeamarkIndex(client, table)
-        _sizes(report, ours, answer, count)
+        seamark_index = SeamarkIndex(client, table)
+        _sizes(report, seamark_index, answer, count)
         for batch in BATCHES:
-            _measure_lookups(report, ours, peer, [draw.choice(keys, batch, replace=False) for _ in range(rounds + 1)])
+            _measure_lookups(
+                report, seamark_index, peer, [draw.choice(keys, batch, replace=False) for _ in range(rounds + 1)]
+            )
     report.notes += [
         f"{count:,} rows in {FILES} data files, keys are UUIDs as strings. Medians of {rounds}, in turns, after one.",
         f"{JOB}: a SQL query of nothing, the least that any query of this session costs; {SQL} has it in it.",
@@ -113,23 +115,23 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-def _sizes(report: Report, ours: SeamarkIndex, index: dict[str, Any], count: int) -> None:
-    built = {OURS: ours.seconds, SQL: index["seconds"]}
-    sizes = {OURS: ours.index.size_bytes / count, SQL: index["index_bytes"] / count}
+def _sizes(report: Report, seamark_index: SeamarkIndex, index: dict[str, Any], count: int) -> None:
+    built = {OURS: seamark_index.seconds, SQL: index["seconds"]}
+    sizes = {OURS: seamark_index.index.size_bytes / count, SQL: index["index_bytes"] / count}
     report.rows.append(Row("index", "built, by command", "s", built, peer=SQL))
     report.rows.append(Row("index", "an entry", "B", sizes, peer=SQL))
 
 
-def _measure_lookups(report: Report, ours: SeamarkIndex, peer: Peer, draws: list[npt.NDArray[Any]]) -> None:
+def _measure_lookups(report: Report, seamark_index: SeamarkIndex, peer: Peer, draws: list[npt.NDArray[Any]]) -> None:
     """Query all systems with each draw; the first draw warms them up and is not counted."""
     durations: dict[str, list[float]] = {}
-    read = []
+    lookups = []
     for draw in draws:
-        for name, ask in {HTTP: ours.look_up_over_http, DIRECT: ours.look_up_in_process}.items():
+        for name, ask in {HTTP: seamark_index.look_up_over_http, DIRECT: seamark_index.look_up_in_process}.items():
             queries = pa.array(draw)
-            started = time.perf_counter()
+            started_s = time.perf_counter()
             result = ask(queries)
-            durations.setdefault(name, []).append((time.perf_counter() - started) * 1000)
+            durations.setdefault(name, []).append((time.perf_counter() - started_s) * 1000)
             _check_count(name, result, len(draw))
         for name, way in WAYS.items():
             answer = peer.ask(way=way, keys=draw.tolist())
@@ -137,17 +139,17 @@ def _measure_lookups(report: Report, ours: SeamarkIndex, peer: Peer, draws: list
             if name != JOB:
                 _check_count(name, answer["found"], len(draw))
             if name == SQL:
-                read.append(answer["files"])
+                lookups.append(answer["files"])
     ms = {name: statistics.median(times[1:]) for name, times in durations.items()}
     case = f"{len(draws[0]):,} key{'s' * (len(draws[0]) > 1)}"
-    whole = {OURS: ms[HTTP], SQL: ms[SQL], JOB: ms[JOB]}
+    lookup_ms = {OURS: ms[HTTP], SQL: ms[SQL], JOB: ms[JOB]}
     readers = {name: ms[name] for name in (READER, OPENED)}
     quicker = min(readers, key=lambda name: readers[name])
     report.rows += [
-        Row(case, f"{HTTP}; by SQL", "ms", whole, peer=SQL),
+        Row(case, f"{HTTP}; by SQL", "ms", lookup_ms, peer=SQL),
         Row(case, f"{HTTP}; by the reader", "ms", {**readers, OURS: ms[HTTP]}, peer=quicker),
         Row(case, f"{DIRECT}; by the reader", "ms", {**readers, OURS: ms[DIRECT]}, peer=quicker),
-        Row(case, "data files read by SQL", "", {SQL: statistics.median(read)}, peer=SQL),
+        Row(case, "data files read by SQL", "", {SQL: statistics.median(lookups)}, peer=SQL),
     ]
 
 

@@ -53,14 +53,14 @@ class Peer:
             "hoodie.metadata.enable": "true",
             **NO_STATISTICS,
         }
-        started = time.perf_counter()
+        started_s = time.perf_counter()
         rows_frame = self._spark.read.parquet(rows).repartition(files)
         rows_frame.write.format("hudi").options(**options).mode("overwrite").save(self._location)
-        wrote = time.perf_counter() - started
+        wrote = time.perf_counter() - started_s
         self._spark.sql(f"CREATE TABLE t USING hudi LOCATION '{self._location}'")
-        started = time.perf_counter()
+        started_s = time.perf_counter()
         self._spark.sql("CREATE INDEX record_index ON t (k)")
-        indexed = time.perf_counter() - started
+        indexed = time.perf_counter() - started_s
         index = Path(self._location.removeprefix("file://")) / ".hoodie" / "metadata" / "record_index"
         paths = [
             path
@@ -73,24 +73,24 @@ class Peer:
 
     def answer(self, way: str, keys: list[str]) -> dict[str, Any]:
         if way == "job":
-            started = time.perf_counter()
+            started_s = time.perf_counter()
             self._spark.sql("SELECT 1").collect()
-            return {"seconds": time.perf_counter() - started, "found": 0}
+            return {"seconds": time.perf_counter() - started_s, "found": 0}
         if way == "sql":
             expected = f"= '{keys[0]}'" if len(keys) == 1 else f"IN ({','.join(map(repr, keys))})"
-            started = time.perf_counter()
+            started_s = time.perf_counter()
             frame = self._spark.sql(f"SELECT _hoodie_file_name, k FROM t WHERE k {expected}")
-            result = frame.collect()
-            seconds = time.perf_counter() - started
-            return {"seconds": seconds, "found": len(result), "files": self._files_read(frame)}
-        listed = self._to_hoodie_list(keys)
-        started = time.perf_counter()
+            row_count = frame.collect()
+            seconds = time.perf_counter() - started_s
+            return {"seconds": seconds, "found": len(row_count), "files": self._files_read(frame)}
+        key_list = self._to_hoodie_list(keys)
+        started_s = time.perf_counter()
         reader = self.opened if way == "opened" else self._reader()
-        result = reader.readRecordIndexLocationsWithKeys(listed).collectAsList().size()
-        seconds = time.perf_counter() - started
+        row_count = reader.readRecordIndexLocationsWithKeys(key_list).collectAsList().size()
+        seconds = time.perf_counter() - started_s
         if way != "opened":
             reader.close()
-        return {"seconds": seconds, "found": result}
+        return {"seconds": seconds, "found": row_count}
 
     @staticmethod
     def _files_read(frame: Any) -> int:

@@ -137,8 +137,8 @@ class PyArrow:
     def look_up_many(self, keys: pa.Array) -> Places:
         """Read the whole file, because pyarrow's filters do not push down a list."""
         table = pq.read_table(self._path)
-        at = np.searchsorted(table["k"].to_numpy(), keys.to_numpy())  # The column is sorted.
-        return np.stack([table[name].to_numpy()[at] for name in ("file", "position")], axis=1)
+        positions = np.searchsorted(table["k"].to_numpy(), keys.to_numpy())  # The column is sorted.
+        return np.stack([table[name].to_numpy()[positions] for name in ("file", "position")], axis=1)
 
 
 def _in_order(query: Any, file: Any, position: Any) -> Places:
@@ -160,10 +160,12 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     _ones(report, answerers, keys, rounds)
     _batches(report, answerers, keys, batch, rounds)
     _cold(report, blob, keys, 200 if quick else 2_000)
-    size, stored = blob.stat().st_size, os.path.getsize(path)
-    report.rows.append(Row("size", "an entry", "B", {OURS: size / rows, "parquet": stored / rows}, goal=BYTES_GOAL))
+    size, stored_bytes = blob.stat().st_size, os.path.getsize(path)
+    report.rows.append(
+        Row("size", "an entry", "B", {OURS: size / rows, "parquet": stored_bytes / rows}, goal=BYTES_GOAL)
+    )
     report.notes += [
-        f"{rows:,} distinct random longs in {FILES} data files, one run. Parquet, sorted: {stored / 1e6:.0f} MB.",
+        f"{rows:,} distinct random longs in {FILES} data files, one run. Parquet, sorted: {stored_bytes / 1e6:.0f} MB.",
         "Ours on one core, with hashing; the peers as their fastest interface gives it, on both. Medians.",
     ]
     return report
@@ -172,26 +174,26 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 def _build_index(report: Report, folder: Path, keys: Values) -> Path:
     """Return the blob as an indexer makes it: one run for each data file, and the merge of all runs."""
     columns = [pa.array(part) for part in np.array_split(keys, FILES)]
-    started = time.thread_time()
+    started_s = time.thread_time()
     entries = [build([keys_of(column, "long")]) for column in columns]
-    built = time.thread_time() - started
+    built = time.thread_time() - started_s
     data = folder / "column.parquet"
     pq.write_table(pa.table({"k": keys}), data, use_dictionary=False)
-    started = time.thread_time()
+    started_s = time.thread_time()
     with pq.ParquetFile(data) as file:
         file.read(use_threads=False)
-    read = time.thread_time() - started
-    rates = {OURS: len(keys) / built / 1e6, "parquet-read": len(keys) / read / 1e6}
+    read_s = time.thread_time() - started_s
+    rates = {OURS: len(keys) / built / 1e6, "parquet-read": len(keys) / read_s / 1e6}
     report.rows.append(Row("build", "from Arrow, one core", "M rows/s", rates, lower_is_better=False))
     parts = []
     for number, entry in enumerate(entries):
         _write(folder / f"{number}.run", encode([entry]))
         parts.append(_map_record(folder / f"{number}.run"))
-    started = time.thread_time()
+    started_s = time.thread_time()
     _write(folder / "blob", merge([(part, np.ones(1, np.bool_)) for part in parts]))
-    merged = len(keys) / (time.thread_time() - started) / 1e6
+    merge_rate = len(keys) / (time.thread_time() - started_s) / 1e6
     report.rows.append(
-        Row(f"merge of {FILES} runs", "one core, written", "M entries/s", {OURS: merged}, lower_is_better=False)
+        Row(f"merge of {FILES} runs", "one core, written", "M entries/s", {OURS: merge_rate}, lower_is_better=False)
     )
     return folder / "blob"
 
@@ -233,14 +235,14 @@ def _parquet(path: Path, keys: Values) -> Path:
 def _ones(report: Report, answerers: list[Answerer], keys: Values, rounds: int) -> None:
     durations: dict[str, list[float]] = {answerer.name: [] for answerer in answerers}
     draw = np.random.default_rng(9)
-    for turn in range(rounds):
-        for item in answerers if turn % 2 else reversed(answerers):
+    for round_number in range(rounds):
+        for item in answerers if round_number % 2 else reversed(answerers):
             times, slices = (SINGLE, SLICES) if item.name == OURS else (1, 3)
             for row_numbers in draw.choice(len(keys), (slices, times), replace=False):
                 values = keys[row_numbers].tolist()
-                started = time.perf_counter()
+                started_s = time.perf_counter()
                 results = [item.look_up_one(value) for value in values]
-                durations[item.name].append((time.perf_counter() - started) * 1e6 / times)
+                durations[item.name].append((time.perf_counter() - started_s) * 1e6 / times)
                 if results != _compute_expected_places(keys, row_numbers):
                     raise AnswersDiffer(f"{item.name}, one key")
     values_us = {name: statistics.median(times) for name, times in durations.items()}
@@ -266,14 +268,14 @@ def _batches(report: Report, answerers: list[Answerer], keys: Values, batch: int
     durations: dict[str, list[float]] = {answerer.name: [] for answerer in answerers}
     worked: dict[str, list[float]] = {answerer.name: [] for answerer in answerers}
     draw = np.random.default_rng(10)
-    for turn in range(rounds):
+    for round_number in range(rounds):
         query = draw.choice(len(keys), batch, replace=False)
         wanted_keys, expected = pa.array(keys[query]), np.array(_compute_expected_places(keys, query))
-        for item in answerers if turn % 2 else reversed(answerers):
-            started, before = time.perf_counter(), time.process_time()
+        for item in answerers if round_number % 2 else reversed(answerers):
+            started_s, before = time.perf_counter(), time.process_time()
             result = item.look_up_many(wanted_keys)
             worked[item.name].append((time.process_time() - before) * 1000)
-            durations[item.name].append((time.perf_counter() - started) * 1000)
+            durations[item.name].append((time.perf_counter() - started_s) * 1000)
             if not np.array_equal(result, expected):
                 raise AnswersDiffer(f"{item.name}, {batch} keys")
     case = f"{batch:,} keys"
@@ -299,17 +301,17 @@ def _cold(report: Report, blob: Path, keys: Values, times: int) -> None:
     os.fsync(descriptor)
     os.posix_fadvise(descriptor, 0, size, os.POSIX_FADV_RANDOM)
     durations, reads, pages = [], [], []
-    for at in np.random.default_rng(11).choice(len(keys), times, replace=False):
+    for position in np.random.default_rng(11).choice(len(keys), times, replace=False):
         os.posix_fadvise(descriptor, 0, size, os.POSIX_FADV_DONTNEED)
-        started = time.perf_counter()
-        pair = row_hash([key_of(int(keys[at]), "long")])
+        started_s = time.perf_counter()
+        pair = row_hash([key_of(int(keys[position]), "long")])
         hi, lo = (np.array([half], np.uint64) for half in pair)
         ranges = fences.page_ranges(hi, lo)
         lookup_bytes = fences.lookup_bytes(hi, lo, [os.pread(descriptor, length, offset) for offset, length in ranges])
-        durations.append((time.perf_counter() - started) * 1e6)
+        durations.append((time.perf_counter() - started_s) * 1e6)
         reads.append(len(ranges))
         pages.append(sum(length for _, length in ranges) / 4096)
-        if [(int(lookup_bytes[1][0]), int(lookup_bytes[2][0]))] != _compute_expected_places(keys, np.array([at])):
+        if [(int(lookup_bytes[1][0]), int(lookup_bytes[2][0]))] != _compute_expected_places(keys, np.array([position])):
             raise AnswersDiffer("cold")
     os.close(descriptor)
     report.rows.append(Row("one key, cold", "reads, at most", "", {OURS: max(reads)}, goal=READS_GOAL))

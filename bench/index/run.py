@@ -7,7 +7,7 @@ table.
 from __future__ import annotations
 
 from bench.index import bitmap, bloom, build, cubes, dashboard, hudi, record
-from bench.run import Bench, names_of, parser_of, run_benches
+from bench.run import Bench, build_parser, choose_names, run_benches
 from bench.ssb import cubes as ssb_cubes
 
 BENCHES: dict[str, Bench] = {
@@ -22,10 +22,10 @@ BY_NAME: dict[str, Bench] = {**BENCHES, "hudi": hudi.run, "ssb_cubes": ssb_cubes
 
 
 def main() -> None:
-    parser = parser_of("bench.index.run", __doc__, BY_NAME)
-    chosen = parser.parse_args()
-    names = names_of(parser, chosen, BY_NAME) if chosen.names else list(BENCHES)
-    run_benches(BY_NAME, names, quick=chosen.quick)
+    parser = choose_names("bench.index.run", __doc__, BY_NAME)
+    arguments = parser.parse_args()
+    names = build_parser(parser, arguments, BY_NAME) if arguments.names else list(BENCHES)
+    run_benches(BY_NAME, names, quick=arguments.quick)
 
 
 if __name__ == "__main__":

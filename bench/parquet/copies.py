@@ -87,15 +87,15 @@ def data_file(path: Path, number: int, rows: int, encryption: Any = None) -> Pat
     return path
 
 
-def measure(works: dict[str, Callable[[Path], None]], out: Path, rounds: int) -> dict[str, float]:
+def measure(operations: dict[str, Callable[[Path], None]], out: Path, rounds: int) -> dict[str, float]:
     """Return the CPU seconds of each work: the medians of interleaved rounds."""
-    seconds: dict[str, list[float]] = {name: [] for name in works}
+    seconds: dict[str, list[float]] = {name: [] for name in operations}
     for number in range(rounds):
-        for name in works if number % 2 else reversed(works):
+        for name in operations if number % 2 else reversed(operations):
             out.unlink(missing_ok=True)
-            started = time.process_time()
-            works[name](out)
-            seconds[name].append(time.process_time() - started)
+            started_s = time.process_time()
+            operations[name](out)
+            seconds[name].append(time.process_time() - started_s)
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
@@ -103,11 +103,11 @@ def _copy(paths: Sequence[Path], out: Path, schema: pa.Schema) -> None:
     empty = out.with_suffix(".skeleton")
     with pq.ParquetWriter(empty, schema, store_schema=False):
         pass
-    with ExitStack() as opened:
-        target = opened.enter_context(SourceFile(str(empty), Storage()))
+    with ExitStack() as stack:
+        target = stack.enter_context(SourceFile(str(empty), Storage()))
         assembler = FileAssembler(open_sink(str(out), Storage()), target.footer)
         for path in paths:
-            source = opened.enter_context(SourceFile(str(path), Storage()))
+            source = stack.enter_context(SourceFile(str(path), Storage()))
             columns = match_leaves(target.leaves, source.leaves).columns
             for number in range(len(source.footer.groups)):
                 assembler.add([Pick(source, number, columns, range(len(columns)))])
@@ -141,15 +141,15 @@ def _footer_row(rounds: int) -> Row:
     raw = data[-8 - int.from_bytes(data[-8:-4], "little") : -8]
     milliseconds = []
     for _ in range(max(3, rounds)):
-        started = time.process_time()
+        started_s = time.process_time()
         footer = read_footer(raw)
         for group in footer.groups:
             values = np.stack([group.values(name) for name in PATCH], axis=1)
             values[:, PATCH["data_page"]] += 1 << 30
             encode_group(patch_chunks(footer, group.chunks, values, [None] * CHUNKS_WIDE), group.fields)
-        milliseconds.append((time.process_time() - started) * 1e3)
-    started = time.process_time()
+        milliseconds.append((time.process_time() - started_s) * 1e3)
+    started_s = time.process_time()
     pq.read_metadata(pa.BufferReader(data))
-    reading = (time.process_time() - started) * 1e3
+    reading = (time.process_time() - started_s) * 1e3
     values_ms = {OURS: statistics.median(milliseconds), "pyarrow, reading only": reading}
     return Row("footer of 12,000 chunks", "read and patched", "ms", values_ms, peer="pyarrow, reading only", goal=60)

@@ -90,8 +90,8 @@ def _properties(algorithm: str) -> Any:
 
 
 def _copy(paths: Sequence[Path], out: Path) -> None:
-    with ExitStack() as opened:
-        sources = [opened.enter_context(SourceFile(str(path), Storage(), keys=_KEYS)) for path in paths]
+    with ExitStack() as stack:
+        sources = [stack.enter_context(SourceFile(str(path), Storage(), keys=_KEYS)) for path in paths]
         first = sources[0]
         assert first.encryption is not None
         columns = range(len(first.leaves))

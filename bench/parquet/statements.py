@@ -50,19 +50,19 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         for table in tables.values():
             _fill(spark, table, files, rows)
         size_mb = sum(client.files(tables[OURS])["file_size_in_bytes"].to_pylist()) / 1e6
-        for case, statement, theirs in (
+        for case, statement, expected_status in (
             ("merge", "ALTER TABLE {} MERGE FILES", _rewrite),
             ("drop payload", "ALTER TABLE {} PARTITION (part >= 0) DROP COLUMNS (payload)", _overwrite),
         ):
-            works = {
+            operations = {
                 OURS: lambda text=statement: sql(spark, text.format(f"{CATALOG}.{tables[OURS]}")),
                 IN_PROCESS: lambda text=statement: _run(client, text.format(tables[IN_PROCESS])),
-                IN_SPARK: lambda theirs=theirs: theirs(spark, tables[IN_SPARK]),
+                IN_SPARK: lambda theirs=expected_status: theirs(spark, tables[IN_SPARK]),
             }
-            seconds = _time(spark, tables, works, rounds)
-            for ours in (OURS, IN_PROCESS):
-                values = {OURS: seconds[ours], IN_SPARK: seconds[IN_SPARK]}
-                name = case if ours == OURS else f"{case}, in one process"
+            seconds = _time(spark, tables, operations, rounds)
+            for target in (OURS, IN_PROCESS):
+                values = {OURS: seconds[target], IN_SPARK: seconds[IN_SPARK]}
+                name = case if target == OURS else f"{case}, in one process"
                 report.rows.append(Row(name, "statement", "s", values, peer=IN_SPARK))
     report.notes.append(
         f"{2 * files} files of {rows:,} rows, {size_mb:,.0f} MB together, in 2 partitions. Medians of {rounds} rounds, "
@@ -107,20 +107,20 @@ def _overwrite(spark: SparkSession, table: str) -> None:
 
 
 def _time(
-    spark: SparkSession, tables: dict[str, str], works: dict[str, Callable[[], object]], rounds: int
+    spark: SparkSession, tables: dict[str, str], operations: dict[str, Callable[[], object]], rounds: int
 ) -> dict[str, float]:
     """Return the seconds of each work: the medians of interleaved rounds after one that is not counted.
 
     After each round the tables are in their earlier state.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in works}
+    seconds: dict[str, list[float]] = {name: [] for name in operations}
     before = {name: _snapshot(spark, table) for name, table in tables.items()}
     for number in range(rounds + 1):
         results = {}
-        for name in works if number % 2 else reversed(works):
-            started = time.perf_counter()
-            works[name]()
-            seconds[name].append(time.perf_counter() - started)
+        for name in operations if number % 2 else reversed(operations):
+            started_s = time.perf_counter()
+            operations[name]()
+            seconds[name].append(time.perf_counter() - started_s)
             results[name] = _rows(spark, tables[name])
             spark.sql(
                 f"CALL {CATALOG}.system.rollback_to_snapshot(table => '{tables[name]}', snapshot_id => {before[name]})"

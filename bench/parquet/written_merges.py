@@ -55,9 +55,9 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             for place, (name, how) in enumerate(ways.items() if number % 2 else reversed(ways.items())):
                 table = f"bench.t{number}_{place}"
                 spark.sql(f"CREATE TABLE {CATALOG}.{table} ({COLUMNS}) USING iceberg PARTITIONED BY (part)")
-                started = time.perf_counter()
+                started_s = time.perf_counter()
                 report_of_write = write(frame, table, client=client, **how)
-                seconds[name].append(time.perf_counter() - started)
+                seconds[name].append(time.perf_counter() - started_s)
                 files[name] = report_of_write.files
                 results.add(_sums(spark, table))
                 spark.sql(f"DROP TABLE {CATALOG}.{table} PURGE")

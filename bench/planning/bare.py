@@ -15,8 +15,8 @@ from pathlib import Path
 import uvloop
 from aiohttp import web
 
-from bench.targets import SERVER_CORE, Target, on_core
-from tests.services.process import ManagedProcess, free_port, http_ok
+from bench.targets import SERVER_CORE, Target, pin_to_core
+from tests.services.process import ManagedProcess, free_port, is_http_ok
 
 BARE = "bare-aiohttp"
 
@@ -63,8 +63,8 @@ def run_bare_server(folder: Path, body: bytes, *, workers: int = 1) -> Iterator[
     ]
     process = ManagedProcess(argv, log=folder / "bare.log")
     with process:
-        with on_core(SERVER_CORE) if workers == 1 else nullcontext():
-            process.start(lambda: http_ok(f"http://127.0.0.1:{port}/"), timeout_s=30)
+        with pin_to_core(SERVER_CORE) if workers == 1 else nullcontext():
+            process.start(lambda: is_http_ok(f"http://127.0.0.1:{port}/"), timeout_s=30)
         yield Target(BARE, f"http://127.0.0.1:{port}", (process.pid,), folder)
 
 
@@ -73,13 +73,15 @@ def main() -> None:
     parser.add_argument("port", type=int)
     parser.add_argument("body", type=Path)
     parser.add_argument("--workers", type=int, default=1)
-    chosen = parser.parse_args()
-    body = chosen.body.read_bytes()
+    arguments = parser.parse_args()
+    body = arguments.body.read_bytes()
     spawn = multiprocessing.get_context("spawn")
-    process = [spawn.Process(target=serve, args=(chosen.port, body), daemon=True) for _ in range(chosen.workers - 1)]
+    process = [
+        spawn.Process(target=serve, args=(arguments.port, body), daemon=True) for _ in range(arguments.workers - 1)
+    ]
     for other in process:
         other.start()
-    serve(chosen.port, body)
+    serve(arguments.port, body)
 
 
 if __name__ == "__main__":

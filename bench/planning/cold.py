@@ -22,12 +22,12 @@ from pyiceberg.table import StaticTable
 from bench.planning import java_peer, pyiceberg_peer
 from bench.planning.filters import FILTERS, RANGES
 from bench.planning.java_peer import java_planner
-from bench.planning.ours import our_planner
+from bench.planning.ours import open_our_planner
 from bench.planning.pyiceberg_peer import PyIcebergPlanner
-from bench.planning.tables import Table, table
+from bench.planning.tables import Table, generate_table
 from bench.planning.warm import JAVA, PYICEBERG
 from bench.report import OURS, Report, Row
-from bench.targets import LOAD_CORE, on_core
+from bench.targets import LOAD_CORE, pin_to_core
 from seamark.formats.iceberg.manifests.avro import read_container
 from seamark.formats.iceberg.manifests.manifest import INFLATED_LIMIT_BYTES, decode_manifest
 from seamark.metaserver.index.blocks.encoding import encode_block
@@ -47,10 +47,10 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
         peer=f"the first plan of Iceberg Java {java_peer.version()}; for decode, PyIceberg {pyiceberg_peer.version()}",
     )
     for files in (2_000,) if quick else sizes:
-        generated_table = table(files)
+        generated_table = generate_table(files)
         _into_page_cache(generated_table)
         await _plans(report, folder, generated_table, rounds=1 if quick else 3)
-    _decode(report, table(2_000 if quick else 100_000), manifests=2 if quick else 50)
+    _decode(report, generate_table(2_000 if quick else 100_000), manifests=2 if quick else 50)
     report.notes.append(
         "The filter is the narrow range of the warm plans; no manifest can be left out by its partitions. First plan"
         " after a restart: the planner is new and its tier on disk holds every block."
@@ -60,21 +60,21 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
 
 async def _plans(report: Report, folder: Path, table: Table, rounds: int) -> None:
     expected = FILTERS[RANGES[0]].expression(table)
-    mine, second_durations, theirs = [], [], []
+    seamark_durations, second_durations, java_durations = [], [], []
     for number in range(rounds if table.files < 1_000_000 else min(rounds, 2)):
         with java_planner(table.metadata_location, table.files, folder / "java.log") as java:
             plan = java.plan(expected)
-            theirs.append(plan.ms)
+            java_durations.append(plan.ms)
         home = folder / f"home-{table.files}-{number}"
-        async with our_planner(home, table) as ours:
-            first = await ours.plan(expected)
+        async with open_our_planner(home, table) as seamark_planner:
+            first = await seamark_planner.plan(expected)
         plan.check_same(first, f"{table.files:,} files, first plan")
-        mine.append(first.ms)
-        async with our_planner(home, table, disk=True) as ours:
-            await ours.plan(expected)
-        async with our_planner(home, table, disk=True) as ours:
-            second_durations.append((await ours.plan(expected)).ms)
-    values = {OURS: statistics.median(mine), JAVA: statistics.median(theirs)}
+        seamark_durations.append(first.ms)
+        async with open_our_planner(home, table, disk=True) as seamark_planner:
+            await seamark_planner.plan(expected)
+        async with open_our_planner(home, table, disk=True) as seamark_planner:
+            second_durations.append((await seamark_planner.plan(expected)).ms)
+    values = {OURS: statistics.median(seamark_durations), JAVA: statistics.median(java_durations)}
     if table.files <= 100_000:
         values[PYICEBERG] = PyIcebergPlanner(table.metadata_location).plan(expected).ms
     goal = values[JAVA] / FASTER_GOAL if table.files >= 1_000_000 else COLD_GOAL_MS.get(table.files)
@@ -94,12 +94,12 @@ def _decode(report: Report, table: Table, manifests: int) -> None:
     contents = [(path.read_bytes(), f"file://{path}") for path in paths]
     expected = {their_manifest.manifest_path for their_manifest in _their_manifests(table)}
     assert {location for _, location in contents} <= expected
-    few = contents[: max(1, manifests // 10)]
-    with on_core(LOAD_CORE):
+    sample = contents[: max(1, manifests // 10)]
+    with pin_to_core(LOAD_CORE):
         columns = _rate(lambda data, at: decode_manifest(data, at).rows, contents)
         inflated = _rate(_inflate, contents)
         blocks = _rate(_to_block, contents)
-        peers = {FASTAVRO: _rate(_fastavro, few), PYICEBERG: _pyiceberg(table, few)}
+        peers = {FASTAVRO: _rate(_fastavro, sample), PYICEBERG: _pyiceberg(table, sample)}
     report.bounds["inflating alone, one thread"] = f"{inflated:,.0f} entries/s"
     for measure, rate in (("to columns", columns), ("to a block", blocks)):
         values = {OURS: rate, **peers}
@@ -115,9 +115,9 @@ def _rate(decode: Callable[[bytes, str], int], contents: list[tuple[bytes, str]]
     Other processes change the CPU time less than the elapsed time.
     """
     decode(*contents[0])
-    started = time.process_time()
+    started_s = time.process_time()
     rows = sum(decode(data, location) for data, location in contents)
-    return rows / (time.process_time() - started)
+    return rows / (time.process_time() - started_s)
 
 
 def _inflate(data: bytes, location: str) -> int:
@@ -125,9 +125,9 @@ def _inflate(data: bytes, location: str) -> int:
 
 
 def _to_block(data: bytes, location: str) -> int:
-    decoded = decode_manifest(data, location)
-    b"".join(encode_block(decoded))
-    return decoded.rows
+    decoded_manifest = decode_manifest(data, location)
+    b"".join(encode_block(decoded_manifest))
+    return decoded_manifest.rows
 
 
 def _fastavro(data: bytes, _: str) -> int:

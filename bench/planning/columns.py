@@ -14,7 +14,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.planning.ragged import Cells, Ints, Mask, choice, constant, join_cells, little_endian, unscaled_decimal
+from bench.planning.ragged import (
+    Cells,
+    Ints,
+    Mask,
+    choice,
+    encode_little_endian,
+    fill_cells,
+    join_cells,
+    unscaled_decimal,
+)
 
 DAY_US = 86_400_000_000
 START_DAY = 19_723
@@ -92,15 +101,15 @@ class Column:
         return {"id": self.id, "name": self.name, "required": self.required, "type": self.type}
 
 
-def columns(count: int) -> tuple[Column, ...]:
+def build_columns(count: int) -> tuple[Column, ...]:
     """Return the first `count` of the table's columns; the 21st and later repeat the third to twentieth with a
     suffix.
     """
     fixed = len(_KINDS)
     results = []
     for number in range(count):
-        group, at = (0, number) if number < fixed else divmod(number - 2, fixed - 2)
-        name, type_, make = _KINDS[at if group == 0 else at + 2]
+        group, position = (0, number) if number < fixed else divmod(number - 2, fixed - 2)
+        name, type_, make = _KINDS[position if group == 0 else position + 2]
         results.append(Column(number + 1, f"{name}_{group + 1}" if group else name, type_, make, required=number < 2))
     return tuple(results)
 
@@ -115,7 +124,7 @@ def event_time_us(number: int, files_per_day: int) -> int:
     return (START_DAY + day) * DAY_US + group * (DAY_US // groups)
 
 
-def _none(batch: Batch) -> Ints:
+def return_zeros(batch: Batch) -> Ints:
     return np.zeros(batch.rows, np.int64)
 
 
@@ -125,24 +134,24 @@ def _ts(batch: Batch) -> Stats:
     start = batch.day * DAY_US + batch.number // BUCKETS % groups * slot
     lower = start + batch.draw(slot // 20)
     upper = start + slot - 1 - batch.draw(slot // 20)
-    return Stats(little_endian(lower), little_endian(upper), _none(batch))
+    return Stats(encode_little_endian(lower), encode_little_endian(upper), return_zeros(batch))
 
 
 def _day(batch: Batch) -> Stats:
-    value = little_endian(batch.day.astype(np.int32))
-    return Stats(value, value, _none(batch))
+    value = encode_little_endian(batch.day.astype(np.int32))
+    return Stats(value, value, return_zeros(batch))
 
 
 def _draw_clustered_long(batch: Batch) -> Stats:
     """Return values that grow with the files, within a tenth of the range."""
     lower = batch.number * (SPAN // batch.total) + batch.draw(SPAN // 10)
-    return Stats(little_endian(lower), little_endian(lower + batch.draw(SPAN // 50)), _none(batch))
+    return Stats(encode_little_endian(lower), encode_little_endian(lower + batch.draw(SPAN // 50)), return_zeros(batch))
 
 
 def _draw_updated_at(batch: Batch) -> Stats:
     """Return times up to three days after the event, in random order within the three days."""
     lower = batch.day * DAY_US + batch.draw(DAY_US)
-    return Stats(little_endian(lower), little_endian(lower + batch.draw(3 * DAY_US)), _none(batch))
+    return Stats(encode_little_endian(lower), encode_little_endian(lower + batch.draw(3 * DAY_US)), return_zeros(batch))
 
 
 def _draw_overlapping_bounds(batch: Batch, spread: float) -> tuple[Ints, Ints]:
@@ -157,8 +166,8 @@ def _draw_overlapping_bounds(batch: Batch, spread: float) -> tuple[Ints, Ints]:
 def _numbers(spread: float, dtype: type[np.generic], divisor: int = 1, *, nulls: bool = False) -> Maker:
     def make(batch: Batch) -> Stats:
         lower, upper = (bound // divisor for bound in _draw_overlapping_bounds(batch, spread))
-        absent = batch.draw(1000) * batch.records // 10_000 if nulls else _none(batch)
-        return Stats(little_endian(lower.astype(dtype)), little_endian(upper.astype(dtype)), absent)
+        absent_count = batch.draw(1000) * batch.records // 10_000 if nulls else return_zeros(batch)
+        return Stats(encode_little_endian(lower.astype(dtype)), encode_little_endian(upper.astype(dtype)), absent_count)
 
     return make
 
@@ -167,7 +176,12 @@ def _floats(spread: float, dtype: type[np.float32] | type[np.float64]) -> Maker:
     def make(batch: Batch) -> Stats:
         lower, upper = (bound / 1000 for bound in _draw_overlapping_bounds(batch, spread))
         nans: NDArray[np.int64] = np.where(batch.draw(20) == 0, batch.draw(100), 0)
-        return Stats(little_endian(lower.astype(dtype)), little_endian(upper.astype(dtype)), _none(batch), nans)
+        return Stats(
+            encode_little_endian(lower.astype(dtype)),
+            encode_little_endian(upper.astype(dtype)),
+            return_zeros(batch),
+            nans,
+        )
 
     return make
 
@@ -185,14 +199,16 @@ def _decimals(spread: float, *, negative: bool = False) -> Maker:
 def _country(batch: Batch) -> Stats:
     """Return the statistics of a column of which nearly every file holds nearly every value."""
     low, high = batch.draw(6), len(COUNTRIES) - 1 - batch.draw(6)
-    return Stats(choice(COUNTRIES, low), choice(COUNTRIES, high), _none(batch))
+    return Stats(choice(COUNTRIES, low), choice(COUNTRIES, high), return_zeros(batch))
 
 
 def _device(batch: Batch) -> Stats:
     """Return the statistics of a column. A third of the files hold one device only."""
     first, second = batch.draw(len(DEVICES)), batch.draw(len(DEVICES))
     second = np.where(batch.draw(3) == 0, first, second)
-    return Stats(choice(DEVICES, np.minimum(first, second)), choice(DEVICES, np.maximum(first, second)), _none(batch))
+    return Stats(
+        choice(DEVICES, np.minimum(first, second)), choice(DEVICES, np.maximum(first, second)), return_zeros(batch)
+    )
 
 
 def _letters(values: Ints) -> Cells:
@@ -214,7 +230,7 @@ def _email(batch: Batch) -> Stats:
     """
     lower, upper = _draw_overlapping_bounds(batch, 0.01)
     first, last = (join_cells(_letters(bound), _tail(batch, 1, 9)) for bound in (lower, upper + 26))
-    return Stats(first, last, _none(batch))
+    return Stats(first, last, return_zeros(batch))
 
 
 def _url(batch: Batch) -> Stats:
@@ -222,7 +238,9 @@ def _url(batch: Batch) -> Stats:
 
     The lower bounds are equal, and the upper bound ends one letter higher.
     """
-    return Stats(constant(b"https://shop.exa", batch.rows), constant(b"https://shop.exb", batch.rows), _none(batch))
+    return Stats(
+        fill_cells(b"https://shop.exa", batch.rows), fill_cells(b"https://shop.exb", batch.rows), return_zeros(batch)
+    )
 
 
 def _comment(batch: Batch) -> Stats:
@@ -231,10 +249,10 @@ def _comment(batch: Batch) -> Stats:
     Three of a hundred files hold nulls only and have no bounds.
     """
     lower, upper = _draw_overlapping_bounds(batch, 0.3)
-    present = batch.draw(100) >= 3
-    nulls = np.where(present, batch.records * 3 // 4, batch.records)
+    presence = batch.draw(100) >= 3
+    nulls = np.where(presence, batch.records * 3 // 4, batch.records)
     first, last = (join_cells(_letters(bound), _tail(batch, 9, 9)) for bound in (lower, upper + 26))
-    return Stats(first, last, nulls, present=present)
+    return Stats(first, last, nulls, present=presence)
 
 
 _KINDS: tuple[tuple[str, str, Maker], ...] = (

@@ -30,12 +30,12 @@ class Filter:
     columns: tuple[tuple[str, str], ...] = ()
     """For RANGES: (column, "lower" or "upper"), the bounds that the filter compares."""
 
-    def expression(self, table: Table, turn: int = 0) -> Any:
+    def expression(self, table: Table, round_number: int = 0) -> Any:
         """Return the filter as JSON.
 
         Turns up to some thousands keep nearly the same files.
         """
-        return self.make(table, turn)
+        return self.make(table, round_number)
 
 
 def comparison(op: str, column: str, value: Any) -> dict[str, Any]:
@@ -64,22 +64,22 @@ def _middle_us(table: Table) -> int:
     return event_time_us(table.files // 2, table.files_per_day)
 
 
-def _hour(table: Table, turn: int) -> Any:
-    start = _middle_us(table) + turn * 1000
+def _hour(table: Table, round_number: int) -> Any:
+    start = _middle_us(table) + round_number * 1000
     return between_filter("ts", timestamp_text(start), timestamp_text(start + HOUR_US))
 
 
-def _one_day(table: Table, turn: int) -> Any:
+def _one_day(table: Table, round_number: int) -> Any:
     """Return a filter for one day.
 
     The filter has a second day, which is after every file. It makes each filter different and keeps no file.
     """
-    days = [day_text(_middle_us(table) // DAY_US), day_text(START_DAY + 100_000 + turn)]
+    days = [day_text(_middle_us(table) // DAY_US), day_text(START_DAY + 100_000 + round_number)]
     return {"type": "in", "term": "day", "values": days}
 
 
-def _three(table: Table, turn: int) -> Any:
-    sessions = between_filter("session_id", SPAN // 4 + turn, SPAN // 4 + 1000 + turn)
+def _three(table: Table, round_number: int) -> Any:
+    sessions = between_filter("session_id", SPAN // 4 + round_number, SPAN // 4 + 1000 + round_number)
     orders = between_filter("order_id", SPAN // 3, SPAN // 3 + SPAN // 100)
     return and_filter(comparison("gt", "user_id", SPAN // 2), and_filter(sessions, orders))
 
@@ -133,8 +133,8 @@ FILTERS = {
 }
 
 
-def small_filter(table: Table, turn: int = 0) -> Any:
+def build_small_filter(table: Table, round_number: int = 0) -> Any:
     """Return a filter for one user in six hours, as a dashboard sends; it keeps a few files."""
     start = _middle_us(table)
     hours = between_filter("ts", timestamp_text(start), timestamp_text(start + 6 * HOUR_US))
-    return and_filter(comparison("eq", "user_id", SPAN // 3 + turn), hours)
+    return and_filter(comparison("eq", "user_id", SPAN // 3 + round_number), hours)

@@ -27,12 +27,12 @@ from typing import Any
 
 from bench.measure import Sample, Worker, drive, median_of, repeat, run_alternately, warm_up
 from bench.planning.bare import BARE, run_bare_server
-from bench.planning.filters import small_filter
+from bench.planning.filters import build_small_filter
 from bench.planning.pages import FILE
 from bench.planning.served import path_of, plan, register, seamark, seamark_here
-from bench.planning.tables import CACHE, Table, table
+from bench.planning.tables import CACHE, Table, generate_table
 from bench.report import OURS, Report, Row
-from bench.targets import LOAD_CORE, SERVER_CORE, Target, on_core
+from bench.targets import LOAD_CORE, SERVER_CORE, Target, pin_to_core
 from bench.wire import LoadError, Request
 
 CPU_GOAL_US = 150
@@ -45,12 +45,12 @@ CONNECTIONS = (1, 16, 64)
 
 async def run(folder: Path, *, quick: bool = False) -> Report:
     report = Report("planning_http", "What does a small plan cost over HTTP?", peer="a bare aiohttp handler on uvloop")
-    generated_table = table(2_000 if quick else 10_000)
+    generated_table = generate_table(2_000 if quick else 10_000)
     for workers in (1, 2):
         await _small_plans(
             report, folder, generated_table, workers, rounds=1 if quick else 4, seconds=0.4 if quick else 0.5
         )
-    await _pages(report, folder, table(2_000 if quick else 100_000), rounds=1 if quick else 3)
+    await _pages(report, folder, generate_table(2_000 if quick else 100_000), rounds=1 if quick else 3)
     report.notes.append(
         "One worker and the load have a core each. Two workers share both cores with the load, so that their rate is"
         " a lower bound. CPU is the server processes' own, by the scheduler's count."
@@ -59,22 +59,22 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 
 async def _small_plans(report: Report, folder: Path, table: Table, workers: int, rounds: int, seconds: float) -> None:
-    plan_result = plan(table, small_filter(table))
+    plan_result = plan(table, build_small_filter(table))
     new_plans = _generate_new_plans(table)
-    with ExitStack() as running:
-        ours = running.enter_context(seamark(folder, CACHE, workers=workers))
-        await register(ours, table)
-        body = (await ours.call(plan_result)).body
-        theirs = running.enter_context(run_bare_server(folder, body, workers=workers))
+    with ExitStack() as stack:
+        seamark_server = stack.enter_context(seamark(folder, CACHE, workers=workers))
+        await register(seamark_server, table)
+        body = (await seamark_server.call(plan_result)).body
+        bare_server = stack.enter_context(run_bare_server(folder, body, workers=workers))
         if workers == 1:
-            running.enter_context(on_core(LOAD_CORE))
-        targets = (ours, theirs)
+            stack.enter_context(pin_to_core(LOAD_CORE))
+        targets = (seamark_server, bare_server)
 
         async def repeat_same_plan(target: Target, clients: int, seconds: float = seconds) -> Sample:
             return await drive(target, [repeat(plan_result) for _ in range(clients)], seconds=seconds)
 
         async def send_new_plans(target: Target, clients: int, seconds: float = seconds) -> Sample:
-            if target is theirs:  # The client does not read the pages.
+            if target is bare_server:  # The client does not read the pages.
                 return await repeat_same_plan(target, clients, seconds)
             return await drive(target, [_send_each(new_plans) for _ in range(clients)], seconds=seconds)
 
@@ -88,22 +88,22 @@ async def _small_plans(report: Report, folder: Path, table: Table, workers: int,
             for clients in CONNECTIONS:
                 samples = await run_alternately(targets, rounds, functools.partial(piece, clients=clients))
                 case = f"{kind}, {_format_count(clients, 'connection')}, {_format_count(workers, 'worker')}"
-                _rows(report, case, samples, alone=clients == workers == 1)
+                _rows(report, case, samples, is_alone=clients == workers == 1)
     if workers == 1:
         report.notes.append(f"A small plan's answer: {body.count(FILE)} files, {len(body):,} bytes.")
 
 
-def _rows(report: Report, case: str, samples: dict[str, list[Sample]], *, alone: bool) -> None:
-    cpu, p50 = (CPU_GOAL_US, P50_GOAL_MS) if alone else (None, None)
+def _rows(report: Report, case: str, samples: dict[str, list[Sample]], *, is_alone: bool) -> None:
+    cpu, p50 = (CPU_GOAL_US, P50_GOAL_MS) if is_alone else (None, None)
     report.add(case, "server CPU", "µs", samples, lambda s: s.server_cpu_us, peer=BARE, goal=cpu)
     report.add(case, "p50", "ms", samples, lambda s: s.quantile(0.5), peer=BARE, goal=p50)
     report.add(case, "p99", "ms", samples, lambda s: s.quantile(0.99), peer=BARE)
     report.add(case, "requests", "/s", samples, lambda s: s.rate, lower_is_better=False, peer=BARE)
     report.add_failures(case, samples)
     report.add_generator(case, samples)
-    if alone:
-        theirs = median_of(samples[BARE], lambda s: s.server_cpu_us)
-        scaled = CPU_GOAL_US * theirs / BARE_CPU_US
+    if is_alone:
+        bare_cpu_us = median_of(samples[BARE], lambda s: s.server_cpu_us)
+        scaled = CPU_GOAL_US * bare_cpu_us / BARE_CPU_US
         report.bounds[
             f"{case}: {CPU_GOAL_US} µs where a bare handler takes {BARE_CPU_US}, at the speed of this run"
         ] = f"{scaled:.0f} µs"
@@ -115,7 +115,7 @@ def _format_count(count: int, unit: str) -> str:
 
 def _generate_new_plans(table: Table) -> Iterator[Request]:
     """Yield requests without end, each with a new filter."""
-    return (plan(table, small_filter(table, turn)) for turn in itertools.count(1))
+    return (plan(table, build_small_filter(table, turn)) for turn in itertools.count(1))
 
 
 def _send_each(requests: Iterator[Request]) -> Worker:
@@ -129,7 +129,7 @@ async def _pages(report: Report, folder: Path, table: Table, rounds: int) -> Non
 
     The server runs in this process on its core; the client is a process on the other core.
     """
-    with on_core(SERVER_CORE):
+    with pin_to_core(SERVER_CORE):
         async with seamark_here(folder, CACHE) as target:
             await register(target, table)
             await _client(target, table)  # loads the blocks
@@ -173,7 +173,7 @@ def _pages_rows(
 
 async def _client(target: Target, table: Table, *flags: str) -> dict[str, Any]:
     argv = [sys.executable, "-m", "bench.planning.pages", str(target.port), path_of(table), *flags]
-    with on_core(LOAD_CORE):
+    with pin_to_core(LOAD_CORE):
         child = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
     try:
         out, _ = await child.communicate()

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.planning.plans import Plan
-from tests.services.java import java_17, rck_classpath
+from tests.services.java import find_java_17, rck_classpath
 from tests.services.process import CACHE, ServiceFailed
 
 SOURCE = Path(__file__).parent / "PlanFiles.java"
@@ -77,7 +77,7 @@ def java_planner(metadata_location: str, files: int, log: Path) -> Iterator[Java
     """
     # slf4j alone is taken from the fixture's jars: the runtime jar brings everything else in its own version.
     logging = [jar for jar in rck_classpath().split(os.pathsep) if Path(jar).name.startswith("slf4j-")]
-    argv = [java_17(), f"-Xmx{heap_mb(files)}m", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
+    argv = [find_java_17(), f"-Xmx{heap_mb(files)}m", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
     argv += ["-cp", os.pathsep.join([str(runtime_jar()), *logging]), str(SOURCE), metadata_location]
     with log.open("wb") as errors:
         child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True)
@@ -101,10 +101,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--files", type=int, default=1_000_000, help="files of the table, for the heap")
     parser.add_argument("--log", type=Path, default=Path("java_planner.log"))
-    chosen = parser.parse_args()
-    with java_planner(chosen.metadata, chosen.files, chosen.log) as planner:
-        for _ in range(chosen.rounds):
-            print(json.dumps(dataclasses.asdict(planner.plan(json.loads(chosen.filter)))), flush=True)
+    arguments = parser.parse_args()
+    with java_planner(arguments.metadata, arguments.files, arguments.log) as planner:
+        for _ in range(arguments.rounds):
+            print(json.dumps(dataclasses.asdict(planner.plan(json.loads(arguments.filter)))), flush=True)
 
 
 if __name__ == "__main__":

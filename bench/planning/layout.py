@@ -168,13 +168,13 @@ def table_metadata(
     location: str, manifest_list: str, columns: tuple[Column, ...], manifests: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """Return the metadata.json of a version 2 table whose older snapshots have been expired."""
-    last = len(manifests) - 1
-    at_ms = START_DAY * DAY_US // 1000 + last * 60_000
+    last_manifest = len(manifests) - 1
+    at_ms = START_DAY * DAY_US // 1000 + last_manifest * 60_000
     files = sum(manifest["added_files_count"] for manifest in manifests)
     rows = sum(manifest["added_rows_count"] for manifest in manifests)
     snapshot = {
-        "sequence-number": last + 1,
-        "snapshot-id": snapshot_id(last),
+        "sequence-number": last_manifest + 1,
+        "snapshot-id": snapshot_id(last_manifest),
         "timestamp-ms": at_ms,
         "summary": {
             "operation": "append",
@@ -192,7 +192,7 @@ def table_metadata(
         "format-version": 2,
         "table-uuid": str(uuid.uuid5(uuid.NAMESPACE_URL, location)),
         "location": location,
-        "last-sequence-number": last + 1,
+        "last-sequence-number": last_manifest + 1,
         "last-updated-ms": at_ms,
         "last-column-id": len(columns),
         "current-schema-id": 0,

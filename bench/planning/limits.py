@@ -34,12 +34,12 @@ def bandwidth(size: int = PROBE_BYTES, times: int = 3) -> Bandwidth:
     """
     source = np.ones(size // 8, np.uint64)
     target = np.empty_like(source)
-    read = min(_took(source.sum) for _ in range(times))
+    read_s = min(_took(source.sum) for _ in range(times))
     copied = min(_took(lambda: np.copyto(target, source)) for _ in range(times))
-    return Bandwidth(size / read / 1e9, size / copied / 1e9)
+    return Bandwidth(size / read_s / 1e9, size / copied / 1e9)
 
 
 def _took(work: Callable[[], object]) -> float:
-    started = time.perf_counter()
+    started_s = time.perf_counter()
     work()
-    return time.perf_counter() - started
+    return time.perf_counter() - started_s

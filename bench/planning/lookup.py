@@ -24,15 +24,15 @@ import pyarrow as pa
 
 from bench.bounds import transfer_ms
 from bench.measure import Worker, drive
-from bench.planning.columns import START_DAY, columns
+from bench.planning.columns import START_DAY, build_columns
 from bench.planning.layout import day_text
 from bench.planning.lookup_peers import Avro, ComparedAnswer, DataFusion, DuckDB, Lmdb, Peer, stores
-from bench.planning.ours import OurPlanner, our_planner
+from bench.planning.ours import OurPlanner, open_our_planner
 from bench.planning.plans import PlansDiffer
 from bench.planning.served import register, seamark, stats
-from bench.planning.tables import CACHE, Table, table
+from bench.planning.tables import CACHE, Table, generate_table
 from bench.report import OURS, Report, Row
-from bench.targets import LOAD_CORE, Target, on_core
+from bench.targets import LOAD_CORE, Target, pin_to_core
 from bench.wire import Request
 from seamark.metaserver.planner.lookup.lookup import FoundFiles, RequestedColumn, lookup
 from seamark.metaserver.planner.lookup.prefix import parse_prefix
@@ -50,19 +50,23 @@ OURS_A_ROUND = 20
 async def run(folder: Path, *, quick: bool = False) -> Report:
     report = Report("planning_lookup", "How long does a prefix lookup take?", peer="the fastest of the other stores")
     generated_table = (
-        table(3_200, files_per_day=320) if quick else table(100_000, column_count=100, files_per_day=10_000)
+        generate_table(3_200, files_per_day=320)
+        if quick
+        else generate_table(100_000, column_count=100, files_per_day=10_000)
     )
-    at = stores(generated_table)
-    indexed: list[Peer] = [DataFusion(at), DuckDB(at), Lmdb(at)]
-    async with our_planner(folder / "home", generated_table) as ours:
+    object_stores = stores(generated_table)
+    indexed: list[Peer] = [DataFusion(object_stores), DuckDB(object_stores), Lmdb(object_stores)]
+    async with open_our_planner(folder / "home", generated_table) as seamark_planner:
         rounds = 2 if quick else 30
         for names in (False, True):
-            await _measure_before_encoding(report, generated_table, ours, indexed, names=names, rounds=rounds)
-    with seamark(folder, CACHE) as target, on_core(LOAD_CORE):
+            await _measure_before_encoding(
+                report, generated_table, seamark_planner, indexed, names=names, rounds=rounds
+            )
+    with seamark(folder, CACHE) as target, pin_to_core(LOAD_CORE):
         await register(target, generated_table)
         for row in tuple(report.rows):
             await _measure_over_http(report, generated_table, target, row, seconds=0.3 if quick else 3.0)
-    _avro(report, generated_table, Avro(at))
+    _avro(report, generated_table, Avro(object_stores))
     for peer in indexed:
         peer.close()
     report.notes.append(
@@ -74,17 +78,17 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 
 async def _measure_before_encoding(
-    report: Report, table: Table, ours: OurPlanner, peers: list[Peer], *, names: bool, rounds: int
+    report: Report, table: Table, seamark_planner: OurPlanner, peers: list[Peer], *, names: bool, rounds: int
 ) -> None:
     column_id = _column_id(table)
     days = [START_DAY + number for number in range(table.files // table.files_per_day)]
     durations: dict[str, list[float]] = {OURS: [], **{peer.name: [] for peer in peers}}
-    view = await ours.planner.view(ours.metadata, ScanRequest())
+    view = await seamark_planner.planner.view(seamark_planner.metadata, ScanRequest())
     column = RequestedColumn(column_id, "int")
 
     def mine(day: int, slashes: int = 0) -> dict[str, Any]:
         """Return the answer for the prefix of a day. Slashes at its end make it a new prefix."""
-        lookup_result = lookup(view, parse_prefix(f"day={day_text(day)}" + "/" * slashes, ours.metadata))
+        lookup_result = lookup(view, parse_prefix(f"day={day_text(day)}" + "/" * slashes, seamark_planner.metadata))
         return _answer(lookup_result, column, names=names)
 
     repeated: list[float] = []
@@ -155,13 +159,13 @@ def facts(answer: dict[str, Any]) -> ComparedAnswer:
 
 
 def _column_id(table: Table) -> int:
-    return next(column.id for column in columns(table.columns) if column.name == COLUMN)
+    return next(column.id for column in build_columns(table.columns) if column.name == COLUMN)
 
 
 def _time(work: Callable[[int], Any], day: int) -> tuple[float, Any]:
-    started = time.perf_counter()
+    started_s = time.perf_counter()
     answer = work(day)
-    return (time.perf_counter() - started) * 1000, answer
+    return (time.perf_counter() - started_s) * 1000, answer
 
 
 def _best(durations: dict[str, list[float]]) -> str:

@@ -28,8 +28,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bench.planning.columns import Stats, columns
-from bench.planning.ragged import Cells, Ints, add_lengths, encode_records, little_endian, varint, varint_bytes
+from bench.planning.columns import Stats, build_columns
+from bench.planning.ragged import (
+    Cells,
+    Ints,
+    add_lengths,
+    encode_little_endian,
+    encode_records,
+    encode_varint,
+    encode_varints,
+)
 from bench.planning.tables import FORMAT as TABLE_FORMAT
 from bench.planning.tables import SYNC, Table, file_names, statistics
 
@@ -72,19 +80,19 @@ class Peer(Protocol):
     def close(self) -> None: ...
 
 
-def entries(of: Table) -> Iterator[Entries]:
+def entries(table: Table) -> Iterator[Entries]:
     """Yield the entries of one column after another."""
-    random_statistics = list(statistics(of))
+    random_statistics = list(statistics(table))
     day, bucket, number, records = (
         np.concatenate([getattr(item.batch, name) for item in random_statistics])
         for name in ("day", "bucket", "number", "records")
     )
     order = np.lexsort((number, bucket, day))
-    names = stack_cells([file_names(of, item.batch) for item in random_statistics])
-    for at, column in enumerate(columns(of.columns)):
-        results = [item.stats[at] for item in random_statistics]
+    names = stack_cells([file_names(table, item.batch) for item in random_statistics])
+    for column_number, column in enumerate(build_columns(table.columns)):
+        results = [item.stats[column_number] for item in random_statistics]
         nans = [result.nans for result in results if result.nans is not None]
-        present = [
+        presence = [
             np.ones(len(result.nulls), np.bool_) if result.present is None else result.present for result in results
         ]
         stats = Stats(
@@ -92,7 +100,7 @@ def entries(of: Table) -> Iterator[Entries]:
             take_cells(stack_cells([result.upper for result in results]), order),
             np.concatenate([result.nulls for result in results])[order],
             np.concatenate(nans)[order] if nans else None,
-            np.concatenate(present)[order],
+            np.concatenate(presence)[order],
         )
         yield Entries(
             column.id, day[order], bucket[order], number[order], take_cells(names, order), records[order], stats
@@ -111,18 +119,18 @@ def take_cells(part: Cells, order: Ints) -> Cells:
     return Cells(part.matrix[order], part.mask()[order])
 
 
-def stores(of: Table) -> Path:
+def stores(table: Table) -> Path:
     """Return the folder with the three files, and create the files if they do not exist in the table's folder."""
-    folder = of.folder.parent / f"{of.folder.name}-lookup"
+    folder = table.folder.parent / f"{table.folder.name}-lookup"
     expected = {"format": FORMAT, "table": TABLE_FORMAT}
     marker = folder / "made.json"
     if marker.exists() and json.loads(marker.read_text()) == expected:
         return folder
-    building = of.folder.parent / f".{of.folder.name}-lookup-{os.getpid()}"
+    building = table.folder.parent / f".{table.folder.name}-lookup-{os.getpid()}"
     shutil.rmtree(building, ignore_errors=True)
     try:
         building.mkdir(parents=True)
-        _write(of, building)
+        _write(table, building)
         (building / marker.name).write_text(json.dumps(expected))
         shutil.rmtree(folder, ignore_errors=True)
         building.rename(folder)
@@ -131,12 +139,12 @@ def stores(of: Table) -> Path:
     return folder
 
 
-def _write(of: Table, folder: Path) -> None:
+def _write(table: Table, folder: Path) -> None:
     writer = None
     environment = lmdb.open(str(folder / "entries.lmdb"), map_size=1 << 34, sync=False, readahead=False)
     with (folder / "entries.avro").open("wb") as avro:
         fastavro.writer(avro, _avro_schema(), [], sync_marker=SYNC)
-        for entry in entries(of):
+        for entry in entries(table):
             batch = _arrow(entry)
             if writer is None:
                 # Files without compression and without dictionaries for rarely repeated values are fastest to read.
@@ -153,33 +161,33 @@ def _write(of: Table, folder: Path) -> None:
             with environment.begin(write=True) as transaction, transaction.cursor() as cursor:
                 cursor.putmulti(_pairs(entry), append=True)
             data, _ = encode_records(_avro(entry))
-            avro.write(varint_bytes(len(entry.day)) + varint_bytes(len(data)) + data.tobytes() + SYNC)
+            avro.write(encode_varint(len(entry.day)) + encode_varint(len(data)) + data.tobytes() + SYNC)
     if writer is not None:
         writer.close()
     environment.sync()
     environment.close()
 
 
-def _bytes(part: Cells, kind: pa.DataType, present: Any = None) -> pa.Array:
+def _bytes(part: Cells, kind: pa.DataType, presence: Any = None) -> pa.Array:
     """Return an Arrow array of texts or bytes without a Python object for each."""
     data, lengths = encode_records([part])
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
-    valid = None if present is None else pa.array(present, pa.bool_()).buffers()[1]
+    valid = None if presence is None else pa.array(presence, pa.bool_()).buffers()[1]
     return pa.Array.from_buffers(kind, len(lengths), [valid, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
-def _arrow(of: Entries) -> pa.RecordBatch:
-    rows, stats = len(of.day), of.stats
+def _arrow(entries: Entries) -> pa.RecordBatch:
+    rows, stats = len(entries.day), entries.stats
     nans = pa.nulls(rows, pa.int64()) if stats.nans is None else pa.array(stats.nans, pa.int64())
     return pa.RecordBatch.from_pydict(
         {
-            "column_id": pa.array(np.full(rows, of.column_id, np.int32)),
-            "day": pa.array(of.day.astype(np.int32)),
-            "bucket": pa.array(of.bucket.astype(np.int32)),
-            "file": pa.array(of.file.astype(np.int32)),
-            "name": _bytes(of.name, pa.string()),
-            "value_count": pa.array(of.values),
+            "column_id": pa.array(np.full(rows, entries.column_id, np.int32)),
+            "day": pa.array(entries.day.astype(np.int32)),
+            "bucket": pa.array(entries.bucket.astype(np.int32)),
+            "file": pa.array(entries.file.astype(np.int32)),
+            "name": _bytes(entries.name, pa.string()),
+            "value_count": pa.array(entries.values),
             "null_count": pa.array(stats.nulls),
             "nan_count": nans,
             "lower": _bytes(stats.lower, pa.binary(), stats.present),
@@ -188,17 +196,17 @@ def _arrow(of: Entries) -> pa.RecordBatch:
     )
 
 
-def _pairs(of: Entries) -> Iterator[tuple[bytes, bytes]]:
+def _pairs(entries: Entries) -> Iterator[tuple[bytes, bytes]]:
     """Yield LMDB's keys and values."""
-    rows = len(of.day)
-    nans = np.full(rows, -1, np.int64) if of.stats.nans is None else of.stats.nans
-    body = [little_endian(of.values), little_endian(of.stats.nulls), little_endian(nans)]
-    body += [add_lengths(of.stats.lower), add_lengths(of.stats.upper), add_lengths(of.name)]
+    rows = len(entries.day)
+    nans = np.full(rows, -1, np.int64) if entries.stats.nans is None else entries.stats.nans
+    body = [encode_little_endian(entries.values), encode_little_endian(entries.stats.nulls), encode_little_endian(nans)]
+    body += [add_lengths(entries.stats.lower), add_lengths(entries.stats.upper), add_lengths(entries.name)]
     data, lengths = encode_records(body)
-    whole, at = data.tobytes(), 0
-    for day, bucket, file, length in zip(of.day, of.bucket, of.file, lengths, strict=True):
-        yield KEY.pack(of.column_id, day, bucket, file), whole[at : at + length]
-        at += length
+    whole_file, offset = data.tobytes(), 0
+    for day, bucket, file, length in zip(entries.day, entries.bucket, entries.file, lengths, strict=True):
+        yield KEY.pack(entries.column_id, day, bucket, file), whole_file[offset : offset + length]
+        offset += length
 
 
 def _avro_schema() -> dict[str, Any]:
@@ -208,11 +216,24 @@ def _avro_schema() -> dict[str, Any]:
     return {"type": "record", "name": "entry", "fields": [*ints, *longs, *texts]}
 
 
-def _avro(of: Entries) -> list[Cells]:
-    rows = len(of.day)
-    nans = np.full(rows, -1, np.int64) if of.stats.nans is None else of.stats.nans
-    numbers = [np.full(rows, of.column_id, np.int64), of.day, of.bucket, of.file, of.values, of.stats.nulls, nans]
-    return [*map(varint, numbers), add_lengths(of.name), add_lengths(of.stats.lower), add_lengths(of.stats.upper)]
+def _avro(entries: Entries) -> list[Cells]:
+    rows = len(entries.day)
+    nans = np.full(rows, -1, np.int64) if entries.stats.nans is None else entries.stats.nans
+    numbers = [
+        np.full(rows, entries.column_id, np.int64),
+        entries.day,
+        entries.bucket,
+        entries.file,
+        entries.values,
+        entries.stats.nulls,
+        nans,
+    ]
+    return [
+        *map(encode_varints, numbers),
+        add_lengths(entries.name),
+        add_lengths(entries.stats.lower),
+        add_lengths(entries.stats.upper),
+    ]
 
 
 def _sql(column_id: int, day: int, *, names: bool) -> str:

@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 
 from bench.planning.filters import FILTERS
-from bench.planning.ours import our_planner
-from bench.planning.tables import Table, table
+from bench.planning.ours import open_our_planner
+from bench.planning.tables import Table, generate_table
 from bench.report import OURS, Report, Row
 
 GOAL_BYTES = 500
@@ -35,7 +35,7 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
     report = Report("planning_memory", "How many bytes a file?", peer="the deflated manifests on disk")
     spawn = multiprocessing.get_context("spawn")
     for files in (2_000,) if quick else sizes:
-        generated_table = table(files)
+        generated_table = generate_table(files)
         with ProcessPoolExecutor(1, mp_context=spawn) as pool:
             result = pool.submit(measure, generated_table, folder / f"home-{files}").result()
         on_disk = generated_table.metadata_bytes / files
@@ -57,11 +57,13 @@ def measure(table: Table, home: Path) -> MemoryMeasurement:
 
 async def _measure(table: Table, home: Path) -> MemoryMeasurement:
     process = psutil.Process()
-    async with our_planner(home, table) as ours:
+    async with open_our_planner(home, table) as seamark_planner:
         gc.collect()
         before = process.memory_info().rss
-        scans = [(await ours.scan(expected.expression(table)))[1] for expected in FILTERS.values()]
+        scans = [(await seamark_planner.scan(expected.expression(table)))[1] for expected in FILTERS.values()]
         view = scans[-1].view
         scans.clear()
         gc.collect()
-        return MemoryMeasurement(ours.planner.stats().live_bytes + view.size_bytes, process.memory_info().rss - before)
+        return MemoryMeasurement(
+            seamark_planner.planner.stats().live_bytes + view.size_bytes, process.memory_info().rss - before
+        )

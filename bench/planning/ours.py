@@ -31,10 +31,10 @@ class OurPlanner:
 
     async def scan(self, expression: Any) -> tuple[float, ScanPlan]:
         """Return (milliseconds from the JSON values of a filter to the rows that are kept, the scan)."""
-        started = time.perf_counter()
+        started_s = time.perf_counter()
         expected = TRUE if expression is True else parse_expression(expression)
         scan = await self.planner.bind_and_plan(self.metadata, ScanRequest(filter=expected))
-        return (time.perf_counter() - started) * 1000, scan
+        return (time.perf_counter() - started_s) * 1000, scan
 
     async def plan(self, expression: Any) -> Plan:
         """Plan like `scan`, and add the fingerprint of the answer, which is not timed."""
@@ -48,7 +48,7 @@ class OurPlanner:
 
 
 @asynccontextmanager
-async def our_planner(
+async def open_our_planner(
     home: Path, table: Table, *, disk: bool = False, memory_bytes: int | None = None
 ) -> AsyncIterator[OurPlanner]:
     """Open a planner over `table`. With `disk` it has a cache tier on the local disk below `home`, which stays.

@@ -29,9 +29,9 @@ async def fetch_all(port: int, table: str, *, packed: bool) -> dict[str, float]:
     durations: list[float] = []
 
     async def ask(path: str, body: object) -> Response:
-        started = time.perf_counter()
+        started_s = time.perf_counter()
         answer = await connection.ask(request("POST", f"{table}/{path}", body, headers=headers))
-        durations.append((time.perf_counter() - started) * 1000)
+        durations.append((time.perf_counter() - started_s) * 1000)
         if answer.status != 200:
             raise LoadError(f"{path}: {answer.status} {answer.body[:300]!r}")
         return answer
@@ -58,8 +58,8 @@ def main() -> None:
     parser.add_argument("port", type=int)
     parser.add_argument("table", help="path of the table, /v1/namespaces/…/tables/…")
     parser.add_argument("--gzip", action="store_true")
-    chosen = parser.parse_args()
-    print(json.dumps(uvloop.run(fetch_all(chosen.port, chosen.table, packed=chosen.gzip))))
+    arguments = parser.parse_args()
+    print(json.dumps(uvloop.run(fetch_all(arguments.port, arguments.table, packed=arguments.gzip))))
 
 
 if __name__ == "__main__":

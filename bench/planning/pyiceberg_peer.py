@@ -32,9 +32,9 @@ class PyIcebergPlanner:
     def plan(self, expression: Any) -> Plan:
         """Return one plan of a REST expression (JSON values; ISO literals)."""
         expected = AlwaysTrue() if expression is True else BooleanExpression.model_validate(expression)
-        started = time.perf_counter()
+        started_s = time.perf_counter()
         tasks = list(self._table.scan(row_filter=expected).plan_files())
-        elapsed_ms = (time.perf_counter() - started) * 1000
+        elapsed_ms = (time.perf_counter() - started_s) * 1000
         files = [task.file for task in tasks]
         size = sum(file.file_size_in_bytes for file in files)
         return Plan(elapsed_ms, len(files), size, fingerprint(file.file_path.encode() for file in files))
@@ -45,10 +45,10 @@ def main() -> None:
     parser.add_argument("metadata", help="location of the metadata file, file:///…")
     parser.add_argument("filter", nargs="?", default="true", help="a REST expression as JSON")
     parser.add_argument("--rounds", type=int, default=1)
-    chosen = parser.parse_args()
-    planner = PyIcebergPlanner(chosen.metadata)
-    for _ in range(chosen.rounds):
-        print(json.dumps(dataclasses.asdict(planner.plan(json.loads(chosen.filter)))), flush=True)
+    arguments = parser.parse_args()
+    planner = PyIcebergPlanner(arguments.metadata)
+    for _ in range(arguments.rounds):
+        print(json.dumps(dataclasses.asdict(planner.plan(json.loads(arguments.filter)))), flush=True)
 
 
 if __name__ == "__main__":

@@ -39,37 +39,37 @@ def join_cells(*parts: Cells) -> Cells:
     return Cells(matrix, np.hstack([part.mask() for part in parts]))
 
 
-def constant(value: bytes, rows: int) -> Cells:
+def fill_cells(value: bytes, rows: int) -> Cells:
     return Cells(np.broadcast_to(np.frombuffer(value, np.uint8), (rows, len(value))))
 
 
-def filter_cells(part: Cells, present: Mask) -> Cells:
-    """Return `part` in the rows where `present` (bool[rows]) is true, and empty cells elsewhere."""
-    return Cells(part.matrix, part.mask() & present[:, None])
+def filter_cells(part: Cells, presence: Mask) -> Cells:
+    """Return `part` in the rows where `presence` (bool[rows]) is true, and empty cells elsewhere."""
+    return Cells(part.matrix, part.mask() & presence[:, None])
 
 
-def little_endian(values: NDArray[np.generic]) -> Cells:
+def encode_little_endian(values: NDArray[np.generic]) -> Cells:
     """Encode numbers of any fixed width as their little-endian bytes."""
     ordered = np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
     return Cells(ordered.view(np.uint8).reshape(len(values), -1))
 
 
-def varint(values: Ints) -> Cells:
+def encode_varints(values: Ints) -> Cells:
     """Encode Avro's int and long: zigzag, then seven bits per byte, the lowest first."""
     zigzag = ((values << 1) ^ (values >> 63)).astype(np.uint64)
     width = max(1, -(-int(zigzag.max(initial=0)).bit_length() // 7))
     shifted = zigzag[:, None] >> (np.uint64(7) * np.arange(width, dtype=np.uint64))
-    more = np.zeros(shifted.shape, np.bool_)
-    more[:, :-1] = shifted[:, 1:] > 0
-    matrix = (shifted & np.uint64(0x7F)).astype(np.uint8) | more.astype(np.uint8) * np.uint8(0x80)
+    has_carry = np.zeros(shifted.shape, np.bool_)
+    has_carry[:, :-1] = shifted[:, 1:] > 0
+    matrix = (shifted & np.uint64(0x7F)).astype(np.uint8) | has_carry.astype(np.uint8) * np.uint8(0x80)
     used = shifted > 0
     used[:, 0] = True
     return Cells(matrix, used)
 
 
-def varint_bytes(value: int) -> bytes:
+def encode_varint(value: int) -> bytes:
     """Return one varint."""
-    cells = varint(np.array([value], np.int64))
+    cells = encode_varints(np.array([value], np.int64))
     return cells.matrix[cells.mask()].tobytes()
 
 
@@ -114,12 +114,12 @@ def add_lengths(part: Cells) -> Cells:
     """Encode Avro's bytes and string: the length as a varint, then the bytes."""
     if part.used is None:
         rows, width = part.matrix.shape
-        return join_cells(constant(varint_bytes(width), rows), part)
-    return join_cells(varint(part.lengths()), part)
+        return join_cells(fill_cells(encode_varint(width), rows), part)
+    return join_cells(encode_varints(part.lengths()), part)
 
 
 def encode_records(parts: list[Cells]) -> tuple[Bytes, Ints]:
     """Return the records as one run of bytes, and the length of each."""
-    whole = join_cells(*parts)
-    mask = whole.mask()
-    return whole.matrix[mask], mask.sum(axis=1, dtype=np.int64)
+    whole_text = join_cells(*parts)
+    mask = whole_text.mask()
+    return whole_text.matrix[mask], mask.sum(axis=1, dtype=np.int64)

@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 
 from bench.planning.tables import Table
 from bench.report import OURS
-from bench.targets import SERVER_CORE, Target, on_core
+from bench.targets import SERVER_CORE, Target, pin_to_core
 from bench.wire import Request, request
 from seamark.commands.serving.extensions import EXTENSIONS
 from seamark.formats.runtime.clock import SystemClock
@@ -45,9 +45,9 @@ def fetch(table: Table, plan_task: str, *, gzip: bool = False) -> Request:
 
 def stats(table: Table, column: str, partition: str, fields: Sequence[str]) -> Request:
     """Return a prefix lookup, answered as an Arrow IPC stream."""
-    at = f"/api/v1/tables/{NAMESPACE}/{name_of(table)}/stats/{column}"
+    stats_path = f"/api/v1/tables/{NAMESPACE}/{name_of(table)}/stats/{column}"
     query = urlencode({"partition": partition, "fields": ",".join(fields)})
-    response = request("GET", f"{at}?{query}", label="stats")
+    response = request("GET", f"{stats_path}?{query}", label="stats")
     accept = b"Accept: application/vnd.apache.arrow.stream"
     return dataclasses.replace(response, raw=response.raw.replace(b"Accept: application/json", accept))
 
@@ -59,7 +59,7 @@ def seamark(folder: Path, warehouse: Path, *, workers: int = 1) -> Iterator[Targ
     env = {"SEAMARK_LOG_LEVEL": "warning"}
     server = Seamark(folder / f"seamark-{workers}", warehouse=f"file://{warehouse}", env=env, flags=flags)
     try:
-        with on_core(SERVER_CORE) if workers == 1 else nullcontext():
+        with pin_to_core(SERVER_CORE) if workers == 1 else nullcontext():
             server.start()
         yield Target(OURS, server.base_url, (server.pid,), warehouse)
     finally:

@@ -30,19 +30,19 @@ import fastavro
 import numpy as np
 
 from bench.planning import layout
-from bench.planning.columns import BUCKETS, Batch, Column, Stats, columns
+from bench.planning.columns import BUCKETS, Batch, Column, Stats, build_columns
 from bench.planning.ragged import (
     Cells,
     Ints,
     add_lengths,
-    constant,
     decimal_text,
     digits,
     encode_records,
+    encode_varint,
+    encode_varints,
+    fill_cells,
     filter_cells,
     join_cells,
-    varint,
-    varint_bytes,
 )
 
 FORMAT = 1
@@ -78,7 +78,7 @@ class Table:
         return f"file://{self.folder}/metadata/v1.metadata.json"
 
 
-def table(
+def generate_table(
     files: int,
     *,
     column_count: int = 20,
@@ -156,19 +156,26 @@ class FileStatistics:
     stats: list[Stats]
 
 
-def statistics(of: Table) -> Iterator[FileStatistics]:
+def statistics(table: Table) -> Iterator[FileStatistics]:
     """Return the table's statistics as they were drawn, in the order of the files, without reading a manifest."""
-    plan = _plan_of(of)
+    plan = _plan_of(table)
     return (_draw_statistics(plan, first) for first in range(0, plan.manifests, BATCH_MANIFESTS))
 
 
-def file_names(of: Table, batch: Batch) -> Cells:
+def file_names(table: Table, batch: Batch) -> Cells:
     """Return the last part of each file's path."""
-    return _names(_plan_of(of), batch)
+    return _names(_plan_of(table), batch)
 
 
-def _plan_of(of: Table) -> _Plan:
-    return _Plan("", f"file://{of.folder}", of.files, of.columns, of.files_per_day, of.manifest_entries)
+def _plan_of(plan_columns: Table) -> _Plan:
+    return _Plan(
+        "",
+        f"file://{plan_columns.folder}",
+        plan_columns.files,
+        plan_columns.columns,
+        plan_columns.files_per_day,
+        plan_columns.manifest_entries,
+    )
 
 
 def _draw_statistics(plan: _Plan, first: int) -> FileStatistics:
@@ -180,7 +187,7 @@ def _draw_statistics(plan: _Plan, first: int) -> FileStatistics:
     records = chance.integers(50_000, 4_000_000, len(number), dtype=np.int64)
     batch = Batch(number, plan.files, plan.files_per_day, records, chance)
     size = records * 40 + batch.draw(1 << 20)
-    of = columns(plan.columns)
+    of = build_columns(plan.columns)
     return FileStatistics(batch, size, of, [column.make(batch) for column in of])
 
 
@@ -200,7 +207,7 @@ def _write(plan: _Plan, workers: int | None, progress: Callable[[int, int], None
         # Newest first, as engines write manifest lists.
         fastavro.writer(file, layout.manifest_file_schema(), reversed(manifests), codec="deflate", metadata=head)
     document = layout.table_metadata(
-        plan.location, f"{plan.location}/metadata/{list_name}", columns(plan.columns), manifests
+        plan.location, f"{plan.location}/metadata/{list_name}", build_columns(plan.columns), manifests
     )
     (Path(plan.building) / "metadata" / "v1.metadata.json").write_text(json.dumps(document, indent=1))
     return sum(manifest["manifest_length"] for manifest in manifests)
@@ -221,15 +228,15 @@ def _batches(plan: _Plan, workers: int | None) -> Iterator[list[dict[str, Any]]]
 def _batch(plan: _Plan, first: int) -> list[dict[str, Any]]:
     """Write up to eight manifests from the `first` on, and return their records for the manifest list, in order."""
     last = min(first + BATCH_MANIFESTS, plan.manifests)
-    drawn = _draw_statistics(plan, first)
-    batch, records = drawn.batch, drawn.batch.records
-    data, lengths = encode_records(_entries(plan, drawn))
+    statistics = _draw_statistics(plan, first)
+    batch, records = statistics.batch, statistics.batch.records
+    data, lengths = encode_records(_entries(plan, statistics))
     ends = np.concatenate([[0], np.cumsum(lengths)])
-    header = _header(drawn.columns)
+    header = _header(statistics.columns)
     results = []
     for manifest in range(first, last):
-        at = (manifest - first) * plan.manifest_entries
-        rows = slice(at, min(at + plan.manifest_entries, batch.rows))
+        first_entry = (manifest - first) * plan.manifest_entries
+        rows = slice(first_entry, min(first_entry + plan.manifest_entries, batch.rows))
         name = f"{_commit_uuid(plan.location, manifest)}-m0.avro"
         places = ends[rows.start : rows.stop + 1]
         entries = data[places[0] : places[-1]].tobytes()
@@ -254,11 +261,11 @@ def _commit_uuid(location: str, manifest: int) -> uuid.UUID:
     return uuid.uuid5(uuid.NAMESPACE_URL, f"{location}/{manifest}")
 
 
-def _header(of: tuple[Column, ...]) -> bytes:
+def _header(columns: tuple[Column, ...]) -> bytes:
     """Return an Avro container's head: magic, metadata, sync marker."""
     head = io.BytesIO()
     fastavro.writer(
-        head, layout.entry_schema(), [], codec="deflate", metadata=layout.manifest_header(of), sync_marker=SYNC
+        head, layout.entry_schema(), [], codec="deflate", metadata=layout.manifest_header(columns), sync_marker=SYNC
     )
     return head.getvalue()
 
@@ -273,39 +280,39 @@ def _blocks(data: bytes, ends: Ints, level: int) -> Iterator[bytes]:
         stop = min(int(np.searchsorted(ends, ends[start] + BLOCK_BYTES)), len(ends) - 1)
         packer = zlib.compressobj(level, zlib.DEFLATED, -zlib.MAX_WBITS)
         packed = packer.compress(data[ends[start] : ends[stop]]) + packer.flush()
-        yield varint_bytes(stop - start) + varint_bytes(len(packed)) + packed + SYNC
+        yield encode_varint(stop - start) + encode_varint(len(packed)) + packed + SYNC
         start = stop
 
 
-def _entries(plan: _Plan, drawn: FileStatistics) -> list[Cells]:
+def _entries(plan: _Plan, statistics: FileStatistics) -> list[Cells]:
     """Return the fields of the entries in the order of `layout.entry_schema`.
 
     Branches of unions: 0 null, 2 value.
     """
-    batch, of, stats, size = drawn.batch, drawn.columns, drawn.stats, drawn.size
+    batch, drawn_columns, stats, size = statistics.batch, statistics.columns, statistics.stats, statistics.size
     rows = batch.rows
     manifest = plan.manifest_of(batch.number)
     status_added, inherited = b"\x02", b"\x00\x00"
     return [
-        constant(status_added + b"\x02", rows),
-        varint(layout.snapshot_id(0) + manifest * 7919),
-        constant(inherited + b"\x00", rows),  # both sequence numbers, and content 0: data
+        fill_cells(status_added + b"\x02", rows),
+        encode_varints(layout.snapshot_id(0) + manifest * 7919),
+        fill_cells(inherited + b"\x00", rows),  # both sequence numbers, and content 0: data
         add_lengths(_paths(plan, batch)),
-        constant(b"\x0ePARQUET\x02", rows),
-        varint(batch.day),
-        constant(b"\x02", rows),
-        varint(batch.bucket),
-        varint(batch.records),
-        varint(size),
-        *_counts(of, [size // len(of) + batch.draw(1 << 16) for _ in of]),
-        *_counts(of, [batch.records] * len(of)),
-        *_counts(of, [column.nulls for column in stats]),
-        *_counts(*_with_nans(of, stats)),
-        *_bounds(of, stats, [column.lower for column in stats]),
-        *_bounds(of, stats, [column.upper for column in stats]),
-        constant(b"\x00\x02", rows),  # no key metadata; split offsets
+        fill_cells(b"\x0ePARQUET\x02", rows),
+        encode_varints(batch.day),
+        fill_cells(b"\x02", rows),
+        encode_varints(batch.bucket),
+        encode_varints(batch.records),
+        encode_varints(size),
+        *_counts(drawn_columns, [size // len(drawn_columns) + batch.draw(1 << 16) for _ in drawn_columns]),
+        *_counts(drawn_columns, [batch.records] * len(drawn_columns)),
+        *_counts(drawn_columns, [column.nulls for column in stats]),
+        *_counts(*_with_nans(drawn_columns, stats)),
+        *_bounds(drawn_columns, stats, [column.lower for column in stats]),
+        *_bounds(drawn_columns, stats, [column.upper for column in stats]),
+        fill_cells(b"\x00\x02", rows),  # no key metadata; split offsets
         *_split_offsets(size),
-        constant(b"\x00\x02\x00\x00", rows),  # no equality ids; sort order 0; no referenced data file
+        fill_cells(b"\x00\x02\x00\x00", rows),  # no equality ids; sort order 0; no referenced data file
     ]
 
 
@@ -316,11 +323,11 @@ def _paths(plan: _Plan, batch: Batch) -> Cells:
     days = [layout.day_text(day).encode() for day in range(first_day, int(batch.day.max()) + 1)]
     day_words = np.frombuffer(b"".join(days), np.uint8).reshape(-1, 10)
     return join_cells(
-        constant(f"{plan.location}/data/day=".encode(), rows),
+        fill_cells(f"{plan.location}/data/day=".encode(), rows),
         Cells(day_words[batch.day - first_day]),
-        constant(b"/user_id_bucket=", rows),
+        fill_cells(b"/user_id_bucket=", rows),
         decimal_text(batch.bucket),
-        constant(b"/", rows),
+        fill_cells(b"/", rows),
         _names(plan, batch),
     )
 
@@ -334,49 +341,49 @@ def _names(plan: _Plan, batch: Batch) -> Cells:
     commit_words = np.frombuffer(b"".join(commits), np.uint8).reshape(-1, 36)
     return join_cells(
         digits(batch.number % plan.manifest_entries, 5),
-        constant(b"-", rows),
+        fill_cells(b"-", rows),
         decimal_text(batch.number + 10_000),
-        constant(b"-", rows),
+        fill_cells(b"-", rows),
         Cells(commit_words[manifest - first]),
-        constant(b"-0-00001.parquet", rows),
+        fill_cells(b"-0-00001.parquet", rows),
     )
 
 
-def _counts(of: tuple[Column, ...], values: list[Ints]) -> list[Cells]:
+def _counts(columns: tuple[Column, ...], values: list[Ints]) -> list[Cells]:
     """Return a map from column id to a number."""
     rows = len(values[0])
-    parts = [constant(b"\x02" + varint_bytes(len(of)), rows)]
-    for column, value in zip(of, values, strict=True):
-        parts += [constant(varint_bytes(column.id), rows), varint(value)]
-    return [*parts, constant(b"\x00", rows)]
+    parts = [fill_cells(b"\x02" + encode_varint(len(columns)), rows)]
+    for column, value in zip(columns, values, strict=True):
+        parts += [fill_cells(encode_varint(column.id), rows), encode_varints(value)]
+    return [*parts, fill_cells(b"\x00", rows)]
 
 
-def _with_nans(of: tuple[Column, ...], stats: list[Stats]) -> tuple[tuple[Column, ...], list[Ints]]:
-    floats = [(column, stat.nans) for column, stat in zip(of, stats, strict=True) if stat.nans is not None]
+def _with_nans(columns: tuple[Column, ...], stats: list[Stats]) -> tuple[tuple[Column, ...], list[Ints]]:
+    floats = [(column, stat.nans) for column, stat in zip(columns, stats, strict=True) if stat.nans is not None]
     return tuple(column for column, _ in floats), [nans for _, nans in floats]
 
 
-def _bounds(of: tuple[Column, ...], stats: list[Stats], values: list[Cells]) -> list[Cells]:
+def _bounds(columns: tuple[Column, ...], stats: list[Stats], values: list[Cells]) -> list[Cells]:
     """Return a map from column id to bytes; columns that hold only nulls are left out of it."""
     rows = values[0].matrix.shape[0]
-    absent = sum(
+    absent_count = sum(
         ((~stat.present).astype(np.int64) for stat in stats if stat.present is not None), np.zeros(rows, np.int64)
     )
-    parts = [constant(b"\x02", rows), varint(len(of) - absent)]
-    for column, stat, bound in zip(of, stats, values, strict=True):
-        pair = join_cells(constant(varint_bytes(column.id), rows), add_lengths(bound))
+    parts = [fill_cells(b"\x02", rows), encode_varints(len(columns) - absent_count)]
+    for column, stat, bound in zip(columns, stats, values, strict=True):
+        pair = join_cells(fill_cells(encode_varint(column.id), rows), add_lengths(bound))
         parts.append(pair if stat.present is None else filter_cells(pair, stat.present))
-    return [*parts, constant(b"\x00", rows)]
+    return [*parts, fill_cells(b"\x00", rows)]
 
 
 def _split_offsets(size: Ints) -> list[Cells]:
     """Return one offset a row group of 128 MB, the first behind the magic bytes."""
     groups = -(-size // ROW_GROUP)
     offsets = (
-        filter_cells(varint(np.full(len(size), 4 + group * ROW_GROUP)), groups > group)
+        filter_cells(encode_varints(np.full(len(size), 4 + group * ROW_GROUP)), groups > group)
         for group in range(int(groups.max()))
     )
-    return [varint(groups), *offsets, constant(b"\x00", len(size))]
+    return [encode_varints(groups), *offsets, fill_cells(b"\x00", len(size))]
 
 
 def main() -> None:
@@ -385,13 +392,13 @@ def main() -> None:
     parser.add_argument("--columns", type=int, default=20)
     parser.add_argument("--files-per-day", type=int, default=FILES_PER_DAY)
     parser.add_argument("--cache", type=Path, default=CACHE)
-    chosen = parser.parse_args()
-    for files in chosen.files:
-        started = time.perf_counter()
-        generated_table = table(
-            files, column_count=chosen.columns, files_per_day=chosen.files_per_day, cache=chosen.cache
+    arguments = parser.parse_args()
+    for files in arguments.files:
+        started_s = time.perf_counter()
+        generated_table = generate_table(
+            files, column_count=arguments.columns, files_per_day=arguments.files_per_day, cache=arguments.cache
         )
-        elapsed_s = time.perf_counter() - started
+        elapsed_s = time.perf_counter() - started_s
         print(
             f"{generated_table.folder}: {files:,} files, "
             f"{generated_table.metadata_bytes / files:.0f} B an entry, {elapsed_s:.1f} s"

@@ -14,9 +14,9 @@ from bench.planning import java_peer, pyiceberg_peer
 from bench.planning.filters import FILTERS, ORDERED_COLUMN, RANGES, Filter
 from bench.planning.java_peer import JavaPlanner, java_planner
 from bench.planning.limits import Bandwidth, bandwidth
-from bench.planning.ours import OurPlanner, our_planner
+from bench.planning.ours import OurPlanner, open_our_planner
 from bench.planning.pyiceberg_peer import PyIcebergPlanner
-from bench.planning.tables import Table, table
+from bench.planning.tables import Table, generate_table
 from bench.report import OURS, Report, Row
 
 JAVA, PYICEBERG = "iceberg-java", "pyiceberg"
@@ -35,20 +35,20 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
     report.bounds = {"memory of this machine, one core": memory.text()}
     ordered: dict[int, dict[str, float]] = {}
     for files in (2_000,) if quick else sizes:
-        generated_table = table(files)
-        async with our_planner(folder / f"home-{files}", generated_table) as ours:
+        generated_table = generate_table(files)
+        async with open_our_planner(folder / f"home-{files}", generated_table) as seamark_planner:
             with java_planner(generated_table.metadata_location, files, folder / "java.log") as java:
                 turns = 1 if quick else 2 if files >= 1_000_000 else 5
                 for _ in range(1 if files >= 1_000_000 else 3):  # The JVM compiles while it runs.
                     java.plan(True)
                 for expected in FILTERS.values():
-                    filter_row = await _filter(report, generated_table, expected, ours, java, turns)
+                    filter_row = await _filter(report, generated_table, expected, seamark_planner, java, turns)
                     if expected.name == ORDERED_COLUMN:
                         ordered[files] = filter_row
             if files <= 100_000:
                 _pyiceberg(report, generated_table)
             if quick or files >= 100_000:  # Smaller tables fit into the caches of the core.
-                await _compare_with_memory(report, generated_table, ours, memory)
+                await _compare_with_memory(report, generated_table, seamark_planner, memory)
     _growth(report, ordered)
     report.notes += [f"{item.name}: {item.about}." for item in FILTERS.values()]
     report.notes.append(
@@ -59,24 +59,30 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
 
 
 async def _filter(
-    report: Report, table: Table, wanted: Filter, ours: OurPlanner, java: JavaPlanner, turns: int
+    report: Report, table: Table, query_filter: Filter, seamark_planner: OurPlanner, java: JavaPlanner, turns: int
 ) -> dict[str, float]:
     """Add the filter's row, and return the medians in ms by planner."""
-    first = await ours.plan(wanted.expression(table))  # The planner combines the summaries of the column here.
-    mine, theirs = [], []
-    for turn in range(1, turns + 1):
-        plan = java.plan(wanted.expression(table, turn))
-        theirs.append(plan.ms)
-        plan.check_same(await ours.plan(wanted.expression(table, turn)), wanted.name)
+    first = await seamark_planner.plan(
+        query_filter.expression(table)
+    )  # The planner combines the summaries of the column here.
+    seamark_ms, java_ms = [], []
+    for round_number in range(1, turns + 1):
+        plan = java.plan(query_filter.expression(table, round_number))
+        java_ms.append(plan.ms)
+        plan.check_same(await seamark_planner.plan(query_filter.expression(table, round_number)), query_filter.name)
         for number in range(OURS_A_TURN):
-            elapsed_ms, _ = await ours.scan(wanted.expression(table, 100 + turn * OURS_A_TURN + number))
-            mine.append(elapsed_ms)
-    results = {OURS: statistics.median(mine), JAVA: statistics.median(theirs)}
-    goals = ORDERED_GOAL_MS if wanted.name == ORDERED_COLUMN else GOALS_MS if wanted.name in RANGES else {}
-    report.rows.append(Row(_case(table, wanted.name), "plan", "ms", results, peer=JAVA, goal=goals.get(table.files)))
+            elapsed_ms, _ = await seamark_planner.scan(
+                query_filter.expression(table, 100 + round_number * OURS_A_TURN + number)
+            )
+            seamark_ms.append(elapsed_ms)
+    results = {OURS: statistics.median(seamark_ms), JAVA: statistics.median(java_ms)}
+    goals = ORDERED_GOAL_MS if query_filter.name == ORDERED_COLUMN else GOALS_MS if query_filter.name in RANGES else {}
+    report.rows.append(
+        Row(_case(table, query_filter.name), "plan", "ms", results, peer=JAVA, goal=goals.get(table.files))
+    )
     report.notes.append(
-        f"{_case(table, wanted.name)}: {first.files:,} files kept; ours p99 {_p99(mine):.3f} ms, the first on these"
-        f" columns {first.ms:.1f} ms."
+        f"{_case(table, query_filter.name)}: {first.files:,} files kept; ours p99 {_p99(seamark_ms):.3f} ms, "
+        f"the first on these columns {first.ms:.1f} ms."
     )
     return results
 
@@ -100,14 +106,14 @@ def _pyiceberg(report: Report, table: Table) -> None:
     row.values[PYICEBERG] = plan.ms
 
 
-async def _compare_with_memory(report: Report, table: Table, ours: OurPlanner, memory: Bandwidth) -> None:
+async def _compare_with_memory(report: Report, table: Table, seamark_planner: OurPlanner, memory: Bandwidth) -> None:
     """Add the ratio of the time to compare bounds and the time to read their bytes from memory."""
-    schema = ours.metadata.current_schema
+    schema = seamark_planner.metadata.current_schema
     for name in RANGES:
         expected = FILTERS[name]
         spent = []
-        for turn in range(OURS_A_TURN):
-            _, scan = await ours.scan(expected.expression(table, 5000 + turn))
+        for round_number in range(OURS_A_TURN):
+            _, scan = await seamark_planner.scan(expected.expression(table, 5000 + round_number))
             spent.append(next(stage.microseconds for stage in scan.stages if stage.name == "column_stats") / 1000)
         touched = table.files * BYTE_OF_MASK
         for column_name, side in expected.columns:
@@ -126,7 +132,7 @@ async def _compare_with_memory(report: Report, table: Table, ours: OurPlanner, m
 def _growth(report: Report, ordered: dict[int, dict[str, float]]) -> None:
     if not {100_000, 1_000_000} <= ordered.keys():
         return
-    small, large = ordered[100_000], ordered[1_000_000]
-    values = {name: large[name] / small[name] for name in (OURS, JAVA)}
+    small_results, large_results = ordered[100_000], ordered[1_000_000]
+    values = {name: large_results[name] / small_results[name] for name in (OURS, JAVA)}
     case = "1,000,000 over 100,000 files, ordered column"
     report.rows.append(Row(case, "growth", "×", values, peer=JAVA, goal=GROWTH_GOAL))

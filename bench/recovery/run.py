@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from bench.recovery import rebuild
-from bench.run import Bench, names_of, parser_of, run_benches
+from bench.run import Bench, build_parser, choose_names, run_benches
 
 BENCHES: dict[str, Bench] = {"rebuild": rebuild.run}
 
 
 def main() -> None:
-    parser = parser_of("bench.recovery.run", __doc__, BENCHES)
+    parser = choose_names("bench.recovery.run", __doc__, BENCHES)
     parser.add_argument("--folder", type=Path, help="where the warehouse is (the disk that is measured)")
-    chosen = parser.parse_args()
-    run_benches(BENCHES, names_of(parser, chosen, BENCHES), quick=chosen.quick, folder=chosen.folder)
+    arguments = parser.parse_args()
+    run_benches(BENCHES, build_parser(parser, arguments, BENCHES), quick=arguments.quick, folder=arguments.folder)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import duckdb
 
-from bench.ssb.generate import TABLES, table_path
+from bench.ssb.generate import TABLES, get_table_path
 from bench.ssb.queries import QUERIES
 from bench.ssb.spark import FACT
 from seamark.connector.client.client import SeamarkClient
@@ -28,7 +28,7 @@ def open_facts(paths: Sequence[str], data: Path) -> duckdb.DuckDBPyConnection:
     """Open DuckDB with the tables in `data`, but with the facts from the files `paths` and a column `filename`."""
     db = duckdb.connect()
     for table in TABLES:
-        source = f"read_parquet({list(paths)}, filename=true)" if table == FACT else f"'{table_path(data, table)}'"
+        source = f"read_parquet({list(paths)}, filename=true)" if table == FACT else f"'{get_table_path(data, table)}'"
         db.execute(f'CREATE VIEW "{table}" AS FROM {source}')
     return db
 

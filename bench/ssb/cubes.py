@@ -20,7 +20,7 @@ from pyiceberg.catalog.rest import RestCatalog
 
 from bench.report import OURS, Report, Row
 from bench.ssb.bounds import data_paths, open_facts
-from bench.ssb.generate import TABLES, generate, table_path
+from bench.ssb.generate import TABLES, generate, get_table_path
 from bench.ssb.queries import QUERIES
 from bench.targets import seamark
 from seamark.connector.client.indexes import IndexClient
@@ -95,7 +95,7 @@ def _load(url: str, data: Path) -> int:
     with RestCatalog("sea", uri=url) as catalog:
         catalog.create_namespace(NAMESPACE)
         for name in TABLES:
-            rows = pq.read_table(table_path(data, name))
+            rows = pq.read_table(get_table_path(data, name))
             table = catalog.create_table(f"{NAMESPACE}.{name}", schema=rows.schema)
             parts = FACT_FILES if name == FACT else 1
             size = -(-rows.num_rows // parts)
@@ -106,7 +106,7 @@ def _load(url: str, data: Path) -> int:
 
 def _append_rows(url: str, data: Path, rows: int, count: int) -> None:
     """Append some of the facts again."""
-    facts = pq.read_table(table_path(data, FACT))
+    facts = pq.read_table(get_table_path(data, FACT))
     with RestCatalog("sea", uri=url) as catalog:
         catalog.load_table(f"{NAMESPACE}.{FACT}").append(facts.slice(rows // 2, count))
 
@@ -135,7 +135,7 @@ def _compare(client: IndexClient, data: Path, repeats: int, case: str = "") -> l
     paths = data_paths(client, (NAMESPACE, FACT))
     with (
         SqlSession(client.url, schema=NAMESPACE) as session,
-        SqlSession(client.url, schema=NAMESPACE, cubes=OFF) as plain,
+        SqlSession(client.url, schema=NAMESPACE, cubes=OFF) as plain_session,
         closing(open_facts(paths, data)) as db,
     ):
         for name, text in QUERIES.items():
@@ -143,16 +143,16 @@ def _compare(client: IndexClient, data: Path, repeats: int, case: str = "") -> l
             cube = used.index if used is not None else None
             engines: dict[str, Callable[[str], list[Any]]] = {
                 OURS: lambda sql: _rows(session, sql),
-                WITHOUT: lambda sql: _rows(plain, sql),
+                WITHOUT: lambda sql: _rows(plain_session, sql),
                 DUCKDB: lambda sql: _duckdb_rows(db, sql),
             }
             took: dict[str, list[float]] = {who: [] for who in engines}
             answers = []
-            for turn in range(repeats + 1):
+            for round_number in range(repeats + 1):
                 for who, ask in engines.items():
                     begun_s = time.perf_counter()
                     answer = ask(text)
-                    if turn:  # The first turn fills caches.
+                    if round_number:  # The first turn fills caches.
                         took[who].append(1000 * (time.perf_counter() - begun_s))
                     answers.append(answer)
             if any(answer != answers[0] for answer in answers):
@@ -175,6 +175,6 @@ def _duckdb_rows(db: duckdb.DuckDBPyConnection, text: str) -> list[Any]:
 def _share(client: IndexClient) -> Row:
     with RestCatalog("sea", uri=client.url) as catalog:
         sizes = catalog.load_table(f"{NAMESPACE}.{FACT}").inspect.files()["file_size_in_bytes"]
-    stored = sum(client.index((NAMESPACE, FACT), name).size_bytes for name in CUBES)
-    percent = 100 * stored / sum(sizes.to_pylist())
+    stored_bytes = sum(client.index((NAMESPACE, FACT), name).size_bytes for name in CUBES)
+    percent = 100 * stored_bytes / sum(sizes.to_pylist())
     return Row("size", "all cubes of the facts", "%", {OURS: percent}, goal=SHARE_GOAL_PERCENT)

@@ -47,7 +47,7 @@ def dimension_rows(scale: float) -> dict[str, int]:
     return {"customers": round(30_000 * scale), "suppliers": round(2_000 * scale), "parts": parts}
 
 
-def table_path(folder: Path, table: str) -> Path:
+def get_table_path(folder: Path, table: str) -> Path:
     return folder / f"{table}.parquet"
 
 
@@ -72,7 +72,7 @@ def generate(cache: Path, scale: float, progress: Callable[[str, int, int], None
             _define(db, building / "tpch", rows)
             for tables_done, table in enumerate(TABLES, start=1):
                 progress(f"SSB {table}", tables_done, total)
-                target = str(table_path(building, table))
+                target = str(get_table_path(building, table))
                 db.execute(f"COPY (FROM ssb_{table}) TO '{target}' (FORMAT parquet, COMPRESSION zstd)")
         progress("done", total, total)
         shutil.rmtree(building / "tpch")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import duckdb
 
-from bench.ssb.generate import TABLES, table_path
+from bench.ssb.generate import TABLES, get_table_path
 
 _FLIGHT_1 = """
 select sum(lo_extendedprice*lo_discount) as revenue
@@ -101,7 +101,7 @@ class Oracle:
         self._db = duckdb.connect()
         self._right: dict[str, list[tuple[str, ...]]] = {}
         for table in TABLES:
-            self._db.execute(f"CREATE VIEW \"{table}\" AS FROM '{table_path(folder, table)}'")
+            self._db.execute(f"CREATE VIEW \"{table}\" AS FROM '{get_table_path(folder, table)}'")
 
     def close(self) -> None:
         self._db.close()
@@ -125,9 +125,9 @@ class Oracle:
         actual = sorted(map(_comparable, answer))
         if actual == right:
             return ""
-        wrong = [row for row in actual if row not in right][:3]
-        missing = [row for row in right if row not in actual][:3]
-        return f"{len(actual)} rows, {len(right)} expected; not right: {wrong}; missing: {missing}"
+        wrong_rows = [row for row in actual if row not in right][:3]
+        missing_rows = [row for row in right if row not in actual][:3]
+        return f"{len(actual)} rows, {len(right)} expected; not right: {wrong_rows}; missing: {missing_rows}"
 
 
 def _comparable(row: Sequence[object]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from bench.ssb.generate import TABLES, table_path
+from bench.ssb.generate import TABLES, get_table_path
 from seamark.formats.protocol.wire import PLAN_MARK
 
 FACT = "lineorder"
@@ -55,7 +55,7 @@ def write_table(
     The fact is cut by order date into `fact_files` files of about equal rows, ordered within; with None it is copied in
     the order of the source, into a file for each task. A dimension is one file.
     """
-    frame = spark.read.parquet(str(table_path(folder, table)))
+    frame = spark.read.parquet(str(get_table_path(folder, table)))
     if table == FACT and fact_files is not None:
         frame = frame.repartitionByRange(fact_files, *_ORDER[:2]).sortWithinPartitions(*_ORDER)
     elif table != FACT:
@@ -75,10 +75,10 @@ def files_in(spark: SparkSession, target: str) -> int:
 
 def ask(run: Callable[[str], DataFrame], sql: str) -> Answer:
     """Return the answer of `run`, such as `spark.sql`."""
-    started = time.perf_counter()
+    started_s = time.perf_counter()
     frame = run(sql)
     rows = [tuple(row) for row in frame.collect()]
-    seconds = time.perf_counter() - started
+    seconds = time.perf_counter() - started_s
     read = {
         name: _files(node)
         for node in _scans(frame._jdf.queryExecution().executedPlan())
@@ -123,9 +123,9 @@ def _files(node: Any) -> FilesRead:
     for number in range(partitions.size()):
         group = partitions.apply(number).taskGroup()
         tasks = group.tasks()
-        result = _LOCATION.findall(str(tasks.toString()))
-        if len(result) != tasks.size():
-            result = [str(task.file().location()) for task in tasks.toArray()]
-        locations.update(result)
+        paths = _LOCATION.findall(str(tasks.toString()))
+        if len(paths) != tasks.size():
+            paths = [str(task.file().location()) for task in tasks.toArray()]
+        locations.update(paths)
         size_bytes += int(group.sizeBytes())
     return FilesRead(len(locations), size_bytes)

@@ -69,17 +69,25 @@ async def _add_case(
 ) -> None:
     rows, row_bytes, writers = case
     peer = await measure_producer(kafka, rows, row_bytes, writers, seconds, is_synced=True)
-    ours = await _measure_requests(server, rows, row_bytes, writers, seconds)
+    measurements = await _measure_requests(server, rows, row_bytes, writers, seconds)
     name, mib = f"{rows:,} rows of {row_bytes:,} B, {writers} writers", rows * row_bytes / 2**20
     add = report.rows.append
-    rates = {OURS: ours.rate * rows, PEER: peer.rate * rows, BARE: disk.rate * rows}
+    rates = {OURS: measurements.rate * rows, PEER: peer.rate * rows, BARE: disk.rate * rows}
     add(Row(name, "acknowledged", "rows/s", rates, False, PEER))
-    sizes = {OURS: ours.rate * mib, PEER: peer.rate * mib, BARE: disk.rate * mib}
+    sizes = {OURS: measurements.rate * mib, PEER: peer.rate * mib, BARE: disk.rate * mib}
     add(Row(name, "acknowledged bytes", "MiB/s", sizes, False, PEER))
     for quantile, share in (("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999)):
-        values = {OURS: ours.quantile_ms(share), PEER: peer.quantile_ms(share), BARE: disk.quantile_ms(share)}
+        values = {OURS: measurements.quantile_ms(share), PEER: peer.quantile_ms(share), BARE: disk.quantile_ms(share)}
         add(Row(name, quantile, "ms", values, peer=PEER))
-    add(Row(name, "bytes a second of CPU", "MiB/s", {OURS: ours.rate * mib * ours.seconds / ours.cpu_s}, False))
+    add(
+        Row(
+            name,
+            "bytes a second of CPU",
+            "MiB/s",
+            {OURS: measurements.rate * mib * measurements.seconds / measurements.cpu_s},
+            False,
+        )
+    )
 
 
 async def _measure_requests(
@@ -110,14 +118,14 @@ async def _measure_requests(
                 await asyncio.sleep(_PAUSE_S)
 
         async def write() -> None:
-            while (before := time.perf_counter()) - started < seconds:
+            while (before := time.perf_counter()) - started_s < seconds:
                 await append()
                 latencies.append(time.perf_counter() - before)
 
         await append()
-        started, cpu_s = time.perf_counter(), cpu_seconds(server.pid)
+        started_s, cpu_s = time.perf_counter(), cpu_seconds(server.pid)
         await asyncio.gather(*(write() for _ in range(writers)))
-        seconds, cpu_s = time.perf_counter() - started, cpu_seconds(server.pid) - cpu_s
+        seconds, cpu_s = time.perf_counter() - started_s, cpu_seconds(server.pid) - cpu_s
     return AppendMeasurements(latencies, seconds, max(cpu_s, 0.01), len(latencies))
 
 

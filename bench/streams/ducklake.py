@@ -34,7 +34,7 @@ PEER_SECONDS, QUICK_PEER_SECONDS = 20.0, 0.5
 SERIAL_SECONDS, QUICK_SERIAL_SECONDS = 10.0, 0.3
 CONNECTIONS = 32
 GOAL = 15_000
-_FIELDS = [
+COLUMNS = [
     {"id": 1, "name": "id", "required": True, "type": "long"},
     {"id": 2, "name": "name", "required": False, "type": "string"},
     {"id": 3, "name": "value", "required": False, "type": "double"},
@@ -80,7 +80,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 
 def _create(server: Seamark, name: str) -> None:
-    schema = {"type": "struct", "fields": _FIELDS}
+    schema = {"type": "struct", "fields": COLUMNS}
     create_table(SeamarkClient(server.base_url), ("bench", name), schema, properties={"seamark.stream.enabled": "true"})
 
 
@@ -111,13 +111,13 @@ async def _measure_requests(server: Seamark, name: str, connections: int, rows: 
         async def write() -> None:
             for place in places:
                 await append(place)
-                if time.perf_counter() - started >= seconds:
+                if time.perf_counter() - started_s >= seconds:
                     return
 
         await append(next(places))  # The first append opens the log and the table.
-        started = time.perf_counter()
+        started_s = time.perf_counter()
         await asyncio.gather(*(write() for _ in range(connections)))
-        rate = (batches - 1) * BATCH_ROWS / (time.perf_counter() - started)
+        rate = (batches - 1) * BATCH_ROWS / (time.perf_counter() - started_s)
     await asyncio.to_thread(_check_count, server, name, batches * BATCH_ROWS)
     return rate
 
@@ -125,11 +125,11 @@ async def _measure_requests(server: Seamark, name: str, connections: int, rows: 
 def _measure_writer(server: Seamark, rows: int) -> float:
     """Return the acknowledged rows a second of a Python program with `seamark.stream_writer`."""
     _create(server, "writer")
-    started = time.perf_counter()
+    started_s = time.perf_counter()
     with seamark.stream_writer(SeamarkClient(server.base_url), ("bench", "writer")) as writer:
         for place in range(rows // BATCH_ROWS):
             writer.write(_make_rows(place))
-    rate = rows / (time.perf_counter() - started)
+    rate = rows / (time.perf_counter() - started_s)
     _check_count(server, "writer", rows)
     return rate
 
@@ -149,12 +149,14 @@ def _measure_ducklake(folder: Path, rows: int, seconds: float) -> float | None:
             f"(DATA_PATH '{folder / 'lake'}', DATA_INLINING_ROW_LIMIT 100)"
         )
         connection.execute("CREATE TABLE lake.t (id BIGINT, name VARCHAR, value DOUBLE)")
-        started, sent = time.perf_counter(), 0
-        for place in itertools.takewhile(lambda _: time.perf_counter() - started < seconds, range(rows // BATCH_ROWS)):
+        started_s, sent_count = time.perf_counter(), 0
+        for place in itertools.takewhile(
+            lambda _: time.perf_counter() - started_s < seconds, range(rows // BATCH_ROWS)
+        ):
             values = ", ".join(f"({row['id']}, '{row['name']}', {row['value']})" for row in _make_rows(place))
             connection.execute(f"INSERT INTO lake.t VALUES {values}")
-            sent += BATCH_ROWS
-        rate = sent / (time.perf_counter() - started)
+            sent_count += BATCH_ROWS
+        rate = sent_count / (time.perf_counter() - started_s)
         (count,) = connection.execute("SELECT count(*) FROM lake.t").fetchone() or (0,)
-        assert count == sent
+        assert count == sent_count
     return rate

@@ -44,8 +44,8 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         for row_bytes, rows in itertools.product(ROW_BYTES, ROWS):
             for writers in WRITERS:
                 raw = await measure_producer(kafka, rows, row_bytes, writers, seconds)
-                ours = await _measure_appends(kafka, rows, row_bytes, writers, seconds)
-                _add(report, f"{rows:,} rows of {row_bytes:,} B, {writers} writers", rows, row_bytes, ours, raw)
+                measurements = await _measure_appends(kafka, rows, row_bytes, writers, seconds)
+                _add(report, f"{rows:,} rows of {row_bytes:,} B, {writers} writers", rows, row_bytes, measurements, raw)
     report.notes += [
         f"Each writer has a shard of one of {PARTITIONS} partitions and waits for each answer; {seconds:g} s a case. "
         "One broker, on the same machine: Kafka answers when the page cache has the record, without a sync.",
@@ -57,15 +57,23 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 
 def _add(
-    report: Report, case: str, rows: int, row_bytes: int, ours: AppendMeasurements, raw: AppendMeasurements
+    report: Report, case: str, rows: int, row_bytes: int, measurements: AppendMeasurements, raw: AppendMeasurements
 ) -> None:
     mib = rows * row_bytes / 2**20
     add = report.rows.append
-    add(Row(case, "acknowledged", "rows/s", {OURS: ours.rate * rows, RAW: raw.rate * rows}, False, RAW))
-    add(Row(case, "acknowledged bytes", "MiB/s", {OURS: ours.rate * mib, RAW: raw.rate * mib}, False, RAW))
+    add(Row(case, "acknowledged", "rows/s", {OURS: measurements.rate * rows, RAW: raw.rate * rows}, False, RAW))
+    add(Row(case, "acknowledged bytes", "MiB/s", {OURS: measurements.rate * mib, RAW: raw.rate * mib}, False, RAW))
     for name, share in (("p50", 0.5), ("p99", 0.99)):
-        add(Row(case, name, "ms", {OURS: ours.quantile_ms(share), RAW: raw.quantile_ms(share)}, peer=RAW))
-    add(Row(case, "batches a group", "batches", {OURS: len(ours.latencies_s) / max(1, ours.syncs)}, False))
+        add(Row(case, name, "ms", {OURS: measurements.quantile_ms(share), RAW: raw.quantile_ms(share)}, peer=RAW))
+    add(
+        Row(
+            case,
+            "batches a group",
+            "batches",
+            {OURS: len(measurements.latencies_s) / max(1, measurements.syncs)},
+            False,
+        )
+    )
 
 
 async def _measure_appends(kafka: Kafka, rows: int, row_bytes: int, writers: int, seconds: float) -> AppendMeasurements:
@@ -76,14 +84,14 @@ async def _measure_appends(kafka: Kafka, rows: int, row_bytes: int, writers: int
     async with open_kafka_log(address, SystemClock(), KafkaLimits()) as log:
         shards = [Shard("table", number) for number in range(PARTITIONS)]
         await log.append(dict.fromkeys(shards, batch))  # creates the topic
-        before, started, cpu = log.groups, time.perf_counter(), time.process_time()
+        before, started_s, cpu = log.groups, time.perf_counter(), time.process_time()
         await asyncio.gather(
             *(
-                _append(log, shards[number % PARTITIONS], batch, started + seconds, latencies)
+                _append(log, shards[number % PARTITIONS], batch, started_s + seconds, latencies)
                 for number in range(writers)
             )
         )
-        seconds, cpu_s = time.perf_counter() - started, time.process_time() - cpu
+        seconds, cpu_s = time.perf_counter() - started_s, time.process_time() - cpu
         return AppendMeasurements(latencies, seconds, cpu_s, log.groups - before)
 
 
@@ -125,15 +133,15 @@ async def measure_producer(
         await answer
 
     async def write(partition: int) -> None:
-        while (before := time.perf_counter()) - started < seconds:
+        while (before := time.perf_counter()) - started_s < seconds:
             await asyncio.gather(*(produce(partition) for _ in range(records)))
             latencies.append(time.perf_counter() - before)
 
     try:
         await asyncio.gather(*map(produce, range(PARTITIONS)))  # The producer connects, as the log has done.
-        started, cpu = time.perf_counter(), time.process_time()
+        started_s, cpu = time.perf_counter(), time.process_time()
         await asyncio.gather(*(write(number % PARTITIONS) for number in range(writers)))
-        return AppendMeasurements(latencies, time.perf_counter() - started, time.process_time() - cpu, len(latencies))
+        return AppendMeasurements(latencies, time.perf_counter() - started_s, time.process_time() - cpu, len(latencies))
     finally:
         is_ending.set()
         await asyncio.to_thread(polling.join)

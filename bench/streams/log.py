@@ -67,8 +67,8 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     for row_bytes, rows in itertools.product(ROW_BYTES, ROWS):
         disk = bare(folder, rows * row_bytes, seconds)
         for writers in WRITERS:
-            ours = await measure_appends(folder, rows, row_bytes, writers, seconds)
-            _add(report, f"{rows:,} rows of {row_bytes:,} B, {writers} writers", rows, row_bytes, ours, disk)
+            measurements = await measure_appends(folder, rows, row_bytes, writers, seconds)
+            _add(report, f"{rows:,} rows of {row_bytes:,} B, {writers} writers", rows, row_bytes, measurements, disk)
     await _small_batches(report, folder, QUICK_SMALL_ROWS if quick else SMALL_ROWS)
     for rows, row_bytes in ((10, 1000), (1000, 1000)):
         await _recovery(report, folder, rows, row_bytes, QUICK_RECOVERED_BYTES if quick else RECOVERED_BYTES)
@@ -83,17 +83,21 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 
 def _add(
-    report: Report, case: str, rows: int, row_bytes: int, ours: AppendMeasurements, disk: AppendMeasurements
+    report: Report, case: str, rows: int, row_bytes: int, measurements: AppendMeasurements, disk: AppendMeasurements
 ) -> None:
     mib = rows * row_bytes / 2**20
     add = report.rows.append
-    rates = {OURS: ours.rate * rows, BARE: disk.rate * rows}
+    rates = {OURS: measurements.rate * rows, BARE: disk.rate * rows}
     add(Row(case, "acknowledged", "rows/s", rates, lower_is_better=False, peer=BARE))
-    add(Row(case, "acknowledged bytes", "MiB/s", {OURS: ours.rate * mib, BARE: disk.rate * mib}, False, BARE))
+    add(Row(case, "acknowledged bytes", "MiB/s", {OURS: measurements.rate * mib, BARE: disk.rate * mib}, False, BARE))
     for name, share in (("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999)):
-        add(Row(case, name, "ms", {OURS: ours.quantile_ms(share), BARE: disk.quantile_ms(share)}, peer=BARE))
-    add(Row(case, "batches a sync", "batches", {OURS: len(ours.latencies_s) / max(1, ours.syncs)}, False))
-    a_core = ours.rate * mib * ours.seconds / ours.cpu_s
+        add(Row(case, name, "ms", {OURS: measurements.quantile_ms(share), BARE: disk.quantile_ms(share)}, peer=BARE))
+    add(
+        Row(
+            case, "batches a sync", "batches", {OURS: len(measurements.latencies_s) / max(1, measurements.syncs)}, False
+        )
+    )
+    a_core = measurements.rate * mib * measurements.seconds / measurements.cpu_s
     goal = GOAL_CORE_MIB if rows >= 1000 else None
     add(Row(case, "bytes a second of CPU", "MiB/s", {OURS: a_core}, False, goal=goal))
 
@@ -106,13 +110,13 @@ def bare(folder: Path, size_bytes: int, seconds: float) -> AppendMeasurements:
         os.posix_fallocate(descriptor, 0, LIMITS.segment_bytes)
         os.fsync(descriptor)
         data, position, latencies = os.urandom(size_bytes), 0, []
-        started, cpu = time.perf_counter(), time.process_time()
-        while (before := time.perf_counter()) - started < seconds:
+        started_s, cpu = time.perf_counter(), time.process_time()
+        while (before := time.perf_counter()) - started_s < seconds:
             os.pwrite(descriptor, data, position)
             os.fdatasync(descriptor)
             latencies.append(time.perf_counter() - before)
             position = position + size_bytes if position + 2 * size_bytes <= LIMITS.segment_bytes else 0
-        return AppendMeasurements(latencies, time.perf_counter() - started, time.process_time() - cpu, len(latencies))
+        return AppendMeasurements(latencies, time.perf_counter() - started_s, time.process_time() - cpu, len(latencies))
     finally:
         os.close(descriptor)
         path.unlink()
@@ -123,10 +127,10 @@ async def measure_appends(folder: Path, rows: int, row_bytes: int, writers: int,
     batch = Batch(rows, os.urandom(rows * row_bytes))
     latencies: list[float] = []
     async with open_segment_log(folder / "log", SystemClock(), LIMITS) as log:
-        started, cpu = time.perf_counter(), time.process_time()
+        started_s, cpu = time.perf_counter(), time.process_time()
 
         async def write(shard: Shard) -> None:
-            while (before := time.perf_counter()) - started < seconds:
+            while (before := time.perf_counter()) - started_s < seconds:
                 while True:
                     try:
                         await log.append({shard: batch})
@@ -136,7 +140,7 @@ async def measure_appends(folder: Path, rows: int, row_bytes: int, writers: int,
                 latencies.append(time.perf_counter() - before)
 
         await asyncio.gather(*(write(Shard(f"table-{number}", 0)) for number in range(writers)))
-        measured = AppendMeasurements(latencies, time.perf_counter() - started, time.process_time() - cpu, log.syncs)
+        measured = AppendMeasurements(latencies, time.perf_counter() - started_s, time.process_time() - cpu, log.syncs)
     shutil.rmtree(folder / "log")
     return measured
 
@@ -146,9 +150,9 @@ async def _small_batches(report: Report, folder: Path, rows: int) -> None:
     batch = Batch(10, os.urandom(10 * 50))
     for in_flight in (1, 64):
         async with open_segment_log(folder / "log", SystemClock(), LIMITS) as log:
-            started = time.perf_counter()
+            started_s = time.perf_counter()
             await _append_all(log, batch, rows // 10, in_flight)
-            rate = rows / (time.perf_counter() - started)
+            rate = rows / (time.perf_counter() - started_s)
         shutil.rmtree(folder / "log")
         case = f"{rows:,} rows in batches of ten, {in_flight} on their way"
         report.rows.append(Row(case, "acknowledged", "rows/s", {OURS: rate}, False, goal=GOAL_SMALL_ROWS))
@@ -169,19 +173,19 @@ async def _recovery(report: Report, folder: Path, rows: int, row_bytes: int, siz
     argv = [sys.executable, "-m", "bench.streams.log", str(folder / "log"), str(size_bytes), str(rows), str(row_bytes)]
     filling = subprocess.Popen(argv, stdout=subprocess.PIPE)
     assert filling.stdout is not None
-    stored = int(filling.stdout.readline())
+    stored_count = int(filling.stdout.readline())
     filling.send_signal(signal.SIGKILL)
     filling.communicate()
-    started = time.perf_counter()
+    started_s = time.perf_counter()
     async with open_segment_log(folder / "log", SystemClock(), LIMITS) as log:
         shard = Shard("table-0", 0)
         first = await log.read(shard, 0, limit_bytes=1)
-        took = time.perf_counter() - started
+        took = time.perf_counter() - started_s
         assert first[0].offset == 0
-        assert sum(state.watermark for state in log.shards().values()) >= stored * rows
+        assert sum(state.watermark for state in log.shards().values()) >= stored_count * rows
         size = log.size_bytes
     shutil.rmtree(folder / "log")
-    case = f"recovery of {size / 2**20:,.0f} MiB in {stored:,} batches of {rows:,} rows of {row_bytes:,} B"
+    case = f"recovery of {size / 2**20:,.0f} MiB in {stored_count:,} batches of {rows:,} rows of {row_bytes:,} B"
     report.rows.append(Row(case, "until the first read", "s", {OURS: took}, goal=GOAL_RECOVERY_S))
 
 

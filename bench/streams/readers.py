@@ -1,7 +1,8 @@
 """How much do readers slow writers of a stream table?
 
 Writers send rows at a steady rate, first alone, then while stock PyIceberg scans the new rows in a loop, as fast as it
-can. Each reader is a separate process.
+can. Each reader is a separate process. With the log in Kafka, readers use the server of the writers, or a server that
+only reads.
 """
 
 from __future__ import annotations
@@ -9,6 +10,9 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from multiprocessing.sharedctypes import Synchronized
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -20,6 +24,8 @@ from pyiceberg.expressions import GreaterThan
 from bench.report import OURS, Report, Row
 from bench.streams.log import AppendMeasurements
 from bench.streams.visible import PAYLOAD, SCHEMA
+from tests.services.kafka import kafka_broker
+from tests.services.postgres import postgres_server
 from tests.services.seamark import Seamark
 
 ALONE = "without readers"
@@ -29,40 +35,75 @@ READERS = (1, 2)
 GOAL_SHARE = 0.95
 
 
+@dataclass(frozen=True)
+class Servers:
+    """The servers of a case.
+
+    Attributes:
+        label: The case.
+        writer_url: The server of the writers.
+        reader_url: The server of the readers.
+        prefix: The beginning of the names of the tables.
+    """
+
+    label: str
+    writer_url: str
+    reader_url: str
+    prefix: str
+
+
 async def run(folder: Path, *, quick: bool = False) -> Report:
     seconds = QUICK_SECONDS if quick else SECONDS
     report = Report("streams_readers", "How much do readers slow writers?", peer=ALONE)
     with Seamark(folder / "home") as server:
-        catalog = RestCatalog("bench", uri=server.base_url)
-        catalog.create_namespace("bench")
-        alone = await _measure(server, catalog, 0, seconds)
-        for readers in READERS:
-            beside = await _measure(server, catalog, readers, seconds)
-            case = f"{readers} readers at full speed"
-            rates = {OURS: beside[0].rate * BATCH_ROWS, ALONE: alone[0].rate * BATCH_ROWS}
-            goal = GOAL_SHARE * rates[ALONE]
-            report.rows.append(Row(case, "acknowledged", "rows/s", rates, False, ALONE, goal))
-            for name, share in (("p50", 0.5), ("p99", 0.99)):
-                values = {OURS: beside[0].quantile_ms(share), ALONE: alone[0].quantile_ms(share)}
-                report.rows.append(Row(case, name, "ms", values, peer=ALONE))
-            report.notes.append(f"{case}: {beside[1]:,} scans in {seconds:g} s")
+        RestCatalog("bench", uri=server.base_url).create_namespace("bench")
+        await _add_cases(report, [Servers("log in files", server.base_url, server.base_url, "f")], seconds)
+    with ExitStack() as stack:
+        kafka = stack.enter_context(kafka_broker(folder / "broker"))
+        database = stack.enter_context(postgres_server()).create_database()
+        env = {"SEAMARK_STREAM_LOG": f"kafka://{kafka.address}/bench"}
+        warehouse = f"file://{folder / 'warehouse'}"
+        writer = stack.enter_context(Seamark(folder / "writer", warehouse=warehouse, database=database, env=env))
+        env |= {"SEAMARK_ROLE": "read", "SEAMARK_WRITER_URLS": writer.base_url}
+        reader = stack.enter_context(Seamark(folder / "reader", warehouse=warehouse, database=database, env=env))
+        RestCatalog("bench", uri=writer.base_url).create_namespace("bench")
+        cases = [
+            Servers("log in Kafka, the server of the writers", writer.base_url, writer.base_url, "k"),
+            Servers("log in Kafka, a server that only reads", writer.base_url, reader.base_url, "r"),
+        ]
+        await _add_cases(report, cases, seconds)
     report.notes.append(
-        f"{WRITERS} writers send {RATE:,} rows a second in batches of {BATCH_ROWS} (JSON). Server, writers and readers "
-        "share two cores, so that a reader takes CPU from the server also without a request."
+        f"{WRITERS} writers send {RATE:,} rows a second in batches of {BATCH_ROWS} (JSON). Servers, writers, readers "
+        "and the broker share two cores, so that a reader takes CPU from the server also without a request."
     )
     return report
 
 
-async def _measure(
-    server: Seamark, catalog: RestCatalog, readers: int, seconds: float
-) -> tuple[AppendMeasurements, int]:
+async def _add_cases(report: Report, cases: Sequence[Servers], seconds: float) -> None:
+    """Measure the first case without readers, then each case with each number of readers."""
+    alone, _ = await _measure(cases[0], 0, seconds)
+    for servers in cases:
+        for readers in READERS:
+            beside, scans = await _measure(servers, readers, seconds)
+            case = f"{readers} readers at full speed, {servers.label}"
+            rates = {OURS: beside.rate * BATCH_ROWS, ALONE: alone.rate * BATCH_ROWS}
+            goal = GOAL_SHARE * rates[ALONE]
+            report.rows.append(Row(case, "acknowledged", "rows/s", rates, False, ALONE, goal))
+            for name, share in (("p50", 0.5), ("p99", 0.99)):
+                values = {OURS: beside.quantile_ms(share), ALONE: alone.quantile_ms(share)}
+                report.rows.append(Row(case, name, "ms", values, peer=ALONE))
+            report.notes.append(f"{case}: {scans:,} scans in {seconds:g} s")
+
+
+async def _measure(servers: Servers, readers: int, seconds: float) -> tuple[AppendMeasurements, int]:
     """Return the acknowledged batches, and the number of scans meanwhile."""
-    name = f"r{readers}"
+    name = f"{servers.prefix}{readers}"
+    catalog = RestCatalog("bench", uri=servers.writer_url)
     catalog.create_table(f"bench.{name}", SCHEMA, properties={"seamark.stream.enabled": "true"})
     context = multiprocessing.get_context("spawn")
     is_ready, is_ending, scans = context.Event(), context.Event(), context.Value("i", 0)
     processes = [
-        context.Process(target=scan_repeatedly, args=(server.base_url, name, is_ready, is_ending, scans))
+        context.Process(target=scan_repeatedly, args=(servers.reader_url, name, is_ready, is_ending, scans))
         for _ in range(readers)
     ]
     for process in processes:
@@ -71,7 +112,7 @@ async def _measure(
         if readers:
             await asyncio.to_thread(is_ready.wait)
         before = scans.value
-        measured = await _write(f"{server.base_url}/api/v1/tables/bench/{name}/rows", seconds)
+        measured = await _write(f"{servers.writer_url}/api/v1/tables/bench/{name}/rows", seconds)
         return measured, scans.value - before
     finally:
         is_ending.set()
@@ -86,8 +127,8 @@ async def _write(url: str, seconds: float) -> AppendMeasurements:
     async with aiohttp.ClientSession() as http:
 
         async def append(first_id: int) -> None:
-            at = time.time()
-            rows = [{"id": first_id + place, "at": at, "payload": PAYLOAD} for place in range(BATCH_ROWS)]
+            read_time_s = time.time()
+            rows = [{"id": first_id + place, "at": read_time_s, "payload": PAYLOAD} for place in range(BATCH_ROWS)]
             before = time.perf_counter()
             async with http.post(url, json=rows) as answer:
                 assert answer.status == 200, await answer.text()
@@ -96,25 +137,25 @@ async def _write(url: str, seconds: float) -> AppendMeasurements:
 
         async def write(first: int) -> None:
             for number in range(1, int(seconds / every_s) + 1):
-                await asyncio.sleep(max(0.0, started + number * every_s - time.perf_counter()))
+                await asyncio.sleep(max(0.0, started_s + number * every_s - time.perf_counter()))
                 await append((number * WRITERS + first) * BATCH_ROWS)
 
         await append(0)  # The first append opens the log and the table.
         latencies.clear()
-        started = time.perf_counter()
+        started_s = time.perf_counter()
         await asyncio.gather(*map(write, range(WRITERS)))
-        return AppendMeasurements(latencies, time.perf_counter() - started, 0.0, len(latencies))
+        return AppendMeasurements(latencies, time.perf_counter() - started_s, 0.0, len(latencies))
 
 
 def scan_repeatedly(url: str, name: str, is_ready: Event, is_ending: Event, scans: Synchronized[int]) -> None:
     """Scan the rows after those that were seen, until the end."""
     catalog = RestCatalog("bench", uri=url, **{"rest-scan-planning-enabled": "true"})
-    last = -1
+    last_number = -1
     while not is_ending.is_set():
-        scan = catalog.load_table(f"bench.{name}").scan(GreaterThan("id", last), selected_fields=("id", "at"))
+        scan = catalog.load_table(f"bench.{name}").scan(GreaterThan("id", last_number), selected_fields=("id", "at"))
         rows = scan.to_arrow()
         if rows.num_rows:
-            last = max(rows.column("id").to_pylist())
+            last_number = max(rows.column("id").to_pylist())
         with scans.get_lock():
             scans.value += 1
         is_ready.set()

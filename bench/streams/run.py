@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.run import Bench, names_of, parser_of, run_benches
-from bench.streams import appends, ducklake, kafka, keyed, log, readers, spark, visible
+from bench.run import Bench, build_parser, choose_names, run_benches
+from bench.streams import appends, ducklake, kafka, keyed, log, readers, recovery, spark, topics, visible
 
 BENCHES: dict[str, Bench] = {
     "log": log.run,
@@ -14,16 +14,18 @@ BENCHES: dict[str, Bench] = {
     "ducklake": ducklake.run,
     "visible": visible.run,
     "readers": readers.run,
+    "recovery": recovery.run,
+    "topics": topics.run,
     "spark": spark.run,
     "keyed": keyed.run,
 }
 
 
 def main() -> None:
-    parser = parser_of("bench.streams.run", __doc__, BENCHES)
+    parser = choose_names("bench.streams.run", __doc__, BENCHES)
     parser.add_argument("--folder", type=Path, help="a folder on the disk that is measured")
-    chosen = parser.parse_args()
-    run_benches(BENCHES, names_of(parser, chosen, BENCHES), quick=chosen.quick, folder=chosen.folder)
+    arguments = parser.parse_args()
+    run_benches(BENCHES, build_parser(parser, arguments, BENCHES), quick=arguments.quick, folder=arguments.folder)
 
 
 if __name__ == "__main__":

@@ -81,8 +81,8 @@ def _run(folder: Path, rate: int, seconds: float) -> Report:
     return report
 
 
-def _read_by_spark(spark: SparkSession, catalog: str, name: str, last: int) -> pa.Table:
-    return spark.sql(f"SELECT id, at FROM {catalog}.bench.{name} WHERE id > {last}").toArrow()
+def _read_by_spark(spark: SparkSession, catalog: str, name: str, last_number: int) -> pa.Table:
+    return spark.sql(f"SELECT id, at FROM {catalog}.bench.{name} WHERE id > {last_number}").toArrow()
 
 
 def _measure_stream(

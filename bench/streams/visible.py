@@ -64,25 +64,25 @@ def follow(read: Read, count: int | None, seconds: float = 0.0) -> tuple[list[fl
     Returns:
         The delay of each row in milliseconds, and the number of scans.
     """
-    delays, last, scans = list[float](), -1, 0
+    delays, last_number, scans = list[float](), -1, 0
     begun_s: float | None = None
-    while last < count - 1 if count is not None else begun_s is None or time.time() < begun_s + seconds:
-        rows = read(last)
+    while last_number < count - 1 if count is not None else begun_s is None or time.time() < begun_s + seconds:
+        rows = read(last_number)
         now_s, scans = time.time(), scans + 1
         if not rows.num_rows:
             continue
         made_s = rows.column("at").to_numpy()
         begun_s = made_s.min() if begun_s is None else begun_s
         delays += ((now_s - made_s[made_s > begun_s + WARM_S]) * 1000).tolist()
-        last = max(rows.column("id").to_pylist())
+        last_number = max(rows.column("id").to_pylist())
     return delays, scans
 
 
 def read_by_pyiceberg(catalog: Catalog, name: str) -> Read:
     """Return a reader that loads the table and scans it by stock PyIceberg."""
 
-    def read(last: int) -> pa.Table:
-        scan = catalog.load_table(f"bench.{name}").scan(GreaterThan("id", last), selected_fields=("id", "at"))
+    def read(last_number: int) -> pa.Table:
+        scan = catalog.load_table(f"bench.{name}").scan(GreaterThan("id", last_number), selected_fields=("id", "at"))
         return scan.to_arrow()
 
     return read
@@ -98,13 +98,13 @@ def add_delays(report: Report, case: str, delays: list[float], peers: Mapping[st
 
 def send(url: str, name: str, rate: int, seconds: float) -> None:
     """Send rows at a steady rate."""
-    sent, count, begun_s = 0, int(rate * seconds), time.monotonic()
+    sent_count, count, begun_s = 0, int(rate * seconds), time.monotonic()
     with stream_writer(SeamarkClient(url), ("bench", name)) as writer:
-        while sent < count:
+        while sent_count < count:
             due = min(count, int((time.monotonic() - begun_s) * rate) + 1)
             now_s = time.time()
-            writer.write([{"id": number, "at": now_s, "payload": PAYLOAD} for number in range(sent, due)])
-            sent = due
+            writer.write([{"id": number, "at": now_s, "payload": PAYLOAD} for number in range(sent_count, due)])
+            sent_count = due
             time.sleep(TICK_S)
 
 

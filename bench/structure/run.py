@@ -25,7 +25,7 @@ import pyarrow as pa
 import structlog
 
 from bench.report import Report, Row
-from bench.run import Bench, names_of, parser_of, run_benches
+from bench.run import Bench, build_parser, choose_names, run_benches
 from bench.trino.upstream import upstream
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.write.appends import append
@@ -132,9 +132,9 @@ async def send_statement(proxy: Rig, number: int) -> None:
     """Send a statement with a new condition, which the proxy rewrites."""
     text = f"SELECT city FROM t WHERE id = {number % 4} AND city <> 'none {number}'"
     headers = {"X-Trino-User": "bench", "X-Trino-Catalog": CATALOG, "X-Trino-Schema": "db"}
-    status, answered, _ = await proxy.ask("POST", "/v1/statement", data=text.encode(), headers=headers)
-    if status != 200 or answered["X-Seamark-Plan"] != "rewritten":
-        raise RuntimeError(f"The proxy answered {status}, {answered.get('X-Seamark-Plan')}")
+    status, response_headers, _ = await proxy.ask("POST", "/v1/statement", data=text.encode(), headers=headers)
+    if status != 200 or response_headers["X-Seamark-Plan"] != "rewritten":
+        raise RuntimeError(f"The proxy answered {status}, {response_headers.get('X-Seamark-Plan')}")
 
 
 async def count_functions(server: RunningServer, proxy: Rig, recorder: Recorder) -> dict[str, list[Function]]:
@@ -145,7 +145,7 @@ async def count_functions(server: RunningServer, proxy: Rig, recorder: Recorder)
         STATEMENT: partial(send_statement, proxy),
         EXISTS: partial(exists, server),
     }
-    counted: dict[str, list[Function]] = {}
+    functions_by_name: dict[str, list[Function]] = {}
     for title, send in flows.items():
         for number in range(ROUNDS):
             await send(number)
@@ -154,10 +154,12 @@ async def count_functions(server: RunningServer, proxy: Rig, recorder: Recorder)
             await asyncio.sleep(PAUSE_S)
             rounds.append(await recorder.record(partial(send, number)))
         in_each = set.intersection(*map(set, rounds))
-        counted[title] = [function for function in rounds[-1] if function in in_each]
+        functions_by_name[title] = [function for function in rounds[-1] if function in in_each]
     # The server answers the proxy's requests in this process, too.
-    counted[STATEMENT] = [function for function in counted[STATEMENT] if function.path.startswith("connector/")]
-    return counted
+    functions_by_name[STATEMENT] = [
+        function for function in functions_by_name[STATEMENT] if function.path.startswith("connector/")
+    ]
+    return functions_by_name
 
 
 def describe_layers(functions: Sequence[Function]) -> str:
@@ -213,11 +215,11 @@ BENCHES: dict[str, Bench] = {"flows": run}
 
 
 def main() -> None:
-    parser = parser_of("bench.structure.run", __doc__, BENCHES)
+    parser = choose_names("bench.structure.run", __doc__, BENCHES)
     parser.add_argument("--list", action="store_true", help="print the functions in the order of their first call")
-    chosen = parser.parse_args()
-    names = names_of(parser, chosen, BENCHES)
-    run_benches(BENCHES, names, quick=chosen.quick, options=lambda _: {"lists": chosen.list})
+    arguments = parser.parse_args()
+    names = build_parser(parser, arguments, BENCHES)
+    run_benches(BENCHES, names, quick=arguments.quick, options=lambda _: {"lists": arguments.list})
 
 
 if __name__ == "__main__":

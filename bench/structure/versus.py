@@ -25,9 +25,9 @@ from bench import bodies, load_table
 from bench.commits import append_each, change_each, touch_each
 from bench.measure import Sample, Slice, Worker, drive, repeat
 from bench.planning import tables
-from bench.planning.filters import small_filter
+from bench.planning.filters import build_small_filter
 from bench.planning.served import plan, register
-from bench.targets import LOAD_CORE, SERVER_CORE, Target, on_core
+from bench.targets import LOAD_CORE, SERVER_CORE, Target, pin_to_core
 from bench.wire import Request, request
 from tests.catalog.appender import Appender
 from tests.services.process import free_port
@@ -47,19 +47,19 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="parts of the names of cases; default: all")
     parser.add_argument("--rounds", type=int, default=12, help="slices of each case on each server")
     parser.add_argument("--folder", type=Path, help="where servers keep their data (the disk that is measured)")
-    chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=chosen.folder) as folder:
-        uvloop.run(compare(Path(folder), chosen.checkout.resolve(), chosen.names, chosen.rounds))
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        uvloop.run(compare(Path(folder), arguments.checkout.resolve(), arguments.names, arguments.rounds))
 
 
 async def compare(folder: Path, checkout: Path, names: Sequence[str], rounds: int) -> None:
     """Print the ratios of all cases whose name has one of `names` in it."""
     grid = Grid("case", "CPU, median", "CPU, minimum", "rate, median", "ms of CPU, here and there")
-    table = tables.table(PLANNED_FILES)
-    with ExitStack() as running:
-        current_server = running.enter_context(_server("here", folder, Path.cwd()))
-        base_server = running.enter_context(_server("there", folder, checkout))
-        running.enter_context(on_core(LOAD_CORE))
+    table = tables.generate_table(PLANNED_FILES)
+    with ExitStack() as stack:
+        current_server = stack.enter_context(_server("here", folder, Path.cwd()))
+        base_server = stack.enter_context(_server("there", folder, checkout))
+        stack.enter_context(pin_to_core(LOAD_CORE))
         pair = (current_server, base_server)
         for target in pair:
             await target.call(bodies.create_namespace((NAMESPACE,)))
@@ -108,7 +108,7 @@ def _server(name: str, folder: Path, checkout: Path) -> Iterator[Target]:
         port=free_port(),
         program=checkout / ".venv" / "bin" / "seamark",
     )
-    with on_core(SERVER_CORE):
+    with pin_to_core(SERVER_CORE):
         server.start()
     try:
         yield Target(name, server.base_url, (server.pid,), folder / name / "warehouse")
@@ -117,7 +117,7 @@ def _server(name: str, folder: Path, checkout: Path) -> Iterator[Target]:
 
 
 def _cases(table: tables.Table) -> dict[str, Slice]:
-    filters = (plan(table, small_filter(table, turn)) for turn in itertools.count(1))
+    filters = (plan(table, build_small_filter(table, turn)) for turn in itertools.count(1))
     path = bodies.table_path(load_table.NAMESPACE, "long")
     kinds = {"property": touch_each, "append": append_each, "append of manifests": _append_manifests}
     cases: dict[str, Slice] = {
@@ -129,7 +129,7 @@ def _cases(table: tables.Table) -> dict[str, Slice]:
     }
     cases["load_table, references"] = partial(_drive, worker=lambda: repeat(request("GET", f"{path}?snapshots=refs")))
     cases["load_table, all snapshots"] = partial(_drive, worker=lambda: repeat(request("GET", path)))
-    cases["plan, the same filter"] = partial(_drive, worker=lambda: repeat(plan(table, small_filter(table))))
+    cases["plan, the same filter"] = partial(_drive, worker=lambda: repeat(plan(table, build_small_filter(table))))
     cases["plan, a new filter"] = partial(_drive, worker=lambda: _send_each(filters))
     return cases
 

@@ -52,9 +52,9 @@ class Client:
         self._pool.clear()
 
     def ask(self, sql: str, schema: str) -> Answer:
-        started = time.perf_counter()
+        started_s = time.perf_counter()
         query_id, rows, proxy_plan = self._run(self._url, sql, schema)
-        return self._answer(query_id, rows, (time.perf_counter() - started) * 1000, proxy_plan)
+        return self._answer(query_id, rows, (time.perf_counter() - started_s) * 1000, proxy_plan)
 
     def rows(self, sql: str, schema: str) -> list[tuple[Any, ...]]:
         return self._run(self._url, sql, schema)[1]

@@ -25,7 +25,7 @@ class StatementMeasurement:
     """The last page with rows, as JSON, or empty if no page had rows."""
 
 
-def statement(sql: str, **headers: str) -> Request:
+def build_statement(sql: str, **headers: str) -> Request:
     return request("POST", "/v1/statement", sql.encode(), headers={**SESSION, **headers}, label=sql[:60])
 
 
@@ -35,17 +35,17 @@ async def follow(connection: Connection, posted: Request) -> StatementMeasuremen
     Raises:
         LoadError: The statement failed. The message has Trino's words.
     """
-    started = time.perf_counter()
+    started_s = time.perf_counter()
     answer = await connection.ask(posted)
-    plan, requests, size, last = answer.field("X-Seamark-Plan"), 1, len(answer.body), b""
+    plan, requests, size, last_size = answer.field("X-Seamark-Plan"), 1, len(answer.body), b""
     while True:
         if answer.status != 200 or _ERROR in answer.body[-1_000_000:]:
             raise LoadError(f"{posted.label}: {answer.status} {answer.body[-2000:]!r}")
         if b'"data":' in answer.body[:100_000]:
-            last = answer.body
-        at = answer.body.find(_NEXT_URI_MARK, 0, 10_000)
-        if at < 0:
-            return StatementMeasurement((time.perf_counter() - started) * 1000, requests, size, plan, last)
-        path = answer.body[answer.body.index(_PATH, at) : answer.body.index(b'"', at + len(_NEXT_URI_MARK))]
+            last_size = answer.body
+        offset = answer.body.find(_NEXT_URI_MARK, 0, 10_000)
+        if offset < 0:
+            return StatementMeasurement((time.perf_counter() - started_s) * 1000, requests, size, plan, last_size)
+        path = answer.body[answer.body.index(_PATH, offset) : answer.body.index(b'"', offset + len(_NEXT_URI_MARK))]
         answer = await connection.ask(Request(b"GET %s HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" % path))
         requests, size = requests + 1, size + len(answer.body)

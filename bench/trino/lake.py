@@ -131,8 +131,8 @@ def _make(server: Seamark, scratch: Path, data: Path, files: int, layouts: Seque
 
 def _clone(client: IndexClient, source: tuple[str, str], target: tuple[str, str]) -> None:
     """Create another table with the same files. Neither table deletes files."""
-    loaded = client.load_table(source, history=True)
-    metadata = json.loads(loaded.metadata)
+    loaded_table = client.load_table(source, history=True)
+    metadata = json.loads(loaded_table.metadata)
     folder = Path(urlsplit(metadata["location"]).path).parents[1] / "/".join(target)
     metadata |= {"table-uuid": str(uuid.uuid4()), "location": folder.as_uri(), "metadata-log": []}
     metadata["properties"] = {**metadata["properties"], "gc.enabled": "false"}

@@ -17,8 +17,8 @@ from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 from bench.report import OURS, Report, Row
-from bench.targets import LOAD_CORE, SERVER_CORE, Target, on_core
-from bench.trino.clients import StatementMeasurement, follow, statement
+from bench.targets import LOAD_CORE, SERVER_CORE, Target, pin_to_core
+from bench.trino.clients import StatementMeasurement, build_statement, follow
 from bench.trino.points import points
 from bench.trino.served import TRINO, adapter, run_both_targets
 from bench.trino.upstream import upstream
@@ -64,16 +64,16 @@ async def run(folder: Path, *, quick: bool = False, statements: int = 5000, talk
 
 async def _compare(report: Report, case: str, sql: str, targets: Sequence[Target], runs: int) -> None:
     """Measure a statement with and without the adapter, in alternating order."""
-    ours = targets[-1]
+    seamark_target = targets[-1]
     connections = {target.name: await Connection.open(target.port) for target in targets}
     results: dict[str, list[StatementMeasurement]] = {target.name: [] for target in targets}
-    posted, cpu_s = statement(sql), 0.0
+    posted, cpu_s = build_statement(sql), 0.0
     for number in range(-min(WARM, runs), runs):
         for target in targets if number % 2 else reversed(targets):
-            before_s = ours.cpu_s()
+            before_s = seamark_target.cpu_s()
             measurement = await follow(connections[target.name], posted)
             if number >= 0:
-                cpu_s += ours.cpu_s() - before_s
+                cpu_s += seamark_target.cpu_s() - before_s
                 results[target.name].append(measurement)
     for connection in connections.values():
         connection.close()
@@ -100,8 +100,8 @@ async def _measure_many_clients(report: Report, targets: Sequence[Target], clien
     """Measure many concurrent clients with one connection and three statements each. Trino queues statements."""
     case = f"{clients:,} clients at once"
     values: dict[str, dict[str, float]] = {}
-    ours = targets[-1]
-    before_mb = ours.rss_mb()
+    seamark_target = targets[-1]
+    before_mb = seamark_target.rss_mb()
     for target in targets:
         latencies, failures = await _together(target, clients, [CASES["SELECT 1"]] * 3)
         values[target.name] = {"p50": _quantile(latencies, 0.5), "p99": _quantile(latencies, 0.99)}
@@ -112,7 +112,7 @@ async def _measure_many_clients(report: Report, targets: Sequence[Target], clien
         row = {name: value[measure] for name, value in values.items()}
         report.rows.append(Row(case, measure, unit, row, peer=TRINO, goal=0.0 if measure == "failed" else None))
     report.rows.append(Row(case, "adapter's memory, before", "MB", {OURS: before_mb}))
-    report.rows.append(Row(case, "adapter's memory, after", "MB", {OURS: ours.rss_mb()}))
+    report.rows.append(Row(case, "adapter's memory, after", "MB", {OURS: seamark_target.rss_mb()}))
 
 
 async def _together(target: Target, clients: int, sqls: Sequence[str]) -> tuple[list[float], list[str]]:
@@ -124,7 +124,7 @@ async def _together(target: Target, clients: int, sqls: Sequence[str]) -> tuple[
             connection = await Connection.open(target.port)
             try:
                 for sql in sqls:
-                    measurement = await follow(connection, statement(sql))
+                    measurement = await follow(connection, build_statement(sql))
                     latencies.append(measurement.ms)
             finally:
                 connection.close()
@@ -135,18 +135,18 @@ async def _together(target: Target, clients: int, sqls: Sequence[str]) -> tuple[
     return latencies or [0.0], failures
 
 
-async def _measure_repeats(report: Report, behind: str, ours: Target, statements: int, clients: int) -> float:
+async def _measure_repeats(report: Report, behind: str, seamark_target: Target, statements: int, clients: int) -> float:
     """Measure the adapter's memory over many statements, and return the statements per second."""
-    left, resident = iter(range(statements)), []
+    remaining_statements, resident = iter(range(statements)), []
     step = max(1, statements // 10)
 
     async def client() -> None:
-        connection = await Connection.open(ours.port)
-        for number in left:
+        connection = await Connection.open(seamark_target.port)
+        for number in remaining_statements:
             if number % step == 0:
-                resident.append(ours.rss_mb())
+                resident.append(seamark_target.rss_mb())
             sql = CASES["SELECT 1"] if number % 10 else f"SELECT price FROM points WHERE note LIKE '%{number}%'"
-            await follow(connection, statement(sql))
+            await follow(connection, build_statement(sql))
         connection.close()
 
     started_s = asyncio.get_running_loop().time()
@@ -156,7 +156,9 @@ async def _measure_repeats(report: Report, behind: str, ours: Target, statements
     half_mb = resident[len(resident) // 2]
     report.rows.append(Row(case, "memory after a tenth", "MB", {OURS: resident[1]}))
     report.rows.append(Row(case, "memory after half", "MB", {OURS: half_mb}))
-    report.rows.append(Row(case, "memory at the end", "MB", {OURS: ours.rss_mb()}, goal=MEMORY_RATIO_MAX * half_mb))
+    report.rows.append(
+        Row(case, "memory at the end", "MB", {OURS: seamark_target.rss_mb()}, goal=MEMORY_RATIO_MAX * half_mb)
+    )
     return statements / took_s
 
 
@@ -165,24 +167,24 @@ async def _measure_repeats(report: Report, behind: str, ours: Target, statements
 
 async def _measure_protocol(report: Report, folder: Path, server: Seamark, statements: int, size: int) -> None:
     """Measure the adapter on one core, while all other processes use the other core."""
-    with ExitStack() as running:
-        with on_core(LOAD_CORE):
-            talker = running.enter_context(upstream(folder))
-        with on_core(SERVER_CORE):
+    with ExitStack() as stack:
+        with pin_to_core(LOAD_CORE):
+            talker = stack.enter_context(upstream(folder))
+        with pin_to_core(SERVER_CORE):
             # The simulated coordinator has no access rules.
-            ours = running.enter_context(adapter(folder, talker, server.base_url, "--no-rules"))
-        running.enter_context(on_core(LOAD_CORE))
-        await _per_request(report, (talker, ours), runs=200 if statements < 1000 else 5000)
+            adapter_url = stack.enter_context(adapter(folder, talker, server.base_url, "--no-rules"))
+        stack.enter_context(pin_to_core(LOAD_CORE))
+        await _per_request(report, (talker, adapter_url), runs=200 if statements < 1000 else 5000)
         for pages in (size // PAGE_BYTES, 1):
-            await _measure_pages(report, (talker, ours), pages, size // pages)
-        rate = await _measure_repeats(report, "a talker", ours, statements, clients=8)
+            await _measure_pages(report, (talker, adapter_url), pages, size // pages)
+        rate = await _measure_repeats(report, "a talker", adapter_url, statements, clients=8)
     report.notes.append(
         f"A talker behind: eight clients ran {rate:,.0f} statements a second, a tenth with a condition."
     )
 
 
 async def _per_request(report: Report, targets: Sequence[Target], runs: int) -> None:
-    case, posted = "SELECT 1, a talker behind", statement("SELECT 1")
+    case, posted = "SELECT 1, a talker behind", build_statement("SELECT 1")
     values: dict[str, float] = {}
     cpu_us = 0.0
     for target in targets:
@@ -218,7 +220,7 @@ async def _drain(target: Target, sql: str) -> tuple[float, int]:
     loop = asyncio.get_running_loop()
     started_s, size = loop.time(), 0
     reader, writer = await asyncio.open_connection("127.0.0.1", target.port, limit=1 << 20)
-    raw = statement(sql).raw
+    raw = build_statement(sql).raw
     while raw:
         writer.write(raw)
         head = (await reader.readuntil(b"\r\n\r\n")).lower()
@@ -227,8 +229,12 @@ async def _drain(target: Target, sql: str) -> tuple[float, int]:
             first = first or chunk[:4096]
             last = (last + chunk)[-8:]
             size += len(chunk)
-        at = first.find(b"/v1/statement/executing/")
-        raw = b"GET %s HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" % first[at : first.index(b'"', at)] if at >= 0 else b""
+        offset = first.find(b"/v1/statement/executing/")
+        raw = (
+            b"GET %s HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" % first[offset : first.index(b'"', offset)]
+            if offset >= 0
+            else b""
+        )
     writer.close()
     return loop.time() - started_s, size
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from bench.report import OURS, Report, Row
 from bench.targets import Target
-from bench.trino.clients import StatementMeasurement, follow, statement
+from bench.trino.clients import StatementMeasurement, build_statement, follow
 from bench.trino.points import ALONE, INDEX_KIND_BY_COLUMN, NAMESPACE, ORDERED, ROWS, TABLE, key_of, points
 from bench.trino.served import TRINO, run_both_targets
 from bench.wire import Connection, LoadError, request
@@ -61,14 +61,14 @@ async def _measure_lookup(
     connections = {target.name: await Connection.open(target.port) for target in targets}
     results: dict[str, list[StatementMeasurement]] = {target.name: [] for target in targets}
     numbers = np.random.default_rng([len(case), files]).choice(files * ROWS, WARM + keys, replace=False).tolist()
-    for turn, number in enumerate(numbers):
+    for round_number, number in enumerate(numbers):
         sql = f"SELECT {ORDERED}, note FROM {TABLE} WHERE {column} = {key_of(column, number, files)}"
-        for target in targets if turn % 2 else reversed(targets):
-            measurement = await follow(connections[target.name], statement(sql))
+        for target in targets if round_number % 2 else reversed(targets):
+            measurement = await follow(connections[target.name], build_statement(sql))
             rows = json.loads(measurement.last)["data"] if measurement.last else []
             if rows != [[number, f"Note about {number}"]]:
                 raise AnswersDiffer(f"{target.name}: {sql} gave {rows}")
-            if turn >= WARM:
+            if round_number >= WARM:
                 results[target.name].append(measurement)
     for connection in connections.values():
         connection.close()
@@ -83,7 +83,7 @@ async def _measure_lookup(
 async def _measure_without_proxy(trino: Target, keys: int) -> float:
     connection = await Connection.open(trino.port)
     sqls = [f"SELECT {ORDERED}, note FROM {ALONE} WHERE {ORDERED} = {number}" for number in range(WARM + keys)]
-    results = [await follow(connection, statement(sql)) for sql in sqls]
+    results = [await follow(connection, build_statement(sql)) for sql in sqls]
     connection.close()
     return statistics.median(result.ms for result in results[WARM:])
 

@@ -85,16 +85,16 @@ def _fill(server: Seamark, files: int) -> None:
         client._request("POST", "/v1/namespaces", {}, json.dumps({"namespace": [NAMESPACE]}).encode())
         for table in (TABLE, ALONE):
             _create(client, table)
-        into = open_destination(client, (NAMESPACE, ALONE))
-        into.commit(client, write_batches(into.target, [rows_of(0, files)]))
+        destination = open_destination(client, (NAMESPACE, ALONE))
+        destination.commit(client, write_batches(destination.target, [rows_of(0, files)]))
         for column, kind in INDEX_KIND_BY_COLUMN.items():
             fpp = FPP if kind == "bloom" else None
             client.put_index((NAMESPACE, TABLE), column, kind=kind, columns=[column], fpp=fpp)
-        into = open_destination(client, (NAMESPACE, TABLE))
+        destination = open_destination(client, (NAMESPACE, TABLE))
         with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
             starts = range(0, files, FILES_A_COMMIT)
-            for written in pool.map(partial(_write, into.target, files), starts):
-                into.commit(client, written)
+            for written_files in pool.map(partial(_write, destination.target, files), starts):
+                destination.commit(client, written_files)
 
 
 def _create(client: IndexClient, table: str) -> None:

@@ -11,27 +11,30 @@ need Trino (`make trino`) and a JDK 25.
 
 from __future__ import annotations
 
-from bench.run import Bench, names_of, parser_of, run_benches
+from bench.run import Bench, build_parser, choose_names, run_benches
 from bench.trino import overhead, point, ssb
 
 BENCHES: dict[str, Bench] = {"overhead": overhead.run, "point": point.run, "ssb": ssb.run, "ssb_large": ssb.run_large}
 
 
 def main() -> None:
-    parser = parser_of("bench.trino.run", __doc__, BENCHES)
+    parser = choose_names("bench.trino.run", __doc__, BENCHES)
     parser.add_argument("--statements", type=int, help="instead of 5,000")
     parser.add_argument("--talked", type=int, help="instead of 100,000")
     parser.add_argument("--scale", type=float, help="instead of 1")
     parser.add_argument("--files", type=int, help="instead of 1,000")
     parser.add_argument("--rounds", type=int, help="instead of 3, or 5")
-    chosen = parser.parse_args()
+    arguments = parser.parse_args()
     accepted = {"overhead": ("statements", "talked"), "ssb": ("scale", "files", "rounds"), "ssb_large": ("rounds",)}
     options = {
-        bench: {name: value for name in names if (value := getattr(chosen, name)) is not None}
+        bench: {name: value for name in names if (value := getattr(arguments, name)) is not None}
         for bench, names in accepted.items()
     }
     run_benches(
-        BENCHES, names_of(parser, chosen, BENCHES), quick=chosen.quick, options=lambda name: options.get(name, {})
+        BENCHES,
+        build_parser(parser, arguments, BENCHES),
+        quick=arguments.quick,
+        options=lambda name: options.get(name, {}),
     )
 
 

@@ -18,9 +18,9 @@ _QUEUE = {"query.max-concurrent-queries": "16", "query.max-queued-queries": "500
 
 
 @contextmanager
-def adapter(folder: Path, of: Target, seamark: str, *flags: str) -> Iterator[Target]:
-    """Run `seamark trino-proxy` before `of`, with its default log file."""
-    with trino_proxy(folder / f"proxy-of-{of.name}", "--trino", of.base_url, *flags, seamark=seamark) as proxy:
+def adapter(folder: Path, target: Target, seamark: str, *flags: str) -> Iterator[Target]:
+    """Run `seamark trino-proxy` before `target`, with its default log file."""
+    with trino_proxy(folder / f"proxy-of-{target.name}", "--trino", target.base_url, *flags, seamark=seamark) as proxy:
         yield Target(OURS, proxy.url, (proxy.process.pid,), folder)
 
 
@@ -28,6 +28,6 @@ def adapter(folder: Path, of: Target, seamark: str, *flags: str) -> Iterator[Tar
 def run_both_targets(folder: Path, server: Seamark) -> Iterator[tuple[Target, Target]]:
     """Run Trino and the adapter, and yield both as targets."""
     with trino_server(folder / "trino", uri=server.base_url, jvm=(), properties=_QUEUE) as trino:
-        alone = Target(TRINO, trino.base_url, (trino.process.pid,), folder)
-        with adapter(folder, alone, server.base_url) as ours:
-            yield alone, ours
+        direct_target = Target(TRINO, trino.base_url, (trino.process.pid,), folder)
+        with adapter(folder, direct_target, server.base_url) as adapter_url:
+            yield direct_target, adapter_url

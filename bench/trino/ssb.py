@@ -113,15 +113,15 @@ async def run_large(folder: Path, *, quick: bool = False, rounds: int = 5) -> Re
 def _run_queries(
     bench: str, folder: Path, layouts: Sequence[Layout], scale: float, files: int, rounds: int, *flags: str
 ) -> Report:
-    with ExitStack() as opened:
-        server, data = opened.enter_context(lake(folder, scale, files, layouts))
-        oracle = opened.enter_context(closing(Oracle(data)))
-        client = opened.enter_context(closing(SeamarkClient(server.base_url)))
-        trino = opened.enter_context(trino_server(folder / "trino", uri=server.base_url, jvm=()))
-        named = ("--trino", trino.base_url, *flags)
-        proxy = opened.enter_context(trino_proxy(folder / "proxy", *named, seamark=server.base_url))
+    with ExitStack() as stack:
+        server, data = stack.enter_context(lake(folder, scale, files, layouts))
+        oracle = stack.enter_context(closing(Oracle(data)))
+        client = stack.enter_context(closing(SeamarkClient(server.base_url)))
+        trino = stack.enter_context(trino_server(folder / "trino", uri=server.base_url, jvm=()))
+        arguments = ("--trino", trino.base_url, *flags)
+        proxy = stack.enter_context(trino_proxy(folder / "proxy", *arguments, seamark=server.base_url))
         clients = {
-            name: opened.enter_context(closing(Client(url, trino.base_url)))
+            name: stack.enter_context(closing(Client(url, trino.base_url)))
             for name, url in ((DIRECT, trino.base_url), (OURS, proxy.url))
         }
         bounds = {layout.name: bounds_of(client, layout, data) for layout in layouts if layout.of is None}
@@ -133,13 +133,15 @@ def _run_queries(
                     if number == -WARM_ROUNDS:
                         total, bound = bounds[layout.name][0], bounds[layout.name][1][query]
                         cases += [Case(item, query, total, bound) for item in same]
-                    mine = [case for case in cases if case.query == query and case.layout in same]
-                    _ask_in_turns(mine, sql, clients, oracle, backwards=number % 2 == 1, counted=number >= 0)
+                    query_cases = [case for case in cases if case.query == query and case.layout in same]
+                    _ask_in_turns(query_cases, sql, clients, oracle, backwards=number % 2 == 1, is_counted=number >= 0)
             doubtful = [case for case in cases if case.layout in same and case.slower_ms > 0]
             for number in range(0 if rounds == 1 else DOUBTFUL_ROUNDS):
                 for query in dict.fromkeys(item.query for item in doubtful):
-                    mine = [item for item in doubtful if item.query == query]
-                    _ask_in_turns(mine, QUERIES[query], clients, oracle, backwards=number % 2 == 1, counted=True)
+                    query_cases = [item for item in doubtful if item.query == query]
+                    _ask_in_turns(
+                        query_cases, QUERIES[query], clients, oracle, backwards=number % 2 == 1, is_counted=True
+                    )
     return _report(bench, layouts, cases, scale, rounds)
 
 
@@ -150,7 +152,7 @@ def bounds_of(client: SeamarkClient, layout: Layout, data: Path) -> tuple[int, d
 
 
 def _ask_in_turns(
-    cases: Sequence[Case], sql: str, clients: Mapping[str, Client], oracle: Oracle, *, backwards: bool, counted: bool
+    cases: Sequence[Case], sql: str, clients: Mapping[str, Client], oracle: Oracle, *, backwards: bool, is_counted: bool
 ) -> None:
     """Run a query directly once, because all cases have the same files, and through the proxy for each case."""
     turns = [(DIRECT, cases[0]), *((OURS, case) for case in cases)]
@@ -159,7 +161,7 @@ def _ask_in_turns(
         if difference := oracle.difference(sql, answer.rows):
             raise AnswersDiffer(f"{case.query} on {case.layout.label}, {client_name}: {difference}")
         for item in (case,) if client_name == OURS else cases:
-            if counted:
+            if is_counted:
                 item.answers[client_name].append(answer)
 
 

@@ -18,7 +18,7 @@ from typing import cast
 import uvloop
 
 from bench.targets import Target
-from tests.services.process import ManagedProcess, free_port, http_ok
+from tests.services.process import ManagedProcess, free_port, is_http_ok
 
 _SIZED = re.compile(rb"(\d+) (\d+)")
 _SLUG = b"y89bc636fe67d4d541faf0383e57b2a5c88fe2427"
@@ -72,8 +72,8 @@ class _Exchange(asyncio.Protocol):
             sized = _SIZED.fullmatch(body[:length])
             id_, step = b"%s_%s" % (sized.groups() if sized else (b"1", b"1")), 0
         else:
-            _, _, _, _, id_, _, last = path.split(b"/")
-            step = int(last)
+            _, _, _, _, id_, _, last_part = path.split(b"/")
+            step = int(last_part)
         pages, size = map(int, id_.split(b"_"))
         before, after = _page(base, id_, step, pages)
         if 2 <= step < 2 + pages and size > _PIECE:
@@ -118,7 +118,7 @@ def upstream(folder: Path) -> Iterator[Target]:
     port = free_port()
     process = ManagedProcess([sys.executable, "-m", "bench.trino.upstream", str(port)], log=folder / "upstream.log")
     with process:
-        process.start(lambda: http_ok(f"http://127.0.0.1:{port}/"), timeout_s=30)
+        process.start(lambda: is_http_ok(f"http://127.0.0.1:{port}/"), timeout_s=30)
         yield Target("talker", f"http://127.0.0.1:{port}", (process.pid,), folder)
 
 

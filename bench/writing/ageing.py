@@ -18,7 +18,7 @@ from pyspark.sql import functions as sf
 
 from bench.report import OURS, Report, Row
 from bench.writing.session import CATALOG, Lake
-from bench.writing.tables import NAMESPACE, Batches, base
+from bench.writing.tables import NAMESPACE, Batches, open_base
 from bench.writing.writers import MERGE_ON_READ, AnswersDiffer, PythonWriter
 
 BATCHES = 100
@@ -29,41 +29,42 @@ def measure(
     report: Report, lake: Lake, rows: int, batches: int, bases: Path, *, layout: str, strategy: str | None, rounds: int
 ) -> None:
     name = f"aged_{layout}"
-    table = lake.table(base(rows, layout, bases=bases), name, mode=MERGE_ON_READ, indexed=strategy is None)
-    writer, drawn = PythonWriter("aged", table, strategy=strategy), Batches(rows, lake.folder)
-    read = {"before": _read(lake.spark, name, rounds)}
+    table = lake.table(open_base(rows, layout, bases=bases), name, mode=MERGE_ON_READ, is_indexed=strategy is None)
+    writer, drawn_batches = PythonWriter("aged", table, strategy=strategy), Batches(rows, lake.folder)
+    read_s = {"before": _read(lake.spark, name, rounds)}
     durations = []
     for _ in range(batches):
-        batch = drawn.next_batch()
-        started = time.perf_counter()
+        batch = drawn_batches.next_batch()
+        started_s = time.perf_counter()
         writer.upsert(batch)
-        durations.append(time.perf_counter() - started)
+        durations.append(time.perf_counter() - started_s)
         batch.path.unlink()
-    read["after"] = _read(lake.spark, name, rounds)
+    read_s["after"] = _read(lake.spark, name, rounds)
     lake.spark.sql(f"CALL {CATALOG}.system.rewrite_data_files(table => '{NAMESPACE}.{name}', options => {REWRITE})")
-    read["rewritten"] = _read(lake.spark, name, rounds)
-    if (versions := writer.versions()) != (expected := drawn.expected_rows(range(1, batches + 1))):
+    read_s["rewritten"] = _read(lake.spark, name, rounds)
+    if (versions := writer.versions()) != (expected := drawn_batches.expected_rows(range(1, batches + 1))):
         raise AnswersDiffer(f"the aged table has {versions} rows by version, the batches make {expected}")
-    by = "deletion vectors" if strategy is None else "equality deletes"
-    case, part = f"{rows:,} rows, after {batches} batches, {by}", max(1, batches // 5)
+    delete_kind = "deletion vectors" if strategy is None else "equality deletes"
+    case, part = f"{rows:,} rows, after {batches} batches, {delete_kind}", max(1, batches // 5)
     last, first = statistics.median(durations[-part:]), statistics.median(durations[:part])
     report.rows += [
-        Row(case, "reading it all", "×", {OURS: read["after"] / read["before"]}),
-        Row(case, "reading it all, rewritten", "×", {OURS: read["rewritten"] / read["before"]}),
+        Row(case, "reading it all", "×", {OURS: read_s["after"] / read_s["before"]}),
+        Row(case, "reading it all, rewritten", "×", {OURS: read_s["rewritten"] / read_s["before"]}),
         Row(case, "a batch", "×", {OURS: last / first}),
     ]
     report.notes.append(
-        f"{case}: four columns read by Iceberg's own reader {read['before']:.2f} s before, {read['after']:.2f} s after,"
-        f" {read['rewritten']:.2f} s once rewritten; a batch {first:.3f} s at first, {last:.3f} s at last."
+        f"{case}: four columns read by Iceberg's own reader {read_s['before']:.2f} s before, "
+        f"{read_s['after']:.2f} s after,"
+        f" {read_s['rewritten']:.2f} s once rewritten; a batch {first:.3f} s at first, {last:.3f} s at last."
     )
 
 
 def _read(spark: SparkSession, name: str, rounds: int) -> float:
     durations = []
     for _ in range(rounds + 1):
-        started = time.perf_counter()
+        started_s = time.perf_counter()
         spark.table(f"{CATALOG}.{NAMESPACE}.{name}").agg(
             sf.count("version"), sf.sum("price"), sf.sum("quantity"), sf.max("city")
         ).collect()
-        durations.append(time.perf_counter() - started)
+        durations.append(time.perf_counter() - started_s)
     return statistics.median(durations[1:])

@@ -20,8 +20,8 @@ import numpy as np
 from pyspark.sql import DataFrame, SparkSession
 
 from bench.report import OURS, Report, Row
-from bench.writing.session import CATALOG, lake
-from bench.writing.tables import BASES, BUCKETED, BUCKETS, FLAT, KEY, NAMESPACE, base, keys_of
+from bench.writing.session import CATALOG, open_lake
+from bench.writing.tables import BASES, BUCKETED, BUCKETS, FLAT, KEY, NAMESPACE, compute_keys, open_base
 from bench.writing.writers import MERGE_ON_READ, AnswersDiffer, configure
 
 ROWS, QUICK_ROWS = 10_000_000, 20_000
@@ -37,15 +37,15 @@ GROUPING_QUERY = "SELECT count(*), max(n), sum(q) FROM (SELECT k, count(*) n, su
 async def run(folder: Path, *, quick: bool = False) -> Report:
     report = Report("writing_buckets", "What do buckets by key save a reader?", peer="the same without buckets")
     rows, rounds, equals, bases = (QUICK_ROWS, 1, 2, folder / "bases") if quick else (ROWS, ROUNDS, EQUALS, BASES)
-    with lake(folder, bases) as new_lake, configure(new_lake.spark, NO_BROADCAST):
+    with open_lake(folder, bases) as new_lake, configure(new_lake.spark, NO_BROADCAST):
         spark = new_lake.spark
         for name, layout in (("left", BUCKETED), ("right", BUCKETED), ("flat", FLAT)):
-            new_lake.table(base(rows, layout, bases=bases), name, mode=MERGE_ON_READ, indexed=False)
-        left, right, flat = (f"{CATALOG}.{NAMESPACE}.{name}" for name in ("left", "right", "flat"))
-        _equalities(report, spark, rows, {OURS: left, UNBUCKETED: flat}, equals)
+            new_lake.table(open_base(rows, layout, bases=bases), name, mode=MERGE_ON_READ, is_indexed=False)
+        left, right, flat_table = (f"{CATALOG}.{NAMESPACE}.{name}" for name in ("left", "right", "flat"))
+        _equalities(report, spark, rows, {OURS: left, UNBUCKETED: flat_table}, equals)
         for case, query in (
             ("join of two bucketed tables", JOIN.format(left, right)),
-            ("join of a bucketed and an unbucketed table", JOIN.format(left, flat)),
+            ("join of a bucketed and an unbucketed table", JOIN.format(left, flat_table)),
             ("grouping by the key", GROUPING_QUERY.format(left)),
         ):
             _compare(report, spark, case, query, rounds)
@@ -60,19 +60,19 @@ def _equalities(report: Report, spark: SparkSession, rows: int, tables: Mapping[
     numbers = np.random.default_rng(5).choice(rows, count + 1, replace=False)
     durations: dict[str, list[float]] = {name: [] for name in tables}
     files: dict[str, list[int]] = {name: [] for name in tables}
-    for turn, key in enumerate(keys_of(numbers).to_pylist()):
+    for round_number, key in enumerate(compute_keys(numbers).to_pylist()):
         results = set()
         for name, table in tables.items():
             frame = spark.sql(f"SELECT customer, city FROM {table} WHERE {KEY} = '{key}'")
             seconds, answer = _time(frame)
             results.add(len(answer))
-            if turn:
+            if round_number:
                 durations[name].append(seconds)
                 files[name].append(_files(frame))
         if results != {1}:
             raise AnswersDiffer(f"{key} has {results} rows")
-    for measure, unit, each in (("time", "s", durations), ("files read", "", files)):
-        values = {name: float(statistics.median(one)) for name, one in each.items()}
+    for measure, unit, bucket_values in (("time", "s", durations), ("files read", "", files)):
+        values = {name: float(statistics.median(one)) for name, one in bucket_values.items()}
         report.rows.append(Row("rows of one key", measure, unit, values, peer=UNBUCKETED))
 
 
@@ -80,29 +80,29 @@ def _compare(report: Report, spark: SparkSession, case: str, query: str, rounds:
     durations: dict[str, list[float]] = {name: [] for name in WAYS}
     exchanges: dict[str, int] = {}
     answers = set()
-    for turn in range(rounds + 1):
-        for name in WAYS if turn % 2 else reversed(WAYS):
+    for round_number in range(rounds + 1):
+        for name in WAYS if round_number % 2 else reversed(WAYS):
             with configure(spark, WAYS[name]):
                 frame = spark.sql(query)
                 seconds, answer = _time(frame)
                 answers.add(tuple(answer[0]))
                 exchanges[name] = _exchanges(frame)
-            if turn:
+            if round_number:
                 durations[name].append(seconds)
     if len(answers) != 1:
         raise AnswersDiffer(f"{case}: {answers}")
     seconds_of = {name: statistics.median(one) for name, one in durations.items()}
-    counted = {name: float(exchange) for name, exchange in exchanges.items()}
+    exchange_counts = {name: float(exchange) for name, exchange in exchanges.items()}
     report.rows += [
         Row(case, "time", "s", seconds_of, peer=EXCHANGED),
-        Row(case, "exchanges of rows", "", counted, peer=EXCHANGED),
+        Row(case, "exchanges of rows", "", exchange_counts, peer=EXCHANGED),
     ]
 
 
 def _time(frame: DataFrame) -> tuple[float, Sequence[Any]]:
-    started = time.perf_counter()
-    result = frame.collect()
-    return time.perf_counter() - started, result
+    started_s = time.perf_counter()
+    rows = frame.collect()
+    return time.perf_counter() - started_s, rows
 
 
 def _exchanges(frame: DataFrame) -> int:

@@ -29,7 +29,7 @@ from pyiceberg.exceptions import CommitFailedException
 
 from bench.report import OURS, Report, Row
 from bench.writing.session import serve
-from bench.writing.tables import COLUMNS, KEY, NAMESPACE, create, keys_of, rows_of
+from bench.writing.tables import COLUMNS, KEY, NAMESPACE, compute_keys, create, rows_of
 from bench.writing.writers import INDEX, MERGE_ON_READ, MODES, AnswersDiffer
 from seamark.connector.arrow.partitions import apply_transform
 from seamark.connector.client.client import SeamarkClient
@@ -95,20 +95,29 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         for kind in (UPSERTS, APPENDS, REBASED, RETRYING):
             name = kind.replace("-", "_")
             jobs, stored = _prepare(client, kind, name, writers, times + 1)
-            result = _run_at_once(pool, manager, jobs)
-            committed = sum(item.committed for item in result)
-            _check(client, name, stored + (0 if kind == UPSERTS else sum(item.rows for item in result)))
-            rates[kind] = committed / (max(item.ended for item in result) - min(item.began for item in result))
-            failed[kind] = 100 * sum(item.failed for item in result) / (writers * times)
+            outcomes = _run_at_once(pool, manager, jobs)
+            committed = sum(item.committed for item in outcomes)
+            _check(client, name, stored + (0 if kind == UPSERTS else sum(item.rows for item in outcomes)))
+            rates[kind] = committed / (max(item.ended for item in outcomes) - min(item.began for item in outcomes))
+            failed[kind] = 100 * sum(item.failed for item in outcomes) / (writers * times)
             if kind == UPSERTS:
-                attempts = sum(item.attempts for item in result) / max(1, committed)
+                attempts = sum(item.attempts for item in outcomes) / max(1, committed)
     case = f"{writers} writers × {times} commits"
-    for ours, label in ((UPSERTS, "upserts"), (APPENDS, "appends"), (REBASED, "PyIceberg's appends, rebased")):
-        beside = {OURS: rates[ours], RETRYING: rates[RETRYING]}
+    for measured_writers, label in (
+        (UPSERTS, "upserts"),
+        (APPENDS, "appends"),
+        (REBASED, "PyIceberg's appends, rebased"),
+    ):
+        beside = {OURS: rates[measured_writers], RETRYING: rates[RETRYING]}
         report.rows += [
             Row(case, f"{label}, commits", "/s", beside, lower_is_better=False, peer=RETRYING),
             Row(
-                case, f"{label}, failed", "%", {OURS: failed[ours], RETRYING: failed[RETRYING]}, peer=RETRYING, goal=0.0
+                case,
+                f"{label}, failed",
+                "%",
+                {OURS: failed[measured_writers], RETRYING: failed[RETRYING]},
+                peer=RETRYING,
+                goal=0.0,
             ),
         ]
     report.rows.append(Row(case, "upserts, attempts a commit", "", {OURS: attempts}, peer=RETRYING))
@@ -133,18 +142,18 @@ def _prepare(client: IndexClient, kind: str, name: str, writers: int, times: int
         numbers = np.arange(writers * times * ROWS).reshape(writers, times, ROWS)
         return _jobs(kind, client.url, name, [[rows_of(item, 1) for item in part] for part in numbers]), 0
     create(client, name, BUCKETS, properties)
-    stored = np.arange(STORED_ROWS)
-    append(client, (NAMESPACE, name), rows_of(stored, 0))
+    stored_keys = np.arange(STORED_ROWS)
+    append(client, (NAMESPACE, name), rows_of(stored_keys, 0))
     client.put_index((NAMESPACE, name), INDEX, kind="record", columns=[KEY])
     with closing(InProcessWorkers()) as workers:
         build(client, (NAMESPACE, name), INDEX, workers)
-    buckets = apply_transform(f"bucket[{BUCKETS}]", COLUMNS[KEY], keys_of(stored))
+    buckets = apply_transform(f"bucket[{BUCKETS}]", COLUMNS[KEY], compute_keys(stored_keys))
     bucket = np.array(buckets.values)[buckets.codes]
     batches = []
     for writer in range(writers):
         draw = np.random.default_rng(writer)
-        mine = stored[bucket % writers == writer]
-        batches.append([rows_of(draw.choice(mine, ROWS, replace=False), number + 1) for number in range(times)])
+        own_rows = stored_keys[bucket % writers == writer]
+        batches.append([rows_of(draw.choice(own_rows, ROWS, replace=False), number + 1) for number in range(times)])
     return _jobs(kind, client.url, name, batches), STORED_ROWS
 
 
@@ -180,13 +189,13 @@ def _try_commit(commit: Callable[[], int]) -> int:
 
 
 def _ours(job: Job) -> Callable[[pa.Table], int]:
-    client, named = SeamarkClient(job.url), (NAMESPACE, job.table)
+    client, table_name = SeamarkClient(job.url), (NAMESPACE, job.table)
 
     def upsert_batch(rows: pa.Table) -> int:
-        return upsert(client, named, rows, keys=[KEY]).attempts
+        return upsert(client, table_name, rows, keys=[KEY]).attempts
 
     def append_batch(rows: pa.Table) -> int:
-        append(client, named, rows)
+        append(client, table_name, rows)
         return 1
 
     return upsert_batch if job.kind == UPSERTS else append_batch
@@ -215,6 +224,6 @@ def _check(client: IndexClient, name: str, expected: int) -> None:
     table = open_table(client, (NAMESPACE, name), CURRENT)
     reader = TaskReader(plan_read(table, [KEY], TRUE), table.storage)
     keys = [batch.column(0) for task in plan(client, table, TRUE) for batch in reader.read(task)]
-    result = pa.chunked_array(keys, pa.string())
-    if len(result) != expected or len(result.unique()) != expected:
-        raise AnswersDiffer(f"{name} has {len(result):,} rows, the commits made {expected:,}")
+    key_column = pa.chunked_array(keys, pa.string())
+    if len(key_column) != expected or len(key_column.unique()) != expected:
+        raise AnswersDiffer(f"{name} has {len(key_column):,} rows, the commits made {expected:,}")

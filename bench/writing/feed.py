@@ -126,10 +126,12 @@ class Feed:
 
 
 async def run(folder: Path, *, quick: bool = False) -> Report:
-    commits, every, plans = (QUICK_COMMITS, QUICK_EVERY, QUICK_PLANS) if quick else (COMMITS, COMMITS_PER_LOOK, PLANS)
+    commits, query_every, plans = (
+        (QUICK_COMMITS, QUICK_EVERY, QUICK_PLANS) if quick else (COMMITS, COMMITS_PER_LOOK, PLANS)
+    )
     report = Report("writing_feed", "Does a server keep a table in shape that is fed by many small commits?")
     report.peer = "the same table without table services"
-    looks: dict[str, list[TableMeasurement]] = {name: [] for name in TABLES}
+    measurements: dict[str, list[TableMeasurement]] = {name: [] for name in TABLES}
     # PyIceberg deletes old metadata files too, and warns of those that the server has deleted.
     logging.getLogger("pyiceberg").setLevel(logging.ERROR)
     feed = Feed(np.random.default_rng(1))
@@ -149,18 +151,18 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             batch = feed.append_batch()
             for name, table in tables.items():
                 append_s[name].append(_time(partial(_append, table, batch, failures)))
-            if number % every == 0:
-                _look(folder, client, catalog, feed, looks, number, plans)
+            if number % query_every == 0:
+                _look(folder, client, catalog, feed, measurements, number, plans)
             elif not quick:
                 time.sleep(max(0.0, PAUSE_S - (time.perf_counter() - began_s)))
         settled_s = _time(lambda: _settle(client))
-        _look(folder, client, catalog, feed, looks, commits, plans)
+        _look(folder, client, catalog, feed, measurements, commits, plans)
         if failures:
             raise AnswersDiffer(f"{len(failures)} appends failed, the first: {failures[0]}")
         _check(client, catalog, feed)
         runs = [run.summary for run in client.timeline(TABLES[OURS], action="maintenance")]
         fed_bytes = _data_bytes(client, TABLES[UNKEPT])
-    _fill(report, looks, append_s)
+    _fill(report, measurements, append_s)
     totals = [run["totals"] for run in runs if run.get("totals")]
     written_bytes = sum(total.get("bytes_after", 0) for total in totals)
     case = f"{commits} commits of {ROWS:,} rows"
@@ -171,7 +173,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         ("from the last commit until no file is left to cluster", "s", settled_s, None),
     ):
         report.rows.append(Row(case, measure, unit, {OURS: value}, peer=UNKEPT, goal=goal))
-    _annotate(report, looks, runs, fed_bytes)
+    _annotate(report, measurements, runs, fed_bytes)
     return report
 
 
@@ -214,23 +216,23 @@ def _look(
     client: IndexClient,
     catalog: Catalog,
     feed: Feed,
-    looks: dict[str, list[TableMeasurement]],
+    looks_by_table: dict[str, list[TableMeasurement]],
     commits: int,
     plans: int,
 ) -> None:
     measurements = {name: _shape(folder, client, table, commits) for name, table in TABLES.items()}
     depths: dict[str, list[int]] = {name: [] for name in TABLES}
-    opened: dict[str, dict[str, list[float]]] = {name: {"point": [], "range": []} for name in TABLES}
-    for turn in range(plans):
+    durations: dict[str, dict[str, list[float]]] = {name: {"point": [], "range": []} for name in TABLES}
+    for round_number in range(plans):
         for kind, condition in feed.conditions().items():
             # The order alternates, so that the plan of no table always comes first.
-            for name in list(TABLES)[:: 1 if turn % 2 else -1]:
+            for name in list(TABLES)[:: 1 if round_number % 2 else -1]:
                 tasks, total_bytes, seconds = _plan(client, TABLES[name], condition)
                 measurements[name].plan_ms.setdefault(kind, []).append(1000 * seconds)
                 if kind == "row":
                     depths[name].append(len(tasks))
                 else:
-                    opened[name][kind].append(100 * sum(task.size_bytes for task in tasks) / total_bytes)
+                    durations[name][kind].append(100 * sum(task.size_bytes for task in tasks) / total_bytes)
     counts = {name: scan(client, table, ["id"], condition).to_arrow().num_rows for name, table in TABLES.items()}
     expected = _count(feed.rows, condition)
     if any(count != expected for count in counts.values()):
@@ -239,8 +241,8 @@ def _look(
         table = catalog.load_table(TABLES[name])
         look.pyiceberg_ms = 1000 * _time(lambda table=table: list(table.scan("customer = 7").plan_files()))
         look.depth = statistics.fmean(depths[name])
-        look.opened = {kind: statistics.fmean(shares) for kind, shares in opened[name].items()}
-        looks[name].append(look)
+        look.opened = {kind: statistics.fmean(shares) for kind, shares in durations[name].items()}
+        looks_by_table[name].append(look)
 
 
 def _shape(folder: Path, client: IndexClient, table: str, commits: int) -> TableMeasurement:
@@ -302,8 +304,8 @@ def _check(client: IndexClient, catalog: Catalog, feed: Feed) -> None:
 # The report
 
 
-def _fill(report: Report, looks: dict[str, list[TableMeasurement]], append_s: dict[str, list[float]]) -> None:
-    fed = {name: of[:-1] for name, of in looks.items()}
+def _fill(report: Report, measurements: dict[str, list[TableMeasurement]], append_s: dict[str, list[float]]) -> None:
+    fed = {name: of[:-1] for name, of in measurements.items()}
     fifth = max(1, len(fed[OURS]) // 5)
 
     def add(case: str, measure: str, unit: str, values: dict[str, float], **options: Any) -> None:
@@ -322,14 +324,14 @@ def _fill(report: Report, looks: dict[str, list[TableMeasurement]], append_s: di
         first = max(map(value, fed[OURS][:middle]))
         maximum = {name: max(map(value, of[middle:])) for name, of in fed.items()}
         add("most in the second half of the commits", measure, unit, maximum, goal=HELD * first)
-    last = {name: of[-1] for name, of in looks.items()}
+    last_looks = {name: of[-1] for name, of in measurements.items()}
     for measure, (unit, value) in shapes.items():
-        add("in the end", measure, unit, {name: value(look) for name, look in last.items()})
-    add("in the end", "plan by PyIceberg alone", "ms", {name: look.pyiceberg_ms for name, look in last.items()})
-    full = {name: look.full for name, look in last.items()}
+        add("in the end", measure, unit, {name: value(look) for name, look in last_looks.items()})
+    add("in the end", "plan by PyIceberg alone", "ms", {name: look.pyiceberg_ms for name, look in last_looks.items()})
+    full = {name: look.full for name, look in last_looks.items()}
     add("in the end", "bytes in files of half the target size or more", "%", full, lower_is_better=False)
     for kind in ("point", "range"):
-        add("in the end", f"bytes opened, {kind}", "%", {name: look.opened[kind] for name, look in last.items()})
+        add("in the end", f"bytes opened, {kind}", "%", {name: look.opened[kind] for name, look in last_looks.items()})
     for kind in ("point", "range"):
         for measure, quantile in (("p50", 0.5), ("p99", 0.99)):
             took_ms = {name: _plan_ms(of[-fifth:], kind, quantile) for name, of in fed.items()}
@@ -346,14 +348,14 @@ def _fill(report: Report, looks: dict[str, list[TableMeasurement]], append_s: di
         add("all commits", f"append, {measure}", "ms", took_ms)
 
 
-def _plan_ms(looks: Iterable[TableMeasurement], kind: str, quantile: float) -> float:
-    return float(np.quantile([took for look in looks for took in look.plan_ms[kind]], quantile))
+def _plan_ms(measurements: Iterable[TableMeasurement], kind: str, quantile: float) -> float:
+    return float(np.quantile([took for look in measurements for took in look.plan_ms[kind]], quantile))
 
 
 def _annotate(
-    report: Report, looks: dict[str, list[TableMeasurement]], runs: list[dict[str, Any]], fed_bytes: int
+    report: Report, measurements: dict[str, list[TableMeasurement]], runs: list[dict[str, Any]], fed_bytes: int
 ) -> None:
-    ours = looks[OURS]
+    seamark_looks = measurements[OURS]
     series: dict[str, Callable[[TableMeasurement], str]] = {
         "Data files": lambda look: f"{look.files}",
         "Depth": lambda look: f"{look.depth:.1f}",
@@ -371,11 +373,13 @@ def _annotate(
         f"{PAUSE_S} s after the one before. Snapshots expire after {MAX_AGE_MS // 1000} s. At least a minute passes "
         "between two rewrites.",
         "Depth: files that the plan of a row's customer and item opens. A plan includes the load of the table.",
-        f"Below: after {', '.join(str(look.commits) for look in ours[:-1])} commits, and in the end.",
-        *(f"{name}: {', '.join(map(show, ours))}." for name, show in series.items()),
+        f"Below: after {', '.join(str(look.commits) for look in seamark_looks[:-1])} commits, and in the end.",
+        *(f"{name}: {', '.join(map(show, seamark_looks))}." for name, show in series.items()),
     ]
     for service in sorted({run["service"] for run in runs}):
-        of = [run for run in runs if run["service"] == service]
-        written = sum(run.get("totals", {}).get("bytes_after", 0) for run in of)
-        seconds = sum(run["seconds"] for run in of)
-        report.notes.append(f"{service}: {len(of)} runs, {seconds:.1f} s, {written / 1e6:.1f} MB of data written.")
+        service_runs = [run for run in runs if run["service"] == service]
+        written_bytes = sum(run.get("totals", {}).get("bytes_after", 0) for run in service_runs)
+        seconds = sum(run["seconds"] for run in service_runs)
+        report.notes.append(
+            f"{service}: {len(service_runs)} runs, {seconds:.1f} s, {written_bytes / 1e6:.1f} MB of data written."
+        )

@@ -76,9 +76,9 @@ def main() -> None:
     peer = Peer(session(Path(sys.argv[2]), sys.argv[1]))
     for line in sys.stdin:
         document = json.loads(line)
-        started = time.perf_counter()
+        started_s = time.perf_counter()
         result = getattr(peer, document["do"])(document)
-        answer = {"seconds": time.perf_counter() - started, "versions": result}
+        answer = {"seconds": time.perf_counter() - started_s, "versions": result}
         print(json.dumps(answer), file=answers, flush=True)
 
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from bench.report import OURS, Report, Row
-from bench.writing.session import CATALOG, lake
+from bench.writing.session import CATALOG, open_lake
 from bench.writing.writers import AnswersDiffer
 from seamark.connector.client.catalog import create_namespace, create_table
 from seamark.connector.client.indexes import IndexClient
@@ -87,10 +87,10 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     report = Report("writing_layouts", "How many bytes do queries open after a clustering?")
     report.peer = "Iceberg's rewrite_data_files"
     rows = QUICK_ROWS if quick else ROWS
-    with lake(folder) as new_lake:
+    with open_lake(folder) as new_lake:
         create_namespace(new_lake.client, "bench", {})
-        for number, of in enumerate(SETS):
-            _measure(report, new_lake.client, new_lake.spark, of, f"bench.t{number}", rows)
+        for number, column_set in enumerate(SETS):
+            _measure(report, new_lake.client, new_lake.spark, column_set, f"bench.t{number}", rows)
     report.notes += [
         f"{rows:,} rows in about {FILES} files. Bytes of the planned files, the mean over {PREDICATES} predicates.",
         "Ours runs in one process without a JVM; Iceberg's in a warm local Spark session with 2 cores.",
@@ -98,18 +98,18 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-def _measure(report: Report, client: IndexClient, spark: SparkSession, of: Rows, name: str, rows: int) -> None:
+def _measure(report: Report, client: IndexClient, spark: SparkSession, row_source: Rows, name: str, rows: int) -> None:
     rng = np.random.default_rng(1)
-    base_table = pa.table({**of.make(rng, rows), "payload": rng.integers(0, 1 << 62, rows)})
-    predicates = [_predicate(rng, base_table, of.columns) for _ in range(PREDICATES)]
-    columns = ", ".join(of.columns)
+    base_table = pa.table({**row_source.make(rng, rows), "payload": rng.integers(0, 1 << 62, rows)})
+    predicates = [_predicate(rng, base_table, row_source.columns) for _ in range(PREDICATES)]
+    columns = ", ".join(row_source.columns)
     layouts: dict[str, Callable[[str], None]] = {
         OURS: lambda table: _cluster(client, table, columns, "hilbert"),
         OUR_ZORDER: lambda table: _cluster(client, table, columns, "zorder"),
         SORT: lambda table: _rewrite(spark, table, columns),
         ZORDER: lambda table: _rewrite(spark, table, f"zorder({columns})"),
     }
-    opened, seconds = {}, {}
+    readers, seconds = {}, {}
     for number, (layout, work) in enumerate(layouts.items()):
         table = f"{name}_{number}"
         _create(client, table, base_table)
@@ -118,11 +118,13 @@ def _measure(report: Report, client: IndexClient, spark: SparkSession, of: Rows,
         seconds[layout] = time.perf_counter() - began_s
         payloads = scan(client, table, ["payload"]).to_arrow()["payload"].to_numpy()
         if len(payloads) != rows or not np.array_equal(np.sort(payloads), np.sort(base_table["payload"].to_numpy())):
-            raise AnswersDiffer(f"{layout} of {of.name} changed the rows")
-        opened[layout] = _measure_planned_percent(client, table, predicates)
+            raise AnswersDiffer(f"{layout} of {row_source.name} changed the rows")
+        readers[layout] = _measure_planned_percent(client, table, predicates)
     for peer in (SORT, ZORDER):
-        report.rows.append(Row(of.name, f"bytes opened, beside {peer}", "%", opened, peer=peer, goal=opened[peer]))
-    report.rows.append(Row(of.name, f"seconds of the job, beside {SORT}", "s", seconds, peer=SORT))
+        report.rows.append(
+            Row(row_source.name, f"bytes opened, beside {peer}", "%", readers, peer=peer, goal=readers[peer])
+        )
+    report.rows.append(Row(row_source.name, f"seconds of the job, beside {SORT}", "s", seconds, peer=SORT))
 
 
 def _create(client: IndexClient, table: str, layout: pa.Table) -> None:
@@ -158,9 +160,9 @@ def _rewrite(spark: SparkSession, table: str, order: str) -> None:
 def _predicate(rng: Rng, table: pa.Table, columns: Sequence[str]) -> str:
     """Return a point, a range of a hundredth of the rows, or two ranges of a twentieth."""
     kind = rng.integers(3)
-    chosen = rng.choice(columns, 2 if kind == 2 else 1, replace=False)
+    column_numbers = rng.choice(columns, 2 if kind == 2 else 1, replace=False)
     share = (0.0, 0.01, 0.05)[kind]
-    return " AND ".join(_range(rng, table, str(column), share) for column in chosen)
+    return " AND ".join(_range(rng, table, str(column), share) for column in column_numbers)
 
 
 def _range(rng: Rng, table: pa.Table, column: str, share: float) -> str:

@@ -119,14 +119,14 @@ def _statistics(
 
     The other engines read the whole table in both cases.
     """
-    works: dict[str, Callable[[], object]] = {
+    operations: dict[str, Callable[[], object]] = {
         OURS: lambda: compute_statistics(client, TABLES[OURS], full=True),
         IN_SPARK: lambda: spark.sql(
             f"CALL {CATALOG}.system.compute_table_stats(table => '{TABLES[IN_SPARK]}')"
         ).collect(),
         IN_TRINO: lambda: trino.rows(f"ANALYZE {TABLES[IN_TRINO]}", catalog=TRINO),
     }
-    whole = _time(works, rounds, lambda: None)
+    total_s = _time(operations, rounds, lambda: None)
     counts = {name: _read_distinct_counts(client, table) for name, table in TABLES.items()}
     for name, actual_count in counts.items():
         for column, count in actual_count.items():
@@ -139,19 +139,19 @@ def _statistics(
         for table in TABLES.values():
             append(client, table, _rows(number[0] * ROWS))
 
-    fresh_works = {**works, OURS: lambda: compute_statistics(client, TABLES[OURS])}
+    fresh_works = {**operations, OURS: lambda: compute_statistics(client, TABLES[OURS])}
     return {
-        "statistics of the whole table": whole,
+        "statistics of the whole table": total_s,
         "statistics after one more commit": _time(fresh_works, rounds, commit),
     }
 
 
-def _time(works: dict[str, Callable[[], object]], rounds: int, before: Callable[[], None]) -> dict[str, float]:
+def _time(operations: dict[str, Callable[[], object]], rounds: int, before: Callable[[], None]) -> dict[str, float]:
     """Return the median milliseconds of each work."""
-    durations: dict[str, list[float]] = {name: [] for name in works}
+    durations: dict[str, list[float]] = {name: [] for name in operations}
     for number in range(rounds + 1):
         before()
-        for name, work in works.items():
+        for name, work in operations.items():
             began_s = time.perf_counter()
             work()
             if number:

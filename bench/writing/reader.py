@@ -30,7 +30,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
 from bench.report import OURS, Report, Row
-from bench.writing.session import CATALOG, Lake, lake
+from bench.writing.session import CATALOG, Lake, open_lake
 from bench.writing.tables import (
     ARROW,
     BASES,
@@ -99,7 +99,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     report = Report("writing_reader", "Rows chosen by bitmaps, and all of them, read by Spark", peer="Iceberg's reader")
     bases = folder / "bases" if quick else BASES
     bases.mkdir(parents=True, exist_ok=True)
-    with lake(folder, bases) as new_lake:
+    with open_lake(folder, bases) as new_lake:
         for size in QUICK if quick else SIZES:
             table = _fill_table(new_lake, size, bases)
             turns = [_compare(report, new_lake, table, size, case, where) for case, where in _queries(size)]
@@ -150,10 +150,10 @@ def _fill_table(lake: Lake, size: Size, bases: Path) -> str:
 def _write_files(folder: Path, size: Size) -> tuple[WrittenFiles, dict[str, Any]]:
     with run_server(folder) as client:
         create(client, "base", 0, {"write.parquet.row-group-size-bytes": str(size.group_bytes)}, size.columns)
-        into = open_destination(client, (NAMESPACE, "base"))
-        written = at_once(partial(_write_file, into.target, size), range(size.files))
-        into.commit(client, written)
-        return written, metadata_of(client, "base")
+        destination = open_destination(client, (NAMESPACE, "base"))
+        written_files = at_once(partial(_write_file, destination.target, size), range(size.files))
+        destination.commit(client, written_files)
+        return written_files, metadata_of(client, "base")
 
 
 def _write_file(target: WriteTarget, size: Size, number: int) -> WrittenFiles:
@@ -163,14 +163,14 @@ def _write_file(target: WriteTarget, size: Size, number: int) -> WrittenFiles:
 def _batches(size: Size, number: int) -> Iterator[pa.RecordBatch]:
     rows, draw = size.rows // size.files, np.random.default_rng(number)
     schema = pa.schema([(name, ARROW[kind]) for name, kind in size.columns.items()])
-    clustered = np.sort(draw.integers(0, CLUSTERED_FILES, rows, dtype=np.int32))
+    clustered_files = np.sort(draw.integers(0, CLUSTERED_FILES, rows, dtype=np.int32))
     names = pa.array([f"name {number}" for number in range(5_000)])
     for start in range(0, rows, _CHUNK):
         count = min(_CHUNK, rows - start)
         columns = {
             "id": np.arange(start, start + count) * size.files + number,
             **{f"k{share}": draw.integers(0, share, count, dtype=np.int32) for share in size.shares},
-            "clustered": clustered[start : start + count],
+            "clustered": clustered_files[start : start + count],
             "price": draw.integers(100, 1_000_000, count) / 100,
             "quantity": draw.integers(1, 51, count, dtype=np.int32),
             "name": names.take(pa.array(draw.integers(0, len(names), count))),
@@ -191,12 +191,12 @@ def _compare(report: Report, lake: Lake, table: str, size: Size, case: str, wher
     actual: dict[str, list[float]] = {name: [] for name in ways}
     answers = set()
     case = size.label + case
-    for turn in range(size.rounds + 1):
-        for name in ways if turn % 2 else reversed(ways):
-            before, started = reads(), time.perf_counter()
+    for round_number in range(size.rounds + 1):
+        for name in ways if round_number % 2 else reversed(ways):
+            before, started_s = reads(), time.perf_counter()
             answers.add(_answer(ways[name]().select(*READ)))
-            seconds, bytes_read = time.perf_counter() - started, read_since(before)
-            if turn:
+            seconds, bytes_read = time.perf_counter() - started_s, read_since(before)
+            if round_number:
                 durations[name].append(seconds)
                 actual[name].append(bytes_read / 1e6)
     if len(answers) != 1:
@@ -208,12 +208,13 @@ def _compare(report: Report, lake: Lake, table: str, size: Size, case: str, wher
     ]
     plan = ways[CHOSEN]()._jdf.queryExecution().executedPlan().toString()
     reader = "ours" if "BatchScan seamark" in plan else "Iceberg's"
-    result = _find_rows(lake.client, table, where)
+    row_numbers = _find_rows(lake.client, table, where)
     report.notes.append(
-        f"{case}: {result.chosen:,} rows chosen, pages with one have {result.touched:,} of the {result.planned:,} "
+        f"{case}: {row_numbers.chosen:,} rows chosen, pages with one have {row_numbers.touched:,} "
+        f"of the {row_numbers.planned:,} "
         f"in the files that are left; the reading function takes {reader}."
     )
-    return (result.touched / result.planned if result.planned else 1.0), time_row.ratio() or 0.0
+    return (row_numbers.touched / row_numbers.planned if row_numbers.planned else 1.0), time_row.ratio() or 0.0
 
 
 def _find_rows(client: SeamarkClient, table: str, where: str | None) -> RemainingRows:

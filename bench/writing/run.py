@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.run import Bench, names_of, parser_of, run_benches
+from bench.run import Bench, build_parser, choose_names, run_benches
 from bench.writing import (
     buckets,
     contention,
@@ -41,23 +41,23 @@ BENCHES: dict[str, Bench] = {
 
 
 def main() -> None:
-    parser = parser_of("bench.writing.run", __doc__, BENCHES)
+    parser = choose_names("bench.writing.run", __doc__, BENCHES)
     parser.add_argument("--rows", type=int, nargs="+", help="rows of the tables, instead of 1 M, 10 M and 50 M")
     parser.add_argument("--batches", type=int, help="batches before reading is measured, instead of 100")
     parser.add_argument("--commits", type=int, help="commits of the tables of `maintenance`, instead of 100")
-    chosen = parser.parse_args()
+    arguments = parser.parse_args()
     options: dict[str, Any] = {}
-    if chosen.rows:
-        options["sizes"] = tuple(chosen.rows)
-    if chosen.batches:
-        options["batches"] = chosen.batches
+    if arguments.rows:
+        options["sizes"] = tuple(arguments.rows)
+    if arguments.batches:
+        options["batches"] = arguments.batches
     run_benches(
         BENCHES,
-        names_of(parser, chosen, BENCHES),
-        quick=chosen.quick,
+        build_parser(parser, arguments, BENCHES),
+        quick=arguments.quick,
         options=lambda name: {
             "upserts": options,
-            "maintenance": {"commits": chosen.commits},
+            "maintenance": {"commits": arguments.commits},
             "statements": {key: value for key, value in options.items() if key == "sizes"},
         }.get(name, {}),
     )

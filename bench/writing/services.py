@@ -100,9 +100,9 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     with spark_session(folder / "spark", SPARK) as spark:
         for name, workers in ((QUIET, "0"), (OURS, "1")):
             outcomes[name] = _measure(folder / name, spark, name, workers, appends)
-    quiet, ours = outcomes[QUIET], outcomes[OURS]
-    if (quiet.rows, quiet.ids) != (ours.rows, ours.ids):
-        raise AnswersDiffer(f"the quiet table has {quiet.rows:,} rows, the maintained one {ours.rows:,}")
+    quiet, busy_outcome = outcomes[QUIET], outcomes[OURS]
+    if (quiet.rows, quiet.ids) != (busy_outcome.rows, busy_outcome.ids):
+        raise AnswersDiffer(f"the quiet table has {quiet.rows:,} rows, the maintained one {busy_outcome.rows:,}")
 
     def add(measure: str, unit: str, value: str, factor: float = 1.0, goal: float | None = None) -> None:
         values = {name: factor * getattr(outcome, value) for name, outcome in outcomes.items()}
@@ -118,7 +118,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     add("indexed and compacted after the last append", "s", "settled_s")
     add("bytes that compactions wrote, for each appended byte", "", "rewritten")
     report.notes += [
-        f"The reader made {quiet.reads:,} queries of the quiet server and {ours.reads:,} of the other.",
+        f"The reader made {quiet.reads:,} queries of the quiet server and {busy_outcome.reads:,} of the other.",
         f"Each append has {ROWS:,} rows. The policy expires snapshots after {MAX_AGE_MS // 1000} s.",
         "Spark, the reader, the server and its worker share the machine.",
     ]
@@ -163,16 +163,16 @@ def _measure(folder: Path, spark: SparkSession, name: str, workers: str, appends
         if reader.errors:
             raise AnswersDiffer(f"{len(reader.errors)} operations failed, the first: {reader.errors[0]}")
         ids = scan(client, TABLE, ["id"]).to_arrow()["id"].to_numpy()
-        loaded = client.health(TABLE)
+        health = client.health(TABLE)
         return Outcome(
             *(float(value) for value in np.quantile(took_s, (0.5, 0.99))),
             *(float(value) for value in np.quantile(reader.seconds, (0.5, 0.99))),
             reads=len(reader.seconds),
             failures=failures + len(reader.errors),
-            files=loaded["files"],
-            snapshots=loaded["snapshots"],
+            files=health["files"],
+            snapshots=health["snapshots"],
             settled_s=settled_s,
-            rewritten=_measure_rewritten_ratio(client, loaded["size-in-bytes"]),
+            rewritten=_measure_rewritten_ratio(client, health["size-in-bytes"]),
             rows=len(ids),
             ids=len(np.unique(ids)),
         )

@@ -28,10 +28,10 @@ class Lake:
     client: IndexClient
     spark: SparkSession
 
-    def table(self, base: Base, name: str, *, mode: str, indexed: bool) -> OurTable:
+    def table(self, base: Base, name: str, *, mode: str, is_indexed: bool) -> OurTable:
         """Clone the base, register the clone at the server, and return it."""
         folder = self.folder / "warehouse" / NAMESPACE / name
-        return OurTable.of(base, self.client, self.spark, CATALOG, folder, mode=mode, indexed=indexed)
+        return OurTable.of(base, self.client, self.spark, CATALOG, folder, mode=mode, is_indexed=is_indexed)
 
 
 @contextmanager
@@ -43,7 +43,7 @@ def serve(folder: Path, bases: Path = BASES) -> Iterator[Seamark]:
 
 
 @contextmanager
-def lake(folder: Path, bases: Path = BASES) -> Iterator[Lake]:
+def open_lake(folder: Path, bases: Path = BASES) -> Iterator[Lake]:
     with (
         serve(folder, bases) as server,
         closing(IndexClient(server.base_url, timeout_s=600)) as client,

@@ -18,8 +18,8 @@ from pyspark.sql import functions as sf
 
 from bench.report import OURS, Report, Row
 from bench.writing.merge import HASH_JOIN
-from bench.writing.session import CATALOG, Lake, lake
-from bench.writing.tables import BASES, COLUMNS, FLAT, KEY, NAMESPACE, Batches, base
+from bench.writing.session import CATALOG, Lake, open_lake
+from bench.writing.tables import BASES, COLUMNS, FLAT, KEY, NAMESPACE, Batches, open_base
 from bench.writing.writers import COPY_ON_WRITE, MERGE_ON_READ, AnswersDiffer, batch_frame, configure
 from seamark.spark import execute
 
@@ -51,7 +51,7 @@ async def run(folder: Path, *, quick: bool = False, sizes: Sequence[int] = (ROWS
     report = Report("writing_statements", "What do MERGE, UPDATE and DELETE of 10,000 keys cost?", peer="Iceberg's own")
     rows, rounds = (QUICK_ROWS, 1) if quick else (sizes[-1], ROUNDS)
     bases = folder / "bases" if quick else BASES
-    with lake(folder, bases) as new_lake:
+    with open_lake(folder, bases) as new_lake:
         batches = Batches(rows, folder)
         for mode in (MERGE_ON_READ, COPY_ON_WRITE):
             pair = _pair(new_lake, bases, rows, mode)
@@ -72,9 +72,9 @@ async def run(folder: Path, *, quick: bool = False, sizes: Sequence[int] = (ROWS
 
 def _pair(lake: Lake, bases: Path, rows: int, mode: str) -> Pair:
     names = []
-    for engine, indexed in ((OURS, True), (ICEBERG, False)):
+    for engine, is_indexed in ((OURS, True), (ICEBERG, False)):
         table = lake.table(
-            base(rows, FLAT, bases=bases), f"{engine}_{mode.replace('-', '_')}", mode=mode, indexed=indexed
+            open_base(rows, FLAT, bases=bases), f"{engine}_{mode.replace('-', '_')}", mode=mode, is_indexed=is_indexed
         )
         names.append(f"{CATALOG}.{NAMESPACE}.{table.name}")
     return Pair(*names)
@@ -91,10 +91,10 @@ def _measure(lake: Lake, pair: Pair, text: str, batches: Batches, rounds: int) -
         batch_frame(lake.spark, batches.next_batch()).createOrReplaceTempView("batch")
         for engine in (OURS, ICEBERG) if number % 2 else (ICEBERG, OURS):
             with configure(lake.spark, HASH_JOIN if engine == ICEBERG else {}):
-                started = time.perf_counter()
+                started_s = time.perf_counter()
                 runs[engine]()
                 if number >= WARM:
-                    seconds[engine].append(time.perf_counter() - started)
+                    seconds[engine].append(time.perf_counter() - started_s)
     return {engine: statistics.median(second) for engine, second in seconds.items()}
 
 

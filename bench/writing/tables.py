@@ -73,7 +73,7 @@ T = TypeVar("T")
 # Rows
 
 
-def keys_of(numbers: Numbers) -> pa.Array:
+def compute_keys(numbers: Numbers) -> pa.Array:
     """Return the UUID of each row number as text."""
     halves = np.stack([_mix_bits(numbers, 1), _mix_bits(numbers, 2)], axis=1).astype(">u8")
     digits = _HEX[halves.view(np.uint8).reshape(len(numbers), 16)].view(np.uint8).reshape(len(numbers), 32)
@@ -85,18 +85,18 @@ def keys_of(numbers: Numbers) -> pa.Array:
 
 def _mix_bits(numbers: Numbers, half: int) -> npt.NDArray[np.uint64]:
     """Return the numbers after the finalizer of SplitMix64, which is one to one."""
-    at = numbers.astype(np.uint64) * np.uint64(2) + np.uint64(half)
-    at = at * np.uint64(0x9E3779B97F4A7C15)
-    at = (at ^ (at >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    at = (at ^ (at >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return at ^ (at >> np.uint64(31))
+    positions = numbers.astype(np.uint64) * np.uint64(2) + np.uint64(half)
+    positions = positions * np.uint64(0x9E3779B97F4A7C15)
+    positions = (positions ^ (positions >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    positions = (positions ^ (positions >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return positions ^ (positions >> np.uint64(31))
 
 
 def rows_of(numbers: Numbers, version: int) -> pa.Table:
     count = len(numbers)
     draw = np.random.default_rng([version, int(numbers[0]) if count else 0])
     columns = [
-        keys_of(numbers),
+        compute_keys(numbers),
         np.full(count, version),
         draw.integers(0, 1_000_000, count, dtype=np.int32),
         _CITIES.take(pa.array(draw.integers(0, len(_CITIES), count))),
@@ -151,11 +151,11 @@ class Batches:
 
     def expected_rows(self, applied: Iterable[int]) -> dict[int, int]:
         """Return the number of rows of each version after some of the batches, in the order of their numbers."""
-        last: dict[int, int] = {}
+        last_values: dict[int, int] = {}
         for number in applied:
-            last |= dict.fromkeys(self._versions[number].tolist(), number)
-        versions, counts = np.unique(np.array([*last.values()], dtype=np.int64), return_counts=True)
-        untouched = self.base_rows - sum(item < self.base_rows for item in last)
+            last_values |= dict.fromkeys(self._versions[number].tolist(), number)
+        versions, counts = np.unique(np.array([*last_values.values()], dtype=np.int64), return_counts=True)
+        untouched = self.base_rows - sum(item < self.base_rows for item in last_values)
         expected_counts = {0: untouched} if untouched else {}
         return {**expected_counts, **dict(zip(versions.tolist(), counts.tolist(), strict=True))}
 
@@ -174,7 +174,7 @@ class Base:
     size_bytes: int
 
 
-def base(rows: int, layout: str, *, bases: Path = BASES) -> Base:
+def open_base(rows: int, layout: str, *, bases: Path = BASES) -> Base:
     """Return the base table, and create it if it does not exist. It takes 40 bytes for each row."""
     return make_once(rows, layout, partial(_write_files, rows=rows, layout=layout), bases=bases)
 
@@ -196,24 +196,24 @@ def make_once(
             return Base(rows, layout, document["metadata"], document["size_bytes"])
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    written, metadata = make(folder)
+    written_files, metadata = make(folder)
     shutil.rmtree(folder / "home", ignore_errors=True)
-    marker.write_text(json.dumps({**expected, "metadata": metadata, "size_bytes": written.size_bytes}))
-    return Base(rows, layout, metadata, written.size_bytes)
+    marker.write_text(json.dumps({**expected, "metadata": metadata, "size_bytes": written_files.size_bytes}))
+    return Base(rows, layout, metadata, written_files.size_bytes)
 
 
 def _write_files(folder: Path, rows: int, layout: str) -> tuple[WrittenFiles, dict[str, Any]]:
     with run_server(folder) as client:
         create(client, "base", BUCKETS if layout == BUCKETED else 0, {})
-        into = open_destination(client, (NAMESPACE, "base"))
+        destination = open_destination(client, (NAMESPACE, "base"))
         ends = np.linspace(0, rows, FILES + 1).astype(int).tolist()
         parts = list(pairwise(ends))
         if layout == FLAT:
-            written = at_once(partial(_write_part, into.target), parts)
+            written_files = at_once(partial(_write_part, destination.target), parts)
         else:  # One writer writes the rows, so that each bucket has one file.
-            written = write_batches(into.target, (batch for part in parts for batch in _batches(*part)))
-        into.commit(client, written)
-        return written, metadata_of(client, "base")
+            written_files = write_batches(destination.target, (batch for part in parts for batch in _batches(*part)))
+        destination.commit(client, written_files)
+        return written_files, metadata_of(client, "base")
 
 
 @contextmanager
@@ -233,8 +233,8 @@ def at_once(write: Callable[[T], WrittenFiles], parts: Iterable[T]) -> WrittenFi
 
 
 def metadata_of(client: SeamarkClient, name: str) -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads(client.load_table((NAMESPACE, name), history=True).metadata)
-    return loaded
+    metadata: dict[str, Any] = json.loads(client.load_table((NAMESPACE, name), history=True).metadata)
+    return metadata
 
 
 def _write_part(target: WriteTarget, part: tuple[int, int]) -> WrittenFiles:
@@ -242,8 +242,8 @@ def _write_part(target: WriteTarget, part: tuple[int, int]) -> WrittenFiles:
 
 
 def _batches(start: int, end: int) -> Iterator[pa.RecordBatch]:
-    for at in range(start, end, _CHUNK):
-        yield from rows_of(np.arange(at, min(end, at + _CHUNK)), 0).to_batches()
+    for offset in range(start, end, _CHUNK):
+        yield from rows_of(np.arange(offset, min(end, offset + _CHUNK)), 0).to_batches()
 
 
 def create(

@@ -39,7 +39,7 @@ def measure(
     spark: SparkSession,
     trino: Trino,
     tables: Mapping[str, str],
-    small: Mapping[str, str],
+    small_tables: Mapping[str, str],
     catalogs: tuple[str, str],
     *,
     url: str,
@@ -70,7 +70,7 @@ def measure(
         name: int(json.loads(client.load_table(table).metadata)["current-snapshot-id"])
         for name, table in of_two.items()
     }
-    measured["compaction (ms)"] = _once(compactions, tables, small)
+    measured["compaction (ms)"] = _once(compactions, tables, small_tables)
     measured["data files after it (files)"] = files = _of_tables(tables, lambda table: _files(client, table)[0])
     measured["size of the data files (bytes)"] = _of_tables(tables, lambda table: _files(client, table)[1])
     measured["compaction with the start of its process (ms)"] = compact_with_start(url, spark, of_two, before, folder)
@@ -83,8 +83,8 @@ def measure(
         OURS: lambda table: expire(client, table, older_than_ms=1 << 45, retain_last=1),
         IN_SPARK: call("expire_snapshots", ", older_than => TIMESTAMP '2100-01-01 00:00:00', retain_last => 1"),
     }
-    measured["expiration of snapshots (ms)"] = _once(expirations, of_two, small)
-    for table in (*of_two.values(), *(small[name] for name in of_two)):
+    measured["expiration of snapshots (ms)"] = _once(expirations, of_two, small_tables)
+    for table in (*of_two.values(), *(small_tables[name] for name in of_two)):
         _put_orphans(_folder(client, table))
     measured["bytes on storage after it (bytes)"] = _of_tables(
         of_two, lambda table: _measure_stored_bytes(_folder(client, table))
@@ -93,7 +93,7 @@ def measure(
         OURS: lambda table: remove_orphan_files(client, table),
         IN_SPARK: call("remove_orphan_files"),
     }
-    measured["removal of orphan files (ms)"] = _once(removals, of_two, small)
+    measured["removal of orphan files (ms)"] = _once(removals, of_two, small_tables)
     for name, table in of_two.items():
         if paths := list(_folder(client, table).rglob("orphan-*")):
             raise AnswersDiffer(f"{name} leaves {len(paths)} of {ORPHANS} orphan files")
@@ -103,11 +103,13 @@ def measure(
     return measured
 
 
-def _once(works: Mapping[str, Work], tables: Mapping[str, str], small: Mapping[str, str]) -> dict[str, float]:
+def _once(
+    operations: Mapping[str, Work], tables: Mapping[str, str], small_tables: Mapping[str, str]
+) -> dict[str, float]:
     """Return the milliseconds of one run of each work, after a run on a small table."""
     results = {}
-    for name, work in works.items():
-        work(small[name])
+    for name, work in operations.items():
+        work(small_tables[name])
         began_s = time.perf_counter()
         work(tables[name])
         results[name] = 1000 * (time.perf_counter() - began_s)

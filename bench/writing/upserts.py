@@ -29,8 +29,8 @@ from bench.report import OURS, Report, Row
 from bench.writing import ageing
 from bench.writing.hudi import HudiWriter
 from bench.writing.merge import TUNINGS, MergeWriter, Tuning, hadoop_catalog
-from bench.writing.session import Lake, lake
-from bench.writing.tables import BASES, BATCH_ROWS, BUCKETED, FLAT, UPDATED_FRACTION, Batch, Batches, base
+from bench.writing.session import Lake, open_lake
+from bench.writing.tables import BASES, BATCH_ROWS, BUCKETED, FLAT, UPDATED_FRACTION, Batch, Batches, open_base
 from bench.writing.writers import (
     COPY_ON_WRITE,
     MERGE_ON_READ,
@@ -94,10 +94,10 @@ class WriterMeasurements:
         return len(self.seconds) < self.rounds
 
     def take(self, batch: Batch) -> None:
-        before, read_before, started = files_below(self.writer.folder), reads(), time.perf_counter()
+        before, read_before, started_s = files_below(self.writer.folder), reads(), time.perf_counter()
         upsert = self.writer.upsert(batch)
-        elapsed_s = time.perf_counter() - started if upsert is None else upsert
-        read = read_since(read_before)
+        elapsed_s = time.perf_counter() - started_s if upsert is None else upsert
+        read_bytes = read_since(read_before)
         after = files_below(self.writer.folder)
         self.applied.append(batch.number)
         self.last = elapsed_s
@@ -110,7 +110,7 @@ class WriterMeasurements:
             return
         new_files = after.keys() - before.keys()
         self.seconds.append(elapsed_s)
-        self.read.append(read)
+        self.read.append(read_bytes)
         self.files.append(len(new_files))
         self.written.append(sum(after[path] for path in new_files))
 
@@ -129,25 +129,25 @@ async def run(
         first = {item.mode: item for item in reversed(TUNINGS)}
         sizes, batches = QUICK_SIZES, 4
         plan = Plan(folder / "bases", 1, 0, sizes[0], sizes[0], tuple(first.values()))
-    with ExitStack() as running:
-        lake_of_run = running.enter_context(lake(folder, plan.bases))
+    with ExitStack() as stack:
+        lake_of_run = stack.enter_context(open_lake(folder, plan.bases))
         hadoop_catalog(lake_of_run.spark, folder / "hadoop")
         peer = (
-            running.enter_context(hudi.session("bench.writing.hudi_peer", folder / "hudi")) if hudi.is_there() else None
+            stack.enter_context(hudi.session("bench.writing.hudi_peer", folder / "hudi")) if hudi.is_there() else None
         )
         tuned: dict[str, Tuning] = {}
         tables: dict[int, list[WriterMeasurements]] = {}
-        drawn = {rows: Batches(rows, folder) for rows in sizes}
+        drawn_batches = {rows: Batches(rows, folder) for rows in sizes}
         for rows in sizes:
             tables[rows] = [
                 *_ours(lake_of_run, rows, plan),
-                *_merge(report, lake_of_run.spark, drawn[rows], folder / "hadoop", plan, tuned),
+                *_merge(report, lake_of_run.spark, drawn_batches[rows], folder / "hadoop", plan, tuned),
                 *([] if peer is None or rows > plan.hudi_max else _hudi(peer, rows, folder, plan)),
             ]
-        _rounds(tables, drawn)
+        _rounds(tables, drawn_batches)
         for rows in sizes:
             for table in tables[rows]:
-                table.check(drawn[rows])
+                table.check(drawn_batches[rows])
             _rows_of(report, rows, tables[rows])
         _flatness(report, tables)
         aged = max((rows for rows in sizes if rows <= plan.copied_max), default=min(sizes))
@@ -191,8 +191,8 @@ def _ours(lake: Lake, rows: int, plan: Plan) -> Iterator[WriterMeasurements]:
             (PYSPARK, COPY_ON_WRITE, BUCKET),
         ]
     for number, (strategy, mode, located) in enumerate(kinds):
-        result = base(rows, FLAT if located == RECORD else BUCKETED, bases=plan.bases)
-        table = lake.table(result, f"u{rows}_{number}", mode=mode, indexed=located == RECORD)
+        base_table = open_base(rows, FLAT if located == RECORD else BUCKETED, bases=plan.bases)
+        table = lake.table(base_table, f"u{rows}_{number}", mode=mode, is_indexed=located == RECORD)
         name, blind = f"{strategy}, {located}", EQUALITY if located == BLIND else None
         writer = (
             PythonWriter(name, table, strategy=blind)
@@ -245,13 +245,13 @@ def _open_merge_writer(
     spark: SparkSession, tuning: Tuning, rows: int, number: int, warehouse: Path, bases: Path
 ) -> MergeWriter:
     name = f"m{rows}_{tuning.mode.replace('-', '_')}_{number}"
-    return MergeWriter(tuning, base(rows, tuning.layout, bases=bases), spark, warehouse, name)
+    return MergeWriter(tuning, open_base(rows, tuning.layout, bases=bases), spark, warehouse, name)
 
 
 def _hudi(peer: hudi.Peer, rows: int, folder: Path, plan: Plan) -> Iterator[WriterMeasurements]:
     for mode in (MERGE_ON_READ, COPY_ON_WRITE) if rows <= plan.copied_max else (MERGE_ON_READ,):
-        result = base(rows, BUCKETED, bases=plan.bases)
-        writer = HudiWriter(HUDI, result, peer, folder / f"h{rows}-{mode}", mode=mode, bases=plan.bases)
+        base_table = open_base(rows, BUCKETED, bases=plan.bases)
+        writer = HudiWriter(HUDI, base_table, peer, folder / f"h{rows}-{mode}", mode=mode, bases=plan.bases)
         yield WriterMeasurements(writer, mode, HUDI, plan.warm, plan.rounds)
 
 
@@ -280,17 +280,17 @@ MEASURES: dict[str, tuple[str, Callable[[WriterMeasurements], float]]] = {
 
 def _rows_of(report: Report, rows: int, turns: Sequence[WriterMeasurements]) -> None:
     for mode in (MERGE_ON_READ, COPY_ON_WRITE):
-        mine = [turn for turn in turns if turn.mode == mode]
+        mode_turns = [turn for turn in turns if turn.mode == mode]
         case = f"{rows:,} rows, {mode}"
-        peers = {item.strategy: item for item in mine if item.strategy in (MERGE, HUDI)}
-        ours = [item for item in mine if item.strategy not in peers]
-        for our in ours:
+        peers = {item.strategy: item for item in mode_turns if item.strategy in (MERGE, HUDI)}
+        seamark_upserts = [item for item in mode_turns if item.strategy not in peers]
+        for our in seamark_upserts:
             for name, peer in peers.items():
                 values = {OURS: our.median, name: peer.median}
                 factor = _goal(our.strategy, name, mode, rows)
                 goal = None if factor is None else values[name] / factor
                 report.rows.append(Row(case, f"{our.writer.name}; {name}", "s", values, peer=name, goal=goal))
-        for our in ours:
+        for our in seamark_upserts:
             for measure, (unit, value) in MEASURES.items():
                 values = {OURS: value(our), **{name: value(peer) for name, peer in peers.items()}}
                 report.rows.append(Row(case, f"{our.writer.name}, {measure}", unit, values, peer=MERGE))
@@ -310,7 +310,7 @@ def _goal(strategy: str, peer: str, mode: str, rows: int) -> float | None:
 
 def _flatness(report: Report, tables: dict[int, list[WriterMeasurements]]) -> None:
     """Compare merge-on-read in the largest table with the smallest table."""
-    small, large = (
+    small_upsert, large_upsert = (
         {
             table.writer.name if table.strategy != MERGE else MERGE: table.median
             for table in tables[rows]
@@ -319,8 +319,8 @@ def _flatness(report: Report, tables: dict[int, list[WriterMeasurements]]) -> No
         for rows in (min(tables), max(tables))
     )
     case = f"{max(tables):,} rows beside {min(tables):,}"
-    for name in large:
-        if name not in (MERGE, HUDI) and name in small:
+    for name in large_upsert:
+        if name not in (MERGE, HUDI) and name in small_upsert:
             goal = None if name.endswith(BUCKET) else FLATNESS_GOAL
-            report.rows.append(Row(case, name, "×", {OURS: large[name] / small[name]}, goal=goal))
-    report.rows.append(Row(case, "MERGE", "×", {MERGE: large[MERGE] / small[MERGE]}))
+            report.rows.append(Row(case, name, "×", {OURS: large_upsert[name] / small_upsert[name]}, goal=goal))
+    report.rows.append(Row(case, "MERGE", "×", {MERGE: large_upsert[MERGE] / small_upsert[MERGE]}))

@@ -68,11 +68,11 @@ class OurTable:
 
     @staticmethod
     def of(
-        base: Base, client: IndexClient, spark: SparkSession, catalog: str, folder: Path, *, mode: str, indexed: bool
+        base: Base, client: IndexClient, spark: SparkSession, catalog: str, folder: Path, *, mode: str, is_indexed: bool
     ) -> OurTable:
         register(client, folder.name, clone(base, folder, dict.fromkeys(MODES, mode)))
         table = OurTable(client, spark, catalog, folder.name, folder)
-        if indexed:
+        if is_indexed:
             client.put_index(table.named, INDEX, kind="record", columns=[KEY])
             with closing(InProcessWorkers()) as workers:
                 build(client, table.named, INDEX, workers)

@@ -132,6 +132,9 @@ def _show_applied(applied: dict[str, Any]) -> None:
         ((name, f"{reads['files']:,.1f}", show_size(reads["bytes"])) for name, reads in rows if reads is not None),
         right_aligned=("files", "bytes"),
     )
+    trial = applied["trial"]
+    if trial is not None:
+        say(f"Applied automatically. State: {trial['state']}. Reason: {trial['reason']}.")
 
 
 @advise.command("ttl")

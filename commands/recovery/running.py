@@ -23,6 +23,8 @@ T = TypeVar("T")
 STORAGE_SETTINGS = (
     *("home", "database", "warehouse", "allowed_locations", "warehouse_umask"),
     *("s3_endpoint", "s3_region", "s3_access_key_id", "s3_secret_access_key", "s3_path_style", "s3_folder"),
+    *("azure_endpoint", "azure_account_key", "azure_tenant_id", "azure_client_id", "azure_client_secret"),
+    *("gcs_endpoint", "gcs_service_account_key", "gcs_service_account_file"),
 )
 """The settings of commands that read the warehouse. Other settings come from variables and the file."""
 

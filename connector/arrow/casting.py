@@ -126,9 +126,23 @@ def conform(batch: pa.RecordBatch, schema: Schema, arrow: pa.Schema) -> pa.Recor
     Raises:
         Unwritable: The rows cannot be written.
     """
-    rows = batch.num_rows
-    arrays = _cast_fields(batch.schema.names, batch.columns, schema.fields, rows, None, "")
+    names = batch.schema.names
+    if _needs_no_cast(batch, names, schema, arrow):
+        arrays = batch.columns
+    else:
+        arrays = _cast_fields(names, batch.columns, schema.fields, batch.num_rows, None, "")
     return pa.RecordBatch.from_arrays(arrays, schema=arrow)
+
+
+def _needs_no_cast(batch: pa.RecordBatch, names: Sequence[str], schema: Schema, arrow: pa.Schema) -> bool:
+    """Return whether a batch already has all columns in their order, their types in files and no unexpected null."""
+    types = arrow.types
+    return (
+        batch.schema.types == types
+        and list(names) == [field.name for field in schema.fields]
+        and not any(map(pa.types.is_nested, types))
+        and not any(field.required and column.null_count for field, column in zip(schema.fields, batch, strict=True))
+    )
 
 
 def _cast_fields(

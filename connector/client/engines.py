@@ -181,7 +181,9 @@ def _configure_duckdb(name: str, uri: str, has_token: bool) -> str:
         login = "-- Only DuckDB's shell has getenv. In other clients, write the token itself in quotes.\n"
         login += f"CREATE SECRET (TYPE iceberg, TOKEN getenv('{TOKEN}'));\n"
     options += "" if has_token else ", AUTHORIZATION_TYPE 'none'"
-    return f"INSTALL iceberg; LOAD iceberg;\n{login}ATTACH '' AS {name} ({options});\nSHOW ALL TABLES;"
+    cache = "-- DuckDB 1.5.5 returns wrong rows of tables with deletion vectors if its cache of files is on.\n"
+    cache += "SET GLOBAL enable_external_file_cache = false;\n"
+    return f"INSTALL iceberg; LOAD iceberg;\n{cache}{login}ATTACH '' AS {name} ({options});\nSHOW ALL TABLES;"
 
 
 _CONFIGURATIONS: dict[str, Callable[[str, str, bool], str]] = {

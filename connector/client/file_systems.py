@@ -8,8 +8,11 @@ links.
 from __future__ import annotations
 
 import os
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
 from urllib.parse import urlsplit
 
 from pyarrow import fs
@@ -17,16 +20,23 @@ from pyarrow import fs
 from seamark.formats.runtime.tls import authorities_file
 from seamark.formats.storage.storages import rules_of
 
+_TOKEN_LIFETIME_S = 3600
+"""The lifetime of a token of Google whose end is unknown."""
+
 
 class ClientStorage(ABC):
     @abstractmethod
     def file_system(self, properties: Mapping[str, str], lent_keys: Mapping[str, str]) -> fs.FileSystem:
-        """Return the file system of the objects. A path on it is `bucket/key`.
+        """Return the file system of the objects. A path on it is what `path` returns.
 
         Args:
             properties: The address and the keys of a table in the form of a LoadTableResult.
             lent_keys: The keys to use if `properties` has no keys.
         """
+
+    def path(self, address: str) -> str:
+        """Return the path on the file system of a location, of which `address` is the text after `://`."""
+        return address
 
     def has_keys(self, properties: Mapping[str, str]) -> bool:
         """Return whether the properties contain keys, so that a process without its own keys can read the objects."""
@@ -71,7 +81,81 @@ class S3Client(ClientStorage):
         return [*aws, os.path.expanduser("~/.aws")]
 
 
-CLIENT_STORAGES: dict[str, ClientStorage] = {"s3": S3Client()}
+class AzureClient(ClientStorage):
+    """Azure storage with pyarrow.
+
+    The key, SAS or application comes from the catalog, from `lent_keys`, or from Azure's environment variables and
+    identities.
+    """
+
+    def file_system(self, properties: Mapping[str, str], lent_keys: Mapping[str, str]) -> fs.FileSystem:
+        keys = properties if self.has_keys(properties) else {**properties, **lent_keys}
+        names = {
+            "account_name": "adls.account-name",
+            "account_key": "adls.account-key",
+            "sas_token": "adls.sas-token",
+            "tenant_id": "adls.tenant-id",
+            "client_id": "adls.client-id",
+            "client_secret": "adls.client-secret",
+            "blob_storage_authority": "adls.blob-storage-authority",
+            "blob_storage_scheme": "adls.blob-storage-scheme",
+            "dfs_storage_authority": "adls.dfs-storage-authority",
+            "dfs_storage_scheme": "adls.dfs-storage-scheme",
+        }
+        return fs.AzureFileSystem(**{name: keys[key] for name, key in names.items() if keys.get(key)})
+
+    def path(self, address: str) -> str:
+        authority, slash, key = address.partition("/")
+        return authority.partition("@")[0] + slash + key
+
+    def has_keys(self, properties: Mapping[str, str]) -> bool:
+        return any(properties.get(name) for name in ("adls.sas-token", "adls.account-key", "adls.client-secret"))
+
+    def urls(self, properties: Mapping[str, str]) -> list[str]:
+        scheme = properties.get("adls.blob-storage-scheme", "https")
+        authority = properties.get("adls.blob-storage-authority", "")
+        # Machines of Azure provide their tokens over plain HTTP.
+        return [*([f"{scheme}://{authority}"] if authority else []), "https://", "http://"]
+
+    def configuration_files(self) -> list[str]:
+        files = [value for name, value in os.environ.items() if name.startswith("AZURE_") and os.path.isabs(value)]
+        return [*files, os.path.expanduser("~/.azure")]
+
+
+class GoogleClient(ClientStorage):
+    """Google Cloud Storage with pyarrow.
+
+    The token comes from the catalog, from `lent_keys`, or from Google's application default credentials.
+    """
+
+    def file_system(self, properties: Mapping[str, str], lent_keys: Mapping[str, str]) -> fs.FileSystem:
+        keys = properties if self.has_keys(properties) else {**properties, **lent_keys}
+        endpoint = urlsplit(properties.get("gcs.service.host", ""))
+        options: dict[str, Any] = {}
+        if endpoint.netloc:
+            options |= {"scheme": endpoint.scheme, "endpoint_override": endpoint.netloc}
+        if keys.get("gcs.oauth2.token"):
+            # pyarrow needs an end, and refuses to use the token after it.
+            expires_s = int(keys.get("gcs.oauth2.token-expires-at", "0")) / 1000 or time.time() + _TOKEN_LIFETIME_S
+            options["access_token"] = keys["gcs.oauth2.token"]
+            options["credential_token_expiration"] = datetime.fromtimestamp(expires_s, UTC)
+        elif properties.get("gcs.no-auth") == "true":
+            options["anonymous"] = True
+        return fs.GcsFileSystem(**options)
+
+    def has_keys(self, properties: Mapping[str, str]) -> bool:
+        return "gcs.oauth2.token" in properties or properties.get("gcs.no-auth") == "true"
+
+    def urls(self, properties: Mapping[str, str]) -> list[str]:
+        # Machines of Google provide their tokens over plain HTTP.
+        return [*properties.get("gcs.service.host", "").split(), "https://", "http://"]
+
+    def configuration_files(self) -> list[str]:
+        files = [value for name, value in os.environ.items() if name.startswith("GOOGLE_") and os.path.isabs(value)]
+        return [*files, os.path.expanduser("~/.config/gcloud")]
+
+
+CLIENT_STORAGES: dict[str, ClientStorage] = {"s3": S3Client(), "gs": GoogleClient(), "abfss": AzureClient()}
 """The storages by the scheme of normalised locations."""
 
 

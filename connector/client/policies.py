@@ -69,6 +69,40 @@ def record_applied_advice(client: SeamarkClient, table: Name, proposal: Mapping[
     return client._request_json("POST", f"{table_path(table)}/advice/applied", {}, {"proposal": proposal})
 
 
+def take_advice_step(client: SeamarkClient, table: Name) -> dict[str, Any]:
+    """Take the next step of the policy `auto` for a table.
+
+    docs/reference/openapi.json defines the form of the result (takeAdviceStep).
+
+    Raises:
+        NoSuchResource: The table does not exist.
+        Conflict: Another client takes a step for the table.
+    """
+    return client._request_json("POST", f"{table_path(table)}/advice/steps")
+
+
+def finish_advice_step(
+    client: SeamarkClient,
+    table: Name,
+    number: int,
+    outcome: str,
+    *,
+    reason: str = "",
+    size_bytes: int = 0,
+    seconds: float = 0.0,
+) -> dict[str, Any]:
+    """Report the end of a change of the policy `auto`, and return the proposal with its measurement.
+
+    docs/reference/openapi.json defines the arguments and the form of the result (finishAdviceStep).
+
+    Raises:
+        NoSuchResource: The table does not have this trial.
+        Conflict: Another client has changed the trial.
+    """
+    body = {"number": number, "outcome": outcome, "reason": reason, "size-bytes": size_bytes, "seconds": seconds}
+    return client._request_json("POST", f"{table_path(table)}/advice/steps/finished", {}, body)
+
+
 def list_read_tables(client: SeamarkClient, *, days: int | None = None) -> Any:
     """Return the tables that are read most.
 

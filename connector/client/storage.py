@@ -255,7 +255,7 @@ class Storage:
             return fs.LocalFileSystem(), self._require_local(path).path
         storage, remote_path = client_storage(location), location.partition(":")[2]
         if storage is not None and remote_path.startswith("//"):
-            return storage.file_system(self.properties, _lent_keys), remote_path[2:]
+            return storage.file_system(self.properties, _lent_keys), storage.path(remote_path[2:])
         raise ValueError(
             f"{location!r} is in an unsupported storage; the supported schemes are file, {', '.join(list_schemes())}"
         )

@@ -59,7 +59,8 @@ def attach(
 ) -> None:
     """Attach the catalog at `uri` (http://host:port) as `name`, so that `sql` can plan the queries of `con`.
 
-    Call the function separately for each cursor of a connection.
+    Call the function separately for each cursor of a connection. It turns off DuckDB's cache of files
+    (`enable_external_file_cache`), with which DuckDB returns wrong rows of tables with deletion vectors.
 
     Args:
         token: A bearer token.
@@ -73,6 +74,9 @@ def attach(
     check_url(uri)
     uri = uri.rstrip("/")
     load_extensions(con)
+    # DuckDB 1.5.5 may apply the deletion vector of another data file of the same Puffin file, because its cache returns
+    # wrong bytes of files of which it has a larger range.
+    con.execute("SET GLOBAL enable_external_file_cache = false")
     options = [
         "TYPE iceberg",
         f"ENDPOINT {quote_text(uri)}",

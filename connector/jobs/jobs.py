@@ -18,6 +18,7 @@ from seamark.connector.client.rewrite_lease import RewriteRunning, rewrite_lease
 from seamark.connector.index.builds import InProcessWorkers
 from seamark.connector.index.indexer import AuditLimits, Indexer
 from seamark.connector.jobs.access_check import check_access
+from seamark.connector.jobs.auto_advice import take_next_step
 from seamark.connector.jobs.bucket_splitting import split_buckets
 from seamark.connector.jobs.clustering import cluster_incrementally
 from seamark.connector.jobs.column_ttl import expire_columns
@@ -28,6 +29,7 @@ from seamark.connector.write.replacements import BatchRunner, RewriteReport, run
 from seamark.formats.protocol.wire import ACCESS_CHECK, RECHECK_AFTER
 from seamark.formats.services.service import TableService
 from seamark.formats.services.services import (
+    AUTO_ADVICE,
     BUCKET_SPLITTING,
     CLUSTERING,
     COLUMN_TTL,
@@ -175,3 +177,9 @@ def run_manifests(client: IndexClient, table: Table) -> dict[str, Any]:
 def run_bucket_splitting(client: IndexClient, table: Table) -> RewriteReport:
     """Split the data files that were written with an earlier bucket count of the table."""
     return split_buckets(client, table, settled=True)
+
+
+@table_job(AUTO_ADVICE)
+def run_auto_advice(client: IndexClient, table: Table) -> dict[str, Any]:
+    """Take the next step of the policy `auto`: apply a proposal, or judge the applied changes."""
+    return take_next_step(client, table, build_indexes=lambda: run_indexing(client, table))

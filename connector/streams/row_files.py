@@ -9,6 +9,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -33,7 +34,7 @@ from seamark.connector.streams.keyed_rows import (
 )
 from seamark.connector.streams.stored_files import MemoryStorage, StoredRowsPort
 from seamark.connector.write.data_files import finish_data_file, open_data_file_writer
-from seamark.connector.write.target import WriteTarget, target_of
+from seamark.connector.write.target import WriteTarget, check_unencrypted, target_of
 from seamark.formats.iceberg.expressions.arrow import to_row_type
 from seamark.formats.iceberg.files.parquet import FIELD_ID, AmbiguousColumn, Unreadable
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
@@ -44,6 +45,11 @@ _SCHEMA_ID = b"seamark.schema-id"
 """The key in the metadata of the Arrow schema for the id of the table's schema to which the rows conform."""
 _KEY_IDS = b"seamark.key-ids"
 """The key in the metadata of the Arrow schema for the ids of the key columns, if the table has a key."""
+
+
+_IPC_OPTIONS = pa.ipc.IpcWriteOptions()
+"""The default options. Without them, each stream reads the environment, which costs as much as ten rows."""
+_ARROW_SCHEMAS_MAX = 256
 
 
 class _Slice(Protocol):
@@ -86,30 +92,51 @@ def conform_rows(rows: pa.RecordBatch, metadata: TableMetadata, kinds: bytes, ke
             row = int(np.flatnonzero(rows.column(name).is_null().to_numpy(zero_copy_only=False))[0]) if present else 0
             raise BadRequest(f"Row {row} has no value in the column {name}, which is a part of the table's key")
     try:
-        target = _target_of(metadata, metadata.current_schema)
+        check_unencrypted(metadata)
         if DELETE in kinds:
-            return _conform_with_deletes(rows, target, kinds, key)
-        return conform(rows, target.schema, target.arrow)
+            return _conform_with_deletes(rows, metadata.current_schema, kinds, key)
+        return conform(rows, metadata.current_schema, _arrow_schema_of(metadata.current_schema))
     except Unwritable as error:
         raise BadRequest(f"The rows do not fit the table: {error}") from None
 
 
-def _conform_with_deletes(
-    rows: pa.RecordBatch, target: WriteTarget, kinds: bytes, key: Sequence[str]
-) -> pa.RecordBatch:
+def _conform_with_deletes(rows: pa.RecordBatch, schema: Schema, kinds: bytes, key: Sequence[str]) -> pa.RecordBatch:
     """Conform rows of which those that delete may lack required columns.
 
     Raises:
         Unwritable: Rows do not fit the schema.
     """
     fields = tuple(
-        field if field.name in key else msgspec.structs.replace(field, required=False) for field in target.schema.fields
+        field if field.name in key else msgspec.structs.replace(field, required=False) for field in schema.fields
     )
-    relaxed = Schema(fields, target.schema.id)
+    arrow, relaxed = _arrow_schema_of(schema), Schema(fields, schema.id)
     conformed = conform(rows, relaxed, arrow_schema(relaxed))
     written = pa.array(np.frombuffer(kinds, dtype=np.uint8) != DELETE)
-    conform(conformed.filter(written), target.schema, target.arrow)
-    return pa.RecordBatch.from_arrays(conformed.columns, schema=target.arrow)
+    conform(conformed.filter(written), schema, arrow)
+    return pa.RecordBatch.from_arrays(conformed.columns, schema=arrow)
+
+
+class _SameSchema:
+    """A schema as a key of a cache. Two keys are equal if they have the same object, so that no field is compared."""
+
+    def __init__(self, schema: Schema) -> None:
+        self.schema = schema
+
+    def __hash__(self) -> int:
+        return id(self.schema)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _SameSchema) and other.schema is self.schema
+
+
+def _arrow_schema_of(schema: Schema) -> pa.Schema:
+    """Return `arrow_schema(schema)`, which the requests of a table share."""
+    return _cache_arrow_schema(_SameSchema(schema))
+
+
+@lru_cache(_ARROW_SCHEMAS_MAX)
+def _cache_arrow_schema(key: _SameSchema) -> pa.Schema:
+    return arrow_schema(key.schema)
 
 
 def shard_rows(rows: pa.RecordBatch, metadata: TableMetadata, key: Sequence[str], shards: int) -> list[int]:
@@ -131,7 +158,7 @@ def pack_rows(rows: pa.RecordBatch, metadata: TableMetadata, key: Sequence[str])
         names[_KEY_IDS] = ",".join(str(ids[name]) for name in key).encode()
     schema = rows.schema.with_metadata(names)
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema) as stream:
+    with pa.ipc.new_stream(sink, schema, options=_IPC_OPTIONS) as stream:
         stream.write_batch(rows.replace_schema_metadata(schema.metadata))
     return bytes(sink.getvalue())
 

@@ -186,7 +186,11 @@ def _write_deletion_vectors(target: WriteTarget, rows: Iterable[DeletedRows], re
     if not files:
         return WrittenDeletes()
     size_bytes = target.storage.write(location, write_puffin(blobs, {"created-by": "Seamark"}))
-    return WrittenDeletes(tuple({**file, "file-size-in-bytes": size_bytes} for file in files), tuple(removed))
+    # Readers request the vectors in this order. DuckDB 1.5.5 reads from the beginning of a vector on to the next bytes
+    # that it has. For a vector within these bytes, it then returns the first vector of them. In descending order, it
+    # has all bytes after a vector, so it reads nothing but the vector.
+    described = tuple({**file, "file-size-in-bytes": size_bytes} for file in reversed(files))
+    return WrittenDeletes(described, tuple(removed))
 
 
 def _removal_of(file: Mapping[str, Any], path: str) -> dict[str, Any] | None:

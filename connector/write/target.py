@@ -113,8 +113,7 @@ def target_of(metadata: TableMetadata, storage: Storage, name: Name | None = Non
     Raises:
         Unwritable: The table has encrypted files, which the writer does not support.
     """
-    if metadata.properties.get(ENCRYPTION_KEY):
-        raise Unwritable(f"the table's files are encrypted ({ENCRYPTION_KEY} is set); Seamark cannot write them")
+    check_unencrypted(metadata)
     location = metadata.location.rstrip("/")
     projection = Projection(metadata.current_schema)
     table_uuid = metadata.table_uuid or ""
@@ -133,6 +132,16 @@ def target_of(metadata: TableMetadata, storage: Storage, name: Name | None = Non
             for definition in read_definitions(metadata).enabled
         ),
     )
+
+
+def check_unencrypted(metadata: TableMetadata) -> None:
+    """Check that the files of a table are not encrypted.
+
+    Raises:
+        Unwritable: The table has encrypted files, which the writer does not support.
+    """
+    if metadata.properties.get(ENCRYPTION_KEY):
+        raise Unwritable(f"the table's files are encrypted ({ENCRYPTION_KEY} is set); Seamark cannot write them")
 
 
 def keeps_lineage(target: WriteTarget) -> bool:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from seamark.formats.iceberg.metadata import clustering, column_ttl, compaction, manifest_policy, retention, statistics
+from seamark.formats.iceberg.metadata import (
+    auto_advice,
+    clustering,
+    column_ttl,
+    compaction,
+    manifest_policy,
+    retention,
+    statistics,
+)
 from seamark.formats.services.service import (
     Requirement,
     ServiceProperty,
@@ -180,6 +188,24 @@ BUCKET_SPLITTING = TableService(
     rewrites_files=True,
 )
 
+AUTO_ADVICE = TableService(
+    name="auto-advice",
+    command="auto-advice",
+    summary="applies proposals of the advisor, measures them, and undoes those that do not pay",
+    page="advisor.md#apply-proposals-automatically",
+    priority=12,  # This runs last, because it may begin a rewrite of the whole table.
+    setting_help="Apply proposals of the advisor to tables without the property seamark.auto-advice.enabled, measure "
+    "them, and undo those that do not pay.",
+    properties=tuple(
+        ServiceProperty(name, str(default), is_whole_number(name))
+        for name, default in (
+            (auto_advice.BYTES_PER_DAY, auto_advice.BYTES_PER_DAY_DEFAULT),
+            (auto_advice.SECONDS_PER_DAY, auto_advice.SECONDS_PER_DAY_DEFAULT),
+            (auto_advice.MEASURE_HOURS, auto_advice.MEASURE_HOURS_DEFAULT),
+        )
+    ),
+)
+
 SERVICES: dict[str, TableService] = {
     service.name: service
     for service in (
@@ -192,6 +218,7 @@ SERVICES: dict[str, TableService] = {
         STATISTICS,
         MANIFESTS,
         BUCKET_SPLITTING,
+        AUTO_ADVICE,
     )
 }
 

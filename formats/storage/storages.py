@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 
 from seamark.formats.runtime.errors import BadRequest
+from seamark.formats.storage.azure import AzureDataLake
 from seamark.formats.storage.rules import StorageRules
 
 LOCAL = "file"
@@ -55,7 +56,23 @@ class S3(StorageRules):
     property_families = ("s3", "s3a", "s3n", "s3tables")
 
 
-STORAGES: dict[str, StorageRules] = {rules.scheme: rules for rules in (LocalFiles(), S3())}
+class GoogleCloudStorage(StorageRules):
+    """Google Cloud Storage: `gs://bucket/object`."""
+
+    scheme = "gs"
+    aliases = ("gcs",)
+    property_families = ("gcs",)
+
+    def split(self, address: str, subject: str, shown_location: str) -> tuple[str, str]:
+        bucket, key = super().split(address, subject, shown_location)
+        if bucket != bucket.lower():
+            raise BadRequest(f"{subject} {shown_location} has the invalid bucket {bucket!r}; write lower-case letters")
+        return bucket, key
+
+
+STORAGES: dict[str, StorageRules] = {
+    rules.scheme: rules for rules in (LocalFiles(), S3(), GoogleCloudStorage(), AzureDataLake())
+}
 """The storages by the scheme of normalised locations."""
 
 

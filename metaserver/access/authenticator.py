@@ -76,7 +76,24 @@ class Authenticator:
         service_tokens: ServiceTokens,
         statement_tokens: StatementTokens,
         verifiers: Mapping[str, oidc.Oidc],
+        warehouse_store: PointerStore | None = None,
     ) -> None:
+        """Create an authenticator.
+
+        Args:
+            settings: The settings of the server.
+            store: The pointer store of the server, which has the tokens.
+            clock: The clock.
+            issuer: Issues and checks access tokens of the server.
+            service_tokens: The logins of jobs.
+            statement_tokens: The logins of SQL statements.
+            verifiers: The verifiers of OIDC issuers, by URL.
+            warehouse_store: The pointer store of the further warehouse for which this instance works. It has the
+                grants, and rights that a token states do not count there. None: the server's own warehouse.
+        """
+        self._settings = settings
+        self._grants = store if warehouse_store is None else warehouse_store
+        self._is_further = warehouse_store is not None
         self._mode = settings.auth
         self._host = settings.host.lower()
         self._is_here = memoize(1024)(self._names_this_machine)
@@ -88,6 +105,20 @@ class Authenticator:
         self.issuer = issuer
         self.service_tokens = service_tokens
         self.statement_tokens = statement_tokens
+
+    def for_warehouse(self, store: PointerStore, keyring: Keyring) -> Authenticator:
+        """Return an authenticator for a further warehouse.
+
+        It knows the same principals. Their grants, and the logins of jobs and statements, are those of the warehouse.
+
+        Args:
+            store: The pointer store of the warehouse.
+            keyring: The signing keys of the warehouse.
+        """
+        service, statements = ServiceTokens(keyring, self._clock), StatementTokens(keyring, self._clock)
+        return Authenticator(
+            self._settings, self._store, self._clock, self.issuer, service, statements, self._verifiers, store
+        )
 
     async def authenticate(self, headers: Mapping[str, str], remote: str | None) -> Principal:
         """Return the principal that sent these headers.
@@ -141,9 +172,9 @@ class Authenticator:
         if verifier is None:
             raise Unauthenticated(f"The token is not from the issuer {' or '.join(self._verifiers)}")
         identity = await verifier.identify(bearer, unverified)
-        grants = [*identity.roles, *await self._store.grants(identity.name)]
+        grants = [*(() if self._is_further else identity.roles), *await self._grants.grants(identity.name)]
         if identity.groups:
-            grants += await self._store.grants_of_any(identity.groups)
+            grants += await self._grants.grants_of_any(identity.groups)
         return Login(Principal(identity.name, tuple(grants), "oidc"), None, identity.expires_ms)
 
     async def login_secret(self, secret: str) -> Login:
@@ -174,7 +205,7 @@ class Authenticator:
         if not is_live(token, self._clock.now_ms()):
             ended = "was revoked" if token.revoked_ms not in (None, token.expires_ms) else "has expired"
             raise Unauthenticated(f"The token {token.name} {ended}; an operator creates a new token")
-        grants = await self._store.grants(token.name)
+        grants = await self._grants.grants(token.name)
         return Login(Principal(token.name, tuple(grants), "token"), token, token.expires_ms)
 
     def _check_tokens_accepted(self) -> None:

@@ -12,7 +12,10 @@ namespace and all namespaces below it. A grant on the empty path is for the whol
 | writer | create, commit, index, drop, rename, undrop; create, change and drop empty namespaces; plan views |
 | writer of the whole catalog | register, which points a name at any file of the warehouse, also of other tables |
 | admin | purge dropped entries before their retention ends; grant and revoke roles within its namespace |
-| admin of the whole catalog | tokens, which belong to no namespace; the audit log; the list of replicas |
+| admin of the whole catalog | tokens, which belong to no namespace; the audit log; the list of replicas; warehouses |
+
+The catalog is that of one warehouse: a grant in one warehouse is none in another. Tokens, replicas and warehouses
+belong to the server, so nobody has a right on them in a further warehouse (`WarehouseAuthorizer`).
 
 A drop needs only a writer, because it can be undone. `purgeRequested` on a drop also needs only a writer, because files
 stay until the retention ends. An operation on several places (rename, undrop elsewhere, a transaction on many
@@ -68,7 +71,8 @@ def _make_rules() -> dict[str, Rule]:
         commitTransaction commitChange undrop putFunction dropFunction
         putNamespace putTablePolicy putIndex dropIndex startIndexBuild registerIndexFiles finishIndexBuild
         flushRows pauseStream resumeStream drainStream
-        recordAppliedAdvice quarantineIndexFile rebuildIndexRegistry listUnheldFiles recordIndexAudit"""
+        recordAppliedAdvice takeAdviceStep finishAdviceStep
+        quarantineIndexFile rebuildIndexRegistry listUnheldFiles recordIndexAudit"""
     admin = "purgeDropped addGrant removeGrant"
     rules = {
         name: Rule(role)
@@ -87,11 +91,20 @@ def _make_rules() -> dict[str, Rule]:
         rules[name] = Rule(Role.READER, recorded=True)
     for name in ("makePlanView", "adviseTtl", "takeRewriteLease", "appendRows", "appendRowsToTables"):
         rules[name] = Rule(Role.WRITER, read_only=True)
-    for name in ("listTokens", "listAudit", "listReplicas"):
+    for name in ("createWarehouse", "putWarehouse", "dropWarehouse"):
+        rules[name] = Rule(Role.ADMIN, Scope.CATALOG)
+    for name in ("listTokens", "listAudit", "listReplicas", "listWarehouses", "loadWarehouse"):
         rules[name] = Rule(Role.ADMIN, Scope.CATALOG, read_only=True)
     return rules
 
 
+SERVER_OPERATIONS = frozenset(
+    (
+        *("createToken", "revokeToken", "listTokens", "listReplicas"),
+        *("createWarehouse", "putWarehouse", "dropWarehouse", "listWarehouses", "loadWarehouse"),
+    )
+)
+"""The operations on what belongs to the server and not to one of its warehouses."""
 _WRITES_UNRECORDED = frozenset({"takeRewriteLease", "appendRows", "appendRowsToTables"})
 """The operations of writers that the audit log does not record."""
 RULES = _make_rules()
@@ -202,3 +215,15 @@ class Authorizer:
             and (namespace[: len(grant.namespace)] == grant.namespace or grant.namespace[: len(namespace)] == namespace)
             for grant in principal.grants
         )
+
+
+class WarehouseAuthorizer(Authorizer):
+    """The authorizer of a further warehouse: nobody has a right on what belongs to the server."""
+
+    def require(self, principal: Principal, operation: str, namespace: NamespacePath) -> None:
+        if operation in SERVER_OPERATIONS:
+            raise Forbidden(f"{operation} concerns the server: send it to the URL of the server, without a warehouse")
+        super().require(principal, operation, namespace)
+
+    def allows(self, principal: Principal, operation: str, namespace: NamespacePath) -> bool:
+        return operation not in SERVER_OPERATIONS and super().allows(principal, operation, namespace)

@@ -8,6 +8,7 @@ from seamark.metaserver.api import openapi
 from seamark.metaserver.api.admin import (
     admin,
     advice,
+    auto_advice,
     declarations,
     health,
     metrics,
@@ -16,6 +17,7 @@ from seamark.metaserver.api.admin import (
     replicas,
     table_services,
     ttl_advice,
+    warehouses,
 )
 from seamark.metaserver.api.commits import (
     commits,
@@ -28,6 +30,7 @@ from seamark.metaserver.api.console import console
 from seamark.metaserver.api.http import idempotency
 from seamark.metaserver.api.http.components import COMPONENTS, ServerComponents
 from seamark.metaserver.api.http.dispatch import PREFIX, Router, add_endpoints
+from seamark.metaserver.api.http.forwarding import add_forwarding
 from seamark.metaserver.api.http.middleware import add_age, build_middleware
 from seamark.metaserver.api.indexes import builds, index_audit, index_state, index_unregistered, indexes
 from seamark.metaserver.api.lookups import bitmaps, cube_groups, layout, lookups, metadata
@@ -67,6 +70,7 @@ def build_app(components: ServerComponents) -> web.Application:
     for module in _WITH_COMPONENTS:
         module.add_components(app)
     add_routes(app, components.extensions, components.settings.prefix)
+    add_forwarding(app)
     return app
 
 
@@ -110,6 +114,7 @@ def add_routes(app: web.Application, extensions: Extensions, prefix: str = "") -
         dropped,
         admin,
         advice,
+        auto_advice,
         replicas,
         table_services,
         declarations,
@@ -117,5 +122,6 @@ def add_routes(app: web.Application, extensions: Extensions, prefix: str = "") -
         query_history,
         aggregates,
         ttl_advice,
+        warehouses,
     )
     add_endpoints(app, health, metrics, oauth, console, *iceberg, *seamark_endpoints, *extensions.routes, openapi)

@@ -35,7 +35,7 @@ from seamark.metaserver.store.model import (
     QuerySums,
     QueryTotals,
 )
-from seamark.metaserver.store.operations import AddQueryRecords, SaveAppliedAdvice
+from seamark.metaserver.store.operations import AddQueryRecords, ChangeAppliedAdvice, SaveAppliedAdvice
 from seamark.metaserver.store.passed_time import look_at_clock
 from seamark.metaserver.store.port import PointerStore
 
@@ -258,6 +258,14 @@ class QueryHistory:
         await self.flush()
         return await self._store.query_shapes(uuid, self._compute_first_hour(days), _LISTED_MAX)
 
+    async def since(self, uuid: str, since_ms: int) -> list[QueryShapeSums]:
+        """Return the history of a table in the hours that began after a time, or in the hour of the time itself.
+
+        Statements that this server has not recorded yet are included.
+        """
+        await self.flush()
+        return await self._store.query_shapes(uuid, since_ms // HOUR_MS, _LISTED_MAX)
+
     async def sums_since(self, uuid: str, since_ms: int) -> QuerySums:
         """Return the sums of a table's statements in the hours that began after a time."""
         shapes = await self._store.query_shapes(uuid, since_ms // HOUR_MS + 1, _LISTED_MAX)
@@ -289,6 +297,14 @@ class QueryHistory:
 
     async def save_applied(self, advice: AppliedAdvice) -> None:
         await self._store.transact([SaveAppliedAdvice(advice, APPLIED_MAX)])
+
+    async def change_applied(self, advice: AppliedAdvice, expected: str | None) -> None:
+        """Save an applied proposal, if the stored text is `expected`. None means that there is no stored text.
+
+        Raises:
+            CommitConflict: Another request has changed the proposal.
+        """
+        await self._store.transact([ChangeAppliedAdvice(advice, expected, APPLIED_MAX)])
 
     async def prune(self) -> int:
         """Merge the hours of older days, and remove rows that are older than the setting allows.

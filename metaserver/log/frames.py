@@ -177,12 +177,12 @@ def payload_parts(entry: AppendEntry, payloads: memoryview) -> Iterator[tuple[Ba
         place += each.size_bytes
 
 
-def find_batch(entry: AppendEntry, payloads: memoryview, shard: Shard) -> tuple[int, Batch]:
-    """Return the batch of a shard in an append, with the offset of its first row."""
+def find_batch(entry: AppendEntry, payloads: memoryview, shard: Shard) -> tuple[int, Batch] | None:
+    """Return the batch of a shard in an append with the offset of its first row, None if it has no such batch."""
     for each, data in payload_parts(entry, payloads):
         if each.shard == shard:
             return each.offset, Batch(each.rows, bytes(data[: each.payload_bytes]), bytes(data[each.payload_bytes :]))
-    raise KeyError(shard)
+    return None
 
 
 def frame_length(header: bytes) -> int:

@@ -10,6 +10,7 @@ import bisect
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 import msgspec
@@ -84,16 +85,20 @@ class ShardIndex:
         return b"".join(each.tobytes() for each in (self.offsets, self.times, self.positions, self.lengths))
 
     @classmethod
-    def from_bytes(cls, data: bytes, end: int) -> ShardIndex:
-        """Return the index of `to_bytes`."""
+    def from_bytes(cls, data: bytes, rows: ShardRange) -> ShardIndex | None:
+        """Return the index of `to_bytes`, None if the bytes do not describe these rows."""
+        count = rows.length // _RECORD_BYTES
+        if len(data) != rows.length or not count or rows.length % _RECORD_BYTES:
+            return None
         index = cls()
-        count = len(data) // _RECORD_BYTES
         index.offsets.frombytes(data[: 8 * count])
         index.times.frombytes(data[8 * count : 16 * count])
         index.positions.frombytes(data[16 * count : 20 * count])
         index.lengths.frombytes(data[20 * count :])
-        index.end = end
-        return index
+        index.end = rows.end
+        is_ascending = all(before < after for before, after in pairwise((*index.offsets, rows.end)))
+        is_of_rows = index.offsets[0] == rows.first and index.times[-1] == rows.last_time_ms
+        return index if is_ascending and is_of_rows else None
 
 
 class ShardRange(msgspec.Struct, frozen=True, array_like=True):

@@ -89,12 +89,17 @@ class StreamProducer:
 
 
 TOPIC_OWNER = "topic"
-"""The owner of the producers that read input topics. The log remembers them until their stream is removed."""
+"""The owner of the producers that read input topics. The log remembers them as long as the topics may exist."""
 
 
 def name_of_topic_producer(stream: str, topic_id: str, partition: int) -> str:
     """Return the name of the producer that reads a partition of the input topic of a stream."""
     return f"{stream}/{TOPIC_OWNER}/{topic_id}-{partition}"
+
+
+def topic_of(producer: str) -> str:
+    """Return the stream and the id of the topic that a producer of `name_of_topic_producer` reads."""
+    return producer.rsplit("-", 1)[0]
 
 
 def owner_of(producer: str) -> str:

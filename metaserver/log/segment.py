@@ -6,6 +6,7 @@ import bisect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from seamark.formats.runtime.errors import Corrupt
 from seamark.metaserver.log.files import LogFiles
 from seamark.metaserver.log.frames import FrameKind, find_batch, make_damage_error, read_frame
 from seamark.metaserver.log.index import (
@@ -127,22 +128,42 @@ class LogSegment:
         """Return the places of the records of a shard that has rows here.
 
         Raises:
+            Corrupt: The index file does not describe this segment.
             OSError: The index file cannot be read.
         """
         if self.index is not None:
             return self.index.shards[shard]
         rows = self.ranges[shard]
-        data = files.read(index_name(self.number), self.body_position + rows.position, rows.length)
-        return ShardIndex.from_bytes(data, rows.end)
+        name = index_name(self.number)
+        index = ShardIndex.from_bytes(files.read(name, self.body_position + rows.position, rows.length), rows)
+        if index is None:
+            raise Corrupt(
+                f"The index file {files.describe(name)} of the log is damaged. No row is lost. Restart the server: it "
+                "builds the file again"
+            )
+        return index
 
-    def read_records(self, files: LogFiles, shard: Shard, places: Sequence[FramePlace]) -> list[Record]:
-        """Return the records of a shard at these places.
+    def read_records(
+        self, files: LogFiles, shard: Shard, places: Sequence[FramePlace], first_offset: int
+    ) -> list[Record]:
+        """Return the consecutive records of a shard at these places.
+
+        Args:
+            first_offset: A row that the first record contains. The segment's file can be rewritten meanwhile. Then
+                another intact record can be at one of the places.
 
         Raises:
-            Corrupt: A record is damaged.
+            Corrupt: A record is damaged, or it is not the expected one.
             OSError: The segment cannot be read.
         """
-        return [record for span in _spans(places) for record in self._read_span(files, shard, span)]
+        records = [record for span in _spans(places) for record in self._read_span(files, shard, span)]
+        next_offset = first_offset
+        for place, record in zip(places, records, strict=True):
+            end = record.offset + record.batch.rows
+            if not record.offset <= next_offset < end or (record is not records[0] and record.offset != next_offset):
+                raise make_damage_error(files.describe(self.name), place.position)
+            next_offset = end
+        return records
 
     def _read_span(self, files: LogFiles, shard: Shard, places: Sequence[FramePlace]) -> Iterator[Record]:
         start = places[0].position
@@ -152,8 +173,10 @@ class LogSegment:
             entry = frame.entry() if frame is not None and frame.kind is FrameKind.ENTRY else None
             if frame is None or not isinstance(entry, AppendEntry):
                 raise make_damage_error(files.describe(self.name), place.position)
-            offset, batch = find_batch(entry, frame.payloads, shard)
-            yield Record(shard, offset, batch, entry.time_ms, entry.producer, entry.sequence)
+            batch = find_batch(entry, frame.payloads, shard)
+            if batch is None:
+                raise make_damage_error(files.describe(self.name), place.position)
+            yield Record(shard, *batch, entry.time_ms, entry.producer, entry.sequence)
 
     def store_index(self, files: LogFiles) -> None:
         """Write the index file of a complete segment.

@@ -347,7 +347,7 @@ class SegmentLog:
             try:
                 await self.store_indexes()
                 await self.trim()
-            except OSError as error:  # The segments are unchanged, and the next run tries again.
+            except (Corrupt, OSError) as error:  # The segments are unchanged, and the next run tries again.
                 _log.warning("log maintenance failed", error=str(error))
 
     async def store_indexes(self) -> None:
@@ -450,7 +450,7 @@ class SegmentLog:
         try:
             index = await self._load_index(segment, shard)
             places = index.places(offset, limit_bytes=limit_bytes, end=end)
-            records = await self._runner.read(partial(segment.read_records, self._files, shard, places))
+            records = await self._runner.read(partial(segment.read_records, self._files, shard, places, offset))
         except (Corrupt, OSError) as error:
             async with self._maintaining:  # Retention may have removed or rewritten the segment.
                 pass
@@ -488,10 +488,12 @@ class SegmentLog:
             if last_ms is not None and last_ms >= time_ms:
                 try:
                     offset = (await self._load_index(segment, shard)).offset_at(time_ms)
-                except OSError as error:
+                except (Corrupt, OSError) as error:
                     async with self._maintaining:
                         pass
                     if not segment.is_gone:
+                        if isinstance(error, Corrupt):
+                            raise
                         raise LogUnavailable(f"The disk of the log failed ({error.strerror}); retry later") from error
                 if segment.is_gone:
                     return await self.offset_at(shard, time_ms)

@@ -34,6 +34,7 @@ from seamark.metaserver.log.port import (
     StreamProducer,
     StreamProducerState,
     owner_of,
+    topic_of,
 )
 
 REMEMBERED_APPENDS = 5
@@ -268,20 +269,42 @@ class LogState:
     def forget(self, now_ms: int, oldest_ms: int) -> None:
         """Forget the producers and the removed streams that are older than `keep_ms`.
 
-        The producers of input topics stay: their numbers say which messages were appended.
+        The producers of an input topic stay, because their numbers say which messages were appended. They go when a
+        topic that replaced it has had entries for `keep_ms`.
 
         Args:
             oldest_ms: The time from which the log has entries. The removal of a stream is remembered as long as the log
                 may have rows of it.
         """
         limit = now_ms - self.keep_ms
+        replaced = self._find_replaced_topics()
         for name, each in list(self.producers.items()):
-            if each.time_ms < limit and owner_of(name) != TOPIC_OWNER:
+            is_needed = owner_of(name) == TOPIC_OWNER and topic_of(name) not in replaced
+            if each.time_ms < limit and not is_needed:
                 self._drop_producer(name)
             elif each.appends and each.time_ms < now_ms - REMEMBERED_MS:
                 self.producers[name] = ProducerSummary(each.epoch, each.sequence, each.time_ms)
         for stream in [stream for stream, time_ms in self.removed.items() if time_ms < min(limit, oldest_ms)]:
             del self.removed[stream]
+
+    def _find_replaced_topics(self) -> set[str]:
+        """Return the input topics that a topic with the same name has replaced.
+
+        A table has one input topic at a time. So a topic no longer exists if the log has first heard of another topic
+        of the table after it, and `keep_ms` lie between its last entry and an entry of the other topic. The time is
+        a margin for servers that have not noticed the replacement yet.
+        """
+        last_ms: dict[str, dict[str, int]] = {}  # The time of the last entry of each topic, by stream.
+        for name, each in self.producers.items():  # Producers are in the order of their first entries.
+            if owner_of(name) == TOPIC_OWNER:
+                topics = last_ms.setdefault(name.split("/", 1)[0], {})
+                topics[topic_of(name)] = max(topics.get(topic_of(name), 0), each.time_ms)
+        return {
+            topic
+            for topics in last_ms.values()
+            for place, (topic, time_ms) in enumerate(topics.items())
+            if any(later_ms - time_ms > self.keep_ms for later_ms in list(topics.values())[place + 1 :])
+        }
 
     def summarize(self) -> StateSummary:
         """Return the state for storage."""

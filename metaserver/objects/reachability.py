@@ -29,7 +29,8 @@ async def report_unreachable(objects: ObjectStore, settings: Settings) -> None:
     while (error := await _ping(objects)) is not None:
         if not warned:
             warehouse = settings.warehouse_uri()
-            endpoint = {"endpoint": settings.s3_endpoint} if settings.s3_endpoint else {}
+            address = storage_of(warehouse).endpoint(settings)
+            endpoint = {"endpoint": address} if address else {}
             reason = error.message if isinstance(error, SeamarkError) else str(error)
             reason = reason or f"no answer within {TIMEOUT_S:g} s"
             fix = storage_of(warehouse).suggest_fix(error)

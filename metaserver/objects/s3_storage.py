@@ -48,6 +48,9 @@ class S3Storage(ServerStorage):
         finally:
             await files.close()
 
+    def endpoint(self, settings: Settings) -> str:
+        return settings.s3_endpoint
+
     def suggest_fix(self, error: Exception) -> str:
         if isinstance(error, RetryLater | TimeoutError):
             return (
@@ -58,7 +61,7 @@ class S3Storage(ServerStorage):
             "write it"
         )
 
-    def client_access(
+    async def client_access(
         self,
         settings: Settings,
         table: Location,
@@ -67,6 +70,7 @@ class S3Storage(ServerStorage):
         sign_path: str,
         refresh_path: str = "",
         vend: Callable[[], VendedKeys] | None = None,
+        may_write: Callable[[], bool] | None = None,
     ) -> ClientAccess:
         return storage_config(
             settings, table, delegation=delegation, sign_path=sign_path, refresh_path=refresh_path, vend=vend

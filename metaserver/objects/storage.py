@@ -48,6 +48,10 @@ class ServerStorage(ABC):
     def suggest_fix(self, error: Exception) -> str:
         """Return advice for an operator whose warehouse fails with this error."""
 
+    def endpoint(self, settings: Settings) -> str:
+        """Return the configured URL of the store, or an empty text."""
+        return ""
+
     def check_root(self, root: Location, settings: Settings) -> None:  # noqa: B027  most storages check nothing
         """Check the warehouse before the server starts, if the check needs no network request.
 
@@ -55,7 +59,7 @@ class ServerStorage(ABC):
             ConfigError: No objects can be created there.
         """
 
-    def client_access(
+    async def client_access(
         self,
         settings: Settings,
         table: Location,
@@ -64,6 +68,7 @@ class ServerStorage(ABC):
         sign_path: str,
         refresh_path: str = "",
         vend: Callable[[], VendedKeys] | None = None,
+        may_write: Callable[[], bool] | None = None,
     ) -> ClientAccess:
         """Return the configuration with which clients reach the objects of a table.
 
@@ -74,6 +79,11 @@ class ServerStorage(ABC):
                 percent-encoded: `v1/…/tables/t/sign`.
             refresh_path: The path for new keys, or empty.
             vend: Issues keys of the objects gateway for the table.
+            may_write: Returns whether the client may change the table. Without it, the client may only read.
+
+        Raises:
+            StorageError: The service of the storage refuses keys for the table.
+            RetryLater: The service does not answer.
         """
         return {}, []
 
@@ -83,6 +93,14 @@ class ServerStorage(ABC):
         If they change, clients must not reuse an answer.
         """
         return ()
+
+    def keys_stamp(self, settings: Settings, now_ms: int) -> int | None:
+        """Return a number that changes before clients must load a table again to get new keys.
+
+        Returns:
+            None if the keys in an answer depend neither on the caller nor on the time.
+        """
+        return None
 
     async def sign(
         self, request: dict[str, Any], table: Location, settings: Settings, *, writable: bool, now_ms: int

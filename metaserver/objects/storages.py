@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from seamark.formats.storage.locations import parse_location
+from seamark.metaserver.objects.clouds.azure_storage import AzureStorage
+from seamark.metaserver.objects.clouds.gcs_storage import GoogleStorage
 from seamark.metaserver.objects.local_storage import LocalStorage
 from seamark.metaserver.objects.s3_storage import S3Storage
 from seamark.metaserver.objects.storage import ServerStorage
 from seamark.metaserver.settings.settings import Settings
 
-SERVER_STORAGES: dict[str, ServerStorage] = {storage.rules.scheme: storage for storage in (LocalStorage(), S3Storage())}
+SERVER_STORAGES: dict[str, ServerStorage] = {
+    storage.rules.scheme: storage for storage in (LocalStorage(), S3Storage(), GoogleStorage(), AzureStorage())
+}
 
 
 def storage_of(location: str, subject: str = "The location") -> ServerStorage:
@@ -34,6 +38,12 @@ def job_keys(settings: Settings, storages: Iterable[ServerStorage]) -> Callable[
     if not sources:
         return None
     return lambda: {name: value for keys in sources for name, value in keys().items()}
+
+
+def keys_stamp(settings: Settings, now_ms: int) -> str:
+    """Return a text that changes when clients must not reuse an answer with keys; empty if no storage issues keys."""
+    stamps = [storage.keys_stamp(settings, now_ms) for storage in SERVER_STORAGES.values()]
+    return ",".join(str(stamp) for stamp in stamps if stamp is not None)
 
 
 def access_stamp(settings: Settings, delegation: str | None) -> tuple[str | bool, ...]:

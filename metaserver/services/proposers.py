@@ -38,6 +38,7 @@ from seamark.formats.index.packing import Longs
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import BadRequest
 from seamark.formats.services.services import (
+    AUTO_ADVICE,
     BUCKET_SPLITTING,
     CLUSTERING,
     COLUMN_TTL,
@@ -495,6 +496,25 @@ class BucketSplitting(RewriteProposer):
             )
 
 
+class AutoAdvice(RewriteProposer):
+    """Applies proposals of the advisor, and judges the applied changes."""
+
+    service = AUTO_ADVICE
+
+    def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
+        """Propose a job regularly, because statements and measuring periods do not change the table.
+
+        The job asks the server for the next step.
+        """
+        if metadata.current_snapshot is None or not self.is_on(metadata):
+            return None
+        return self.make_job(entry, RECHECK_S)
+
+    def recheck_after_s(self, metadata: TableMetadata) -> float:
+        """Return the seconds until the next step may be due."""
+        return RECHECK_S if self.is_on(metadata) else NEVER
+
+
 def _count_data_files(snapshot: Snapshot) -> int:
     return count_of(snapshot.summary_map(), "total-data-files", 0)
 
@@ -511,6 +531,7 @@ PROPOSERS: dict[str, type[JobProposer]] = {
         TableStatistics,
         ManifestRewriting,
         BucketSplitting,
+        AutoAdvice,
     )
 }
 """The proposer of each table service, by the name of the service."""

@@ -14,16 +14,20 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from seamark.formats.storage.storages import STORAGES
+from seamark.metaserver.settings.clouds import CloudSettings
 from seamark.metaserver.settings.fleet import FleetSettings, TenantSettings
 from seamark.metaserver.settings.gateway import GatewaySettings
 from seamark.metaserver.settings.services import ServiceSettings, setting
 from seamark.metaserver.settings.streams import StreamSettings
+from seamark.metaserver.settings.warehouses import WarehouseSettings
 
 ENVIRONMENT_PREFIX = "SEAMARK_"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(GatewaySettings, ServiceSettings, StreamSettings, TenantSettings, FleetSettings):
+class Settings(
+    CloudSettings, WarehouseSettings, GatewaySettings, ServiceSettings, StreamSettings, TenantSettings, FleetSettings
+):
     home: Path = setting(
         Path("seamark-home"),
         "Folder of the server's own files: the SQLite database, its keys and, by default, the warehouse. "
@@ -41,7 +45,8 @@ class Settings(GatewaySettings, ServiceSettings, StreamSettings, TenantSettings,
     workers: int = setting(1, "Server processes that share the port (SO_REUSEPORT).", minimum=1, maximum=256)
     warehouse: str = setting(
         "",
-        "URI of the root of all tables: file:///path or s3://bucket/prefix. Empty: <home>/warehouse.",
+        "URI of the root of all tables: file:///path, s3://bucket/prefix, gs://bucket/prefix or "
+        "abfss://container@account.dfs.core.windows.net/prefix. Empty: <home>/warehouse.",
         schemes=STORAGES,
     )
     database: str = setting(
@@ -564,7 +569,7 @@ def flag_name(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-_PARTS = (TenantSettings, GatewaySettings, FleetSettings, ServiceSettings)
+_PARTS = (CloudSettings, TenantSettings, WarehouseSettings, GatewaySettings, FleetSettings, ServiceSettings)
 _LAST = {field.name: position for position, part in enumerate(_PARTS, 1) for field in dataclasses.fields(part)}
 FIELDS: dict[str, dataclasses.Field[Any]] = {
     field.name: field for field in sorted(dataclasses.fields(Settings), key=lambda field: _LAST.get(field.name, 0))

@@ -41,13 +41,13 @@ def load(flags: Mapping[str, Any], environment: Mapping[str, str], config: Path 
         config = Path(environment[CONFIG_VARIABLE])
     values: dict[str, Any] = {}
     for name, value in (_read_toml(config) if config is not None else {}).items():
-        values[name] = _convert(name, value, f"key {name!r} of {config}")
+        values[name] = convert(name, value, f"key {name!r} of {config}")
     for name in FIELDS:
         variable = environment_name(name)
         if variable in environment:
-            values[name] = _convert(name, environment[variable], f"the variable {variable}")
+            values[name] = convert(name, environment[variable], f"the variable {variable}")
         if flags.get(name) is not None:
-            values[name] = _convert(name, flags[name], f"the flag {flag_name(name)}")
+            values[name] = convert(name, flags[name], f"the flag {flag_name(name)}")
     settings = Settings(**values)
     check(settings)
     return settings
@@ -139,7 +139,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
     return table
 
 
-def _convert(name: str, value: Any, source: str) -> Any:
+def convert(name: str, value: Any, source: str) -> Any:
     """Return `value` as the field's type.
 
     Raises:

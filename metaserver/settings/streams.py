@@ -68,7 +68,7 @@ class StreamSettings:
         50_000,
         "Names of producers that the log remembers, each for the age of stream_log_retention_s after its last rows. "
         "New names beyond it get 429. One principal has at most as many names as stay free, so at most half of them. "
-        "Each partition of an input topic takes a name until its table is dropped, also after the topic is deleted. "
-        "All of them count as the names of one principal.",
+        "Each partition of an input topic takes a name until its table is dropped, or until another topic has replaced "
+        "the topic for that age. All of them count as the names of one principal.",
         minimum=1,
     )

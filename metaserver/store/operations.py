@@ -24,6 +24,7 @@ from seamark.metaserver.store.model import (
     RegisteredIndexFile,
     Replica,
     StoredPlanTable,
+    StoredWarehouse,
 )
 
 
@@ -487,6 +488,22 @@ class SaveAppliedAdvice(Operation, frozen=True):
     keep: int
 
 
+class ChangeAppliedAdvice(Operation, frozen=True):
+    """Save an applied proposal if no other request has changed it, and delete older proposals beyond `keep`.
+
+    Attributes:
+        expected: The stored text, or None if the table must not have a proposal with this id.
+
+    Raises:
+        CommitConflict: The stored text is not `expected`.
+        NoSuchTable: The table has no live name.
+    """
+
+    advice: AppliedAdvice
+    expected: str | None
+    keep: int
+
+
 class SaveToken(Operation, frozen=True):
     """Save a bearer token.
 
@@ -621,3 +638,55 @@ class RemoveReplica(Operation, frozen=True):
     """End the lease of the replica, if it has a lease."""
 
     address: str
+
+
+class CreateWarehouse(Operation, frozen=True):
+    """Record a further warehouse.
+
+    Raises:
+        AlreadyExists: A warehouse has this name.
+        BadRequest: Its location overlaps the location of another warehouse, or there are `limit` warehouses.
+    """
+
+    warehouse: StoredWarehouse
+    limit: int
+
+
+class ChangeWarehouse(Operation, frozen=True):
+    """Replace the settings and the credentials of a warehouse.
+
+    The other fields of the stored warehouse do not change.
+
+    Raises:
+        CommitConflict: The stored version is not the version before `warehouse.version`, or the warehouse was dropped.
+    """
+
+    warehouse: StoredWarehouse
+
+
+class RemoveWarehouse(Operation, frozen=True):
+    """Remove the record of a warehouse. Its database stays.
+
+    Raises:
+        NoSuchWarehouse: The warehouse does not exist.
+    """
+
+    id: str
+
+
+class NameCatalog(Operation, frozen=True):
+    """Record that this database belongs to the warehouse with this id.
+
+    Raises:
+        CommitConflict: The database belongs to another warehouse.
+    """
+
+    id: str
+
+
+class CloseCatalog(Operation, frozen=True):
+    """Prevent that namespaces are created in this database, because its warehouse is dropped. Idempotent.
+
+    Raises:
+        NamespaceNotEmpty: The catalog has namespaces, or dropped entries that keep their locations.
+    """

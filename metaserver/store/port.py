@@ -39,6 +39,7 @@ from seamark.metaserver.store.model import (
     RegisteredIndexFile,
     Replica,
     StoredPlanTable,
+    StoredWarehouse,
 )
 from seamark.metaserver.store.operations import Operation
 
@@ -292,6 +293,15 @@ class PointerStore(Protocol):
 
     async def replicas(self) -> list[Replica]:
         """Return the replicas with live leases, by address."""
+
+    async def warehouse(self, name: str) -> StoredWarehouse | None:
+        """Return the further warehouse with this name."""
+
+    async def warehouses(self) -> list[StoredWarehouse]:
+        """Return all further warehouses, by name. Their number is limited when they are created."""
+
+    async def catalog_id(self) -> str:
+        """Return the id of the warehouse to which this database belongs; empty for the database of a server."""
 
     async def column_reads(self, uuid: str, since_day: int, limit: int) -> list[ColumnReads]:
         """Return the reads of the table's columns since `since_day`, by column and age of the oldest partition."""

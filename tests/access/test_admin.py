@@ -13,8 +13,8 @@ from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from tests.api.client import Answer, Api
-from tests.api.plans.planned import append, file_of
-from tests.server.rig import RunningServer, running, some_settings
+from tests.api.plans.planned import append, build_data_file
+from tests.server.rig import RunningServer, build_settings, running
 
 
 class AdminServer:
@@ -37,7 +37,7 @@ async def admin_server(tmp_path: Path) -> AsyncIterator[AdminServer]:
     the catalog.
     """
     clock, secrets = SystemClock(), {}
-    async with open_store(some_settings(tmp_path).database_url(), clock=clock) as store:
+    async with open_store(build_settings(tmp_path).database_url(), clock=clock) as store:
         for name, grant in (("root", Grant("root", "admin")), ("ns", Grant("ns", "admin", ("a",)))):
             secrets[name] = await create_token(store, clock, name, None, [grant])
         secrets["bob"] = await create_token(store, clock, "bob", None, [Grant("bob", "writer")])
@@ -72,16 +72,16 @@ async def test_pages_of_listings_have_every_item_once(admin_server: AdminServer)
         )
     await admin_server.server.components.audit.flush()
     for path, items, expected in (("tokens", "tokens", 7), ("grants", "grants", 7), ("audit", "records", 4)):
-        listed: list[Any] = []
+        listed_names: list[Any] = []
         token: str | None = ""
         while token is not None:
             status, page = await admin_server.call("root", "GET", f"/api/v1/{path}?pageSize=3&pageToken={token}")
             assert status == 200
             assert len(page[items]) <= 3
-            listed += page[items]
+            listed_names += page[items]
             token = page["next-page-token"]
-        assert len(listed) == expected
-        assert len({str(item) for item in listed}) == expected
+        assert len(listed_names) == expected
+        assert len({str(item) for item in listed_names}) == expected
 
 
 async def test_grants_take_effect_with_the_next_request(admin_server: AdminServer) -> None:
@@ -197,7 +197,7 @@ async def test_view_of_a_plan_belongs_to_the_principal_that_asks_first(admin_ser
     """The planner evicts views of a principal with more than half of its budget."""
     root, bob = UserApi(admin_server, "root"), UserApi(admin_server, "bob")
     await root.table()
-    await append(root, "t", [file_of("file:///t/data/0.parquet", 0, 9)], snapshot_id=1)
+    await append(root, "t", [build_data_file("file:///t/data/0.parquet", 0, 9)], snapshot_id=1)
     for item in (bob, root):
         assert (await item("POST", "/v1/namespaces/db/tables/t/plan", {})).status == 200
     [view] = admin_server.server.components.planner._views._views.values()

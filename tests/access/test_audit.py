@@ -159,14 +159,14 @@ async def test_first_refusals_of_an_unknown_client_are_recorded_and_the_rest_is_
                 audit, "loadTable", 401, principal_name="anonymous", remote="10.0.0.9", resource=f"/v1/{number:01000}"
             )
         await record(audit, "loadTable", 401, principal_name="anonymous", remote="10.0.0.8")
-    result = await list_records(store)
-    theirs = [item for item in result if item.remote == "10.0.0.9"]
-    written_theirs = [their for their in theirs if their.action == "loadTable"]
+    records = await list_records(store)
+    address_records = [item for item in records if item.remote == "10.0.0.9"]
+    written_theirs = [their for their in address_records if their.action == "loadTable"]
     assert 10 <= len(written_theirs) <= 50
     assert all(len(item.resource) <= 200 for item in written_theirs)
-    counted_theirs = [their for their in theirs if their.action == REFUSED]
+    counted_theirs = [their for their in address_records if their.action == REFUSED]
     assert [item.resource for item in counted_theirs] == [f"{5000 - len(written_theirs)} more requests"]
-    assert [item.action for item in result if item.remote == "10.0.0.8"] == ["loadTable"]
+    assert [item.action for item in records if item.remote == "10.0.0.8"] == ["loadTable"]
 
 
 async def test_limit_of_recorded_refusals_restarts_each_minute(store: PointerStore, clock: SimulatedClock) -> None:
@@ -185,10 +185,10 @@ async def test_unknown_clients_of_a_thousand_addresses_share_a_limit(
     async with open_audit(store, clock) as audit:
         for number in range(30_000):
             await record(audit, "loadTable", 401, principal_name="anonymous", remote=f"2001:db8::{number:x}")
-    result = await list_records(store)
-    assert len(result) < 5000
-    total = sum(int(item.resource.split()[0]) for item in result if item.action == REFUSED)
-    assert total + sum(item.action == "loadTable" for item in result) == 30_000
+    records = await list_records(store)
+    assert len(records) < 5000
+    total = sum(int(item.resource.split()[0]) for item in records if item.action == REFUSED)
+    assert total + sum(item.action == "loadTable" for item in records) == 30_000
 
 
 async def test_actions_of_principals_are_recorded_during_a_flood_of_refusals(
@@ -214,9 +214,9 @@ async def test_refusals_of_a_principal_are_limited_and_the_rest_is_counted(
         for _ in range(3000):
             await record(audit, "dropTable", 403, principal_name="rita", kind="forbidden")
             await record(audit, "dropTable", 409, principal_name="rita", kind="commit_conflict")
-    result = await list_records(store)
-    assert sum(item.status == 409 for item in result) == 3000
-    denied = [item for item in result if item.status == 403]
+    records = await list_records(store)
+    assert sum(item.status == 409 for item in records) == 3000
+    denied = [item for item in records if item.status == 403]
     assert len(denied) < 1000
-    [counted] = [item for item in denied if item.action == REFUSED]
-    assert int(counted.resource.split()[0]) + len(denied) - 1 == 3000
+    [refusal_count] = [item for item in denied if item.action == REFUSED]
+    assert int(refusal_count.resource.split()[0]) + len(denied) - 1 == 3000

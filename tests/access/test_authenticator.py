@@ -41,13 +41,13 @@ async def make_authenticator(store: PointerStore, clock: SimulatedClock) -> Asyn
         yield make
 
 
-def bearer(token: str) -> CIMultiDict[str]:
+def build_bearer_headers(token: str) -> CIMultiDict[str]:
     return CIMultiDict({"authorization": f"Bearer {token}"})
 
 
 async def check_rejected(authenticator: Authenticator, token: str, reason: str) -> None:
     with pytest.raises(Unauthenticated, match=reason):
-        await authenticator.authenticate(bearer(token), None)
+        await authenticator.authenticate(build_bearer_headers(token), None)
 
 
 async def test_request_with_two_logins_is_rejected(
@@ -121,11 +121,13 @@ async def test_token_identifies_its_principal_with_current_grants(
 ) -> None:
     secret = await create_token(store, clock, "ann", None, [Grant("ann", "reader", ("a",))])
     authenticator = await make_authenticator()
-    principal = await authenticator.authenticate(bearer(secret), None)
+    principal = await authenticator.authenticate(build_bearer_headers(secret), None)
     assert (principal.name, principal.via) == ("ann", "token")
     assert principal.grants == (Grant("ann", "reader", ("a",)),)
     await store.transact([RemoveGrant(Grant("ann", "reader", ("a",))), SaveGrant(Grant("ann", "admin", ("b",)))])
-    assert (await authenticator.authenticate(bearer(secret), None)).grants == (Grant("ann", "admin", ("b",)),)
+    assert (await authenticator.authenticate(build_bearer_headers(secret), None)).grants == (
+        Grant("ann", "admin", ("b",)),
+    )
 
 
 @pytest.mark.parametrize(
@@ -167,18 +169,18 @@ async def test_revoked_token_is_rejected_on_every_replica(
 ) -> None:
     secret = await create_token(store, clock, "ann", None, None)
     authenticator = await make_authenticator()
-    issued, _ = authenticator.issuer.issue((await authenticator.login(secret)).token)
+    issued_token, _ = authenticator.issuer.issue((await authenticator.login(secret)).token)
     async with (
         open_store(f"sqlite:///{tmp_path / 'seamark.db'}", clock=clock) as other,
         open_authenticator(Settings(auth="token"), other, make_fixed_keyring(clock=clock), clock) as replica,
     ):
-        for secret_text in (secret, issued):
-            assert (await replica.authenticate(bearer(secret_text), None)).name == "ann"
+        for secret_text in (secret, issued_token):
+            assert (await replica.authenticate(build_bearer_headers(secret_text), None)).name == "ann"
         await revoke_token(other, clock, "ann")
-    for secret_text in (secret, issued):
+    for secret_text in (secret, issued_token):
         await check_rejected(authenticator, secret_text, "ann was revoked")
     await create_token(store, clock, "ann", None, [Grant("ann", "admin")])
-    for secret_text in (secret, issued):  # The new token of that name does not revive them.
+    for secret_text in (secret, issued_token):  # The new token of that name does not revive them.
         await check_rejected(authenticator, secret_text, "ann was revoked")
 
 
@@ -187,13 +189,13 @@ async def test_expired_token_and_tokens_issued_from_it_are_rejected(
 ) -> None:
     secret = await create_token(store, clock, "ann", 100, None)
     authenticator = await make_authenticator(oauth_token_ttl_s=3600)
-    issued, ttl_s = authenticator.issuer.issue((await authenticator.login(secret)).token)
+    issued_token, ttl_s = authenticator.issuer.issue((await authenticator.login(secret)).token)
     assert ttl_s == 100
     clock.advance(99_999)
-    await authenticator.authenticate(bearer(secret), None)
+    await authenticator.authenticate(build_bearer_headers(secret), None)
     clock.advance(1)
     await check_rejected(authenticator, secret, "expired")
-    await check_rejected(authenticator, issued, "expired")
+    await check_rejected(authenticator, issued_token, "expired")
     await create_token(store, clock, "ann", None, None)
     await check_rejected(authenticator, secret, "expired")
 
@@ -203,13 +205,13 @@ async def test_issued_token_lives_as_long_as_the_setting_says(
 ) -> None:
     secret = await create_token(store, clock, "ann", None, [Grant("ann", "writer")])
     authenticator = await make_authenticator(oauth_token_ttl_s=10)
-    issued, ttl_s = authenticator.issuer.issue((await authenticator.login(secret)).token)
+    issued_token, ttl_s = authenticator.issuer.issue((await authenticator.login(secret)).token)
     assert ttl_s == 10
-    assert secret not in issued
-    principal = await authenticator.authenticate(bearer(issued), None)
+    assert secret not in issued_token
+    principal = await authenticator.authenticate(build_bearer_headers(issued_token), None)
     assert (principal.name, principal.grants) == ("ann", (Grant("ann", "writer"),))
     clock.advance(10_000)
-    await check_rejected(authenticator, issued, "expired")
+    await check_rejected(authenticator, issued_token, "expired")
 
 
 async def test_issued_token_with_a_foreign_signature_is_rejected(
@@ -224,8 +226,8 @@ async def test_issued_token_with_a_foreign_signature_is_rejected(
         await check_rejected(
             authenticator, forge_token({"alg": algorithm, "kid": (b"s" * 8).hex()}, claims), "signed with|signature"
         )
-    issued, _ = authenticator.issuer.issue(login.token)
-    head, body, signature = issued.split(".")
+    issued_token, _ = authenticator.issuer.issue(login.token)
+    head, body, signature = issued_token.split(".")
     await check_rejected(authenticator, f"{head}.{forge_token({}, claims).split('.')[1]}.{signature}", "signature")
     await check_rejected(authenticator, f"{head}.{body}.", "signature")
     await check_rejected(authenticator, f"{head}.{body}.{signature[:-8]}", "signature")
@@ -239,9 +241,9 @@ async def test_signature_for_another_purpose_is_not_an_access_token(
     key_id, secret_key = make_fixed_keyring(clock=clock).signing_key(PURPOSE)
     key, header = OctKey.import_key(secret_key), {"alg": "HS256", "kid": key_id.hex()}
     claims = {"iss": ISSUER, "aud": ISSUER, "sub": "ann", "exp": 9_999_999_999, "token": digest_of(secret)}
-    await authenticator.authenticate(bearer(jwt.encode(header, claims, key)), None)
-    for wrong in ({"aud": "else"}, {"sub": 7}, {"token": None}):
-        await check_rejected(authenticator, jwt.encode(header, claims | wrong, key), "not an access token")
+    await authenticator.authenticate(build_bearer_headers(jwt.encode(header, claims, key)), None)
+    for invalid_claims in ({"aud": "else"}, {"sub": 7}, {"token": None}):
+        await check_rejected(authenticator, jwt.encode(header, claims | invalid_claims, key), "not an access token")
     await check_rejected(authenticator, jwt.encode(header, claims | {"exp": None}, key), "no expiry")
     for unknown in ({"kid": "00" * 8}, {"kid": "no hex"}, {}):
         await check_rejected(authenticator, jwt.encode({"alg": "HS256", **unknown}, claims, key), "does not have")
@@ -250,8 +252,8 @@ async def test_signature_for_another_purpose_is_not_an_access_token(
 async def test_token_issued_without_logins_is_rejected_once_logins_are_required(
     make_authenticator: MakeAuthenticator,
 ) -> None:
-    issued, _ = (await make_authenticator(auth="none")).issuer.issue(None)
-    await check_rejected(await make_authenticator(), issued, "required no login")
+    issued_token, _ = (await make_authenticator(auth="none")).issuer.issue(None)
+    await check_rejected(await make_authenticator(), issued_token, "required no login")
 
 
 async def test_each_mode_accepts_only_its_own_kinds_of_login(
@@ -262,16 +264,16 @@ async def test_each_mode_accepts_only_its_own_kinds_of_login(
         issuer.publish(rsa_key())
         options = {"oidc_issuer": issuer.url, "oidc_audience": "seamark-test"}
         tokens, oidc = await make_authenticator(), await make_authenticator(auth="oidc", **options)
-        both = await make_authenticator(auth="token+oidc", **options)
-        issued, _ = tokens.issuer.issue((await tokens.login(secret)).token)
+        both_methods = await make_authenticator(auth="token+oidc", **options)
+        issued_token, _ = tokens.issuer.issue((await tokens.login(secret)).token)
         foreign = issuer.token(rsa_key())
         await check_rejected(tokens, foreign, "only its own")
         await check_rejected(oidc, secret, "only tokens of its OIDC issuer")
-        await check_rejected(oidc, issued, "only tokens of its OIDC issuer")
-        for secret_text, name in ((secret, "ann"), (issued, "ann"), (foreign, "oidc:ann")):
-            assert (await both.authenticate(bearer(secret_text), None)).name == name
+        await check_rejected(oidc, issued_token, "only tokens of its OIDC issuer")
+        for secret_text, name in ((secret, "ann"), (issued_token, "ann"), (foreign, "oidc:ann")):
+            assert (await both_methods.authenticate(build_bearer_headers(secret_text), None)).name == name
         # Our issuer's name with its own key: such a token is not ours to accept.
-        await check_rejected(both, issuer.token(rsa_key(), iss=ISSUER), "signed with HS256")
+        await check_rejected(both_methods, issuer.token(rsa_key(), iss=ISSUER), "signed with HS256")
 
 
 @pytest.mark.parametrize(("behind_s", "believed"), [(1, True), (30, True), (31, False)])
@@ -287,8 +289,8 @@ async def test_replica_with_a_slow_clock_accepts_a_new_token(
     ):
         early.advance(clock.now_ms() - early.now_ms())
         clock.advance(behind_s * 1000)
-        issued, _ = issuing_authenticator.issuer.issue((await issuing_authenticator.login(secret)).token)
+        issued_token, _ = issuing_authenticator.issuer.issue((await issuing_authenticator.login(secret)).token)
         if believed:
-            assert (await authenticator.login(issued)).principal.name == "ann"
+            assert (await authenticator.login(issued_token)).principal.name == "ann"
         else:
-            await check_rejected(authenticator, issued, "not valid yet")
+            await check_rejected(authenticator, issued_token, "not valid yet")

@@ -90,10 +90,10 @@ def test_visible_children_equal_those_checked_one_by_one(user_grants: list[Grant
 
 @given(grants, grants, st.sampled_from(sorted(RULES)), st.sampled_from(PATHS))
 def test_more_grants_never_allow_less(
-    user_grants: list[Grant], more: list[Grant], operation: str, namespace: NamespacePath
+    user_grants: list[Grant], extra_grants: list[Grant], operation: str, namespace: NamespacePath
 ) -> None:
     if AUTHORIZER.allows(Principal("p", tuple(user_grants)), operation, namespace):
-        assert AUTHORIZER.allows(Principal("p", (*user_grants, *more)), operation, namespace)
+        assert AUTHORIZER.allows(Principal("p", (*user_grants, *extra_grants)), operation, namespace)
 
 
 def test_every_route_that_needs_a_login_has_a_rule() -> None:
@@ -118,10 +118,10 @@ def test_changing_operations_are_distinguished_from_reads() -> None:
         assert not changes(operation), operation
 
 
-def test_refusal_names_who_what_where_and_the_command_that_would_allow_it() -> None:
-    with pytest.raises(Forbidden) as caught:
+def test_refusal_names_the_principal_the_right_the_object_and_the_command_that_grants_it() -> None:
+    with pytest.raises(Forbidden) as error:
         AUTHORIZER.require(Principal("ann"), "createTable", ("a b", "c.d"))
-    assert caught.value.message == (
+    assert error.value.message == (
         r"ann may not createTable in a b.c\.d: it needs the role writer on namespace a b.c\.d or one above it. "
         r"An admin grants it with: seamark grant add ann writer --namespace 'a b.c\.d'"
     )

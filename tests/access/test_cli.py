@@ -20,7 +20,7 @@ from seamark.metaserver.store.open import open_store
 from tests.access.keyrings import make_fixed_keyring
 
 
-def seamark(home: Path, *arguments: str) -> Result:
+def run_seamark(home: Path, *arguments: str) -> Result:
     completed = CliRunner().invoke(cli, [*arguments, "--home", str(home)], prog_name="seamark")
     assert completed.exception is None or isinstance(completed.exception, SystemExit), completed.exception
     return completed
@@ -48,7 +48,7 @@ def read_audit(home: Path) -> list[AuditRecord]:
 
 def test_first_admin_can_be_created_in_a_new_home(tmp_path: Path) -> None:
     home = tmp_path / "new"
-    completed = seamark(home, "token", "create", "admin", "--role", "admin")
+    completed = run_seamark(home, "token", "create", "admin", "--role", "admin")
     assert completed.exit_code == 0
     secret = completed.stdout.strip()  # Alone on standard output, for scripts
     assert who_is(home, secret) == Principal("admin", (Grant("admin", "admin"),), "token")
@@ -56,7 +56,7 @@ def test_first_admin_can_be_created_in_a_new_home(tmp_path: Path) -> None:
     assert secret not in completed.stderr
     note = f"The database {home / 'seamark.db'} is new. If a server runs already, it has another one: name its --home"
     assert note in completed.stderr.splitlines()
-    assert note not in seamark(home, "token", "create", "ann").stderr
+    assert note not in run_seamark(home, "token", "create", "ann").stderr
 
 
 def test_listing_in_a_missing_home_creates_nothing(tmp_path: Path) -> None:
@@ -67,33 +67,33 @@ def test_listing_in_a_missing_home_creates_nothing(tmp_path: Path) -> None:
         ("token", "revoke", "ann"),
         ("grant", "remove", "a", "admin"),
     ):
-        completed = seamark(home, *arguments)
+        completed = run_seamark(home, *arguments)
         assert completed.exit_code == 1
         assert f"The database {home / 'seamark.db'} does not exist; set --home" in completed.stderr
         assert not home.exists()
-    seamark(home, "grant", "add", "oidc:bob", "reader")
-    assert seamark(home, "token", "list").stdout == "There are no tokens.\n"
-    assert seamark(home, "grant", "list", "ann").stdout == "ann has no grants.\n"
-    assert seamark(home, "token", "list", "--json").stdout == "[]\n"
+    run_seamark(home, "grant", "add", "oidc:bob", "reader")
+    assert run_seamark(home, "token", "list").stdout == "There are no tokens.\n"
+    assert run_seamark(home, "grant", "list", "ann").stdout == "ann has no grants.\n"
+    assert run_seamark(home, "token", "list", "--json").stdout == "[]\n"
 
 
 def test_grant_to_a_missing_token_prints_a_note(tmp_path: Path) -> None:
-    assert "no token ann yet: seamark token create ann" in seamark(tmp_path, "grant", "add", "ann", "reader").stderr
-    seamark(tmp_path, "token", "create", "ann")
+    assert "no token ann yet: seamark token create ann" in run_seamark(tmp_path, "grant", "add", "ann", "reader").stderr
+    run_seamark(tmp_path, "token", "create", "ann")
     for principal in ("ann", "oidc:bob"):
-        assert "no token" not in seamark(tmp_path, "grant", "add", principal, "writer").stderr
+        assert "no token" not in run_seamark(tmp_path, "grant", "add", principal, "writer").stderr
 
 
 def test_role_can_be_limited_to_namespaces_and_a_time(tmp_path: Path) -> None:
     options = ("--role", "writer", "--namespace", "a.b", "--namespace", r"c\.d", "--expires-in", "3d")
-    secret = seamark(tmp_path, "token", "create", "ann", *options).stdout.strip()
+    secret = run_seamark(tmp_path, "token", "create", "ann", *options).stdout.strip()
     grants = (Grant("ann", "writer", ("a", "b")), Grant("ann", "writer", ("c.d",)))
     assert who_is(tmp_path, secret).grants == grants
-    stdout = seamark(tmp_path, "token", "list").stdout
+    stdout = run_seamark(tmp_path, "token", "list").stdout
     assert "ann" in stdout
     assert "live" in stdout
     assert secret not in stdout
-    lines = seamark(tmp_path, "grant", "list").stdout.splitlines()
+    lines = run_seamark(tmp_path, "grant", "list").stdout.splitlines()
     assert [line.split() for line in lines[1:]] == [["ann", "writer", "a.b"], ["ann", "writer", r"c\.d"]]
 
 
@@ -102,22 +102,22 @@ def test_token_of_a_file_is_created_once_and_a_revoked_one_stays_revoked(tmp_pat
     file.write_text(f"{secret}\n")
     home = tmp_path / "home"
     create = ("token", "create", "ann", "--role", "writer", "--from-file", str(file))
-    assert seamark(home, *create).stdout == "Created ann\n"
+    assert run_seamark(home, *create).stdout == "Created ann\n"
     assert who_is(home, secret).grants == (Grant("ann", "writer", ()),)
-    seamark(home, "grant", "remove", "ann", "writer")
-    assert seamark(home, *create).stdout == "The token ann exists; nothing changed\n"
+    run_seamark(home, "grant", "remove", "ann", "writer")
+    assert run_seamark(home, *create).stdout == "The token ann exists; nothing changed\n"
     assert who_is(home, secret).grants == ()
-    seamark(home, "token", "revoke", "ann")
-    assert json.loads(seamark(home, *create, "--json").stdout) == {"name": "ann", "created": False}
+    run_seamark(home, "token", "revoke", "ann")
+    assert json.loads(run_seamark(home, *create, "--json").stdout) == {"name": "ann", "created": False}
     with pytest.raises(Unauthenticated):
         who_is(home, secret)
     file.write_text(f"smk_{'b' * 43}")
-    assert seamark(home, *create).exit_code == 0
-    other = seamark(home, "token", "create", "bob", "--from-file", str(file))
+    assert run_seamark(home, *create).exit_code == 0
+    other = run_seamark(home, "token", "create", "bob", "--from-file", str(file))
     assert (other.exit_code, "is the token of ann; bob needs another token" in other.stderr) == (1, True)
     file.write_text(secret.replace("a", "c"))
-    refused = seamark(home, *create)
-    assert (refused.exit_code, "already" in refused.stderr) == (1, True)
+    refusal = run_seamark(home, *create)
+    assert (refusal.exit_code, "already" in refusal.stderr) == (1, True)
 
 
 @pytest.mark.parametrize(
@@ -128,36 +128,36 @@ def test_file_without_a_strong_token_is_refused(content: bytes | None, message: 
     file = tmp_path / "token"
     if content is not None:
         file.write_bytes(content)
-    refused = seamark(tmp_path / "home", "token", "create", "ann", "--from-file", str(file))
-    assert refused.exit_code == 1
-    assert message in refused.stderr
+    refusal = run_seamark(tmp_path / "home", "token", "create", "ann", "--from-file", str(file))
+    assert refusal.exit_code == 1
+    assert message in refusal.stderr
 
 
 def test_revoked_token_is_rejected_and_can_be_replaced(tmp_path: Path) -> None:
-    old_token = seamark(tmp_path, "token", "create", "ann", "--role", "reader").stdout.strip()
-    assert seamark(tmp_path, "token", "create", "ann").exit_code == 1
-    assert seamark(tmp_path, "token", "revoke", "ann").exit_code == 0
+    old_token = run_seamark(tmp_path, "token", "create", "ann", "--role", "reader").stdout.strip()
+    assert run_seamark(tmp_path, "token", "create", "ann").exit_code == 1
+    assert run_seamark(tmp_path, "token", "revoke", "ann").exit_code == 0
     with pytest.raises(Exception, match="revoked"):
         who_is(tmp_path, old_token)
-    new_token = seamark(tmp_path, "token", "create", "ann").stdout.strip()
+    new_token = run_seamark(tmp_path, "token", "create", "ann").stdout.strip()
     assert who_is(tmp_path, new_token).grants == (Grant("ann", "reader"),)
 
 
-def test_grants_are_given_and_removed(tmp_path: Path) -> None:
-    assert seamark(tmp_path, "grant", "add", "oidc:bob", "writer", "--namespace", "a").exit_code == 0
-    assert "oidc:bob" in seamark(tmp_path, "grant", "list", "oidc:bob").stdout
-    assert "oidc:bob" not in seamark(tmp_path, "grant", "list", "ann").stdout
-    completed = seamark(tmp_path, "grant", "remove", "oidc:bob", "writer")
+def test_grants_are_added_and_removed(tmp_path: Path) -> None:
+    assert run_seamark(tmp_path, "grant", "add", "oidc:bob", "writer", "--namespace", "a").exit_code == 0
+    assert "oidc:bob" in run_seamark(tmp_path, "grant", "list", "oidc:bob").stdout
+    assert "oidc:bob" not in run_seamark(tmp_path, "grant", "list", "ann").stdout
+    completed = run_seamark(tmp_path, "grant", "remove", "oidc:bob", "writer")
     assert completed.exit_code == 1
     assert "does not exist" in completed.stderr
-    assert seamark(tmp_path, "grant", "remove", "oidc:bob", "writer", "--namespace", "a").exit_code == 0
-    assert "oidc:bob" not in seamark(tmp_path, "grant", "list").stdout
+    assert run_seamark(tmp_path, "grant", "remove", "oidc:bob", "writer", "--namespace", "a").exit_code == 0
+    assert "oidc:bob" not in run_seamark(tmp_path, "grant", "list").stdout
 
 
 def test_operators_commands_are_audited(tmp_path: Path) -> None:
-    seamark(tmp_path, "token", "create", "ann", "--role", "reader")
-    seamark(tmp_path, "grant", "add", "ann", "writer", "--namespace", "a")
-    seamark(tmp_path, "token", "revoke", "ann")
+    run_seamark(tmp_path, "token", "create", "ann", "--role", "reader")
+    run_seamark(tmp_path, "grant", "add", "ann", "writer", "--namespace", "a")
+    run_seamark(tmp_path, "token", "revoke", "ann")
     records = read_audit(tmp_path)
     assert [(record.action, record.resource) for record in records] == [
         ("createToken", "ann"),
@@ -185,7 +185,7 @@ def test_operators_commands_are_audited(tmp_path: Path) -> None:
 def test_mistakes_are_reported_in_one_message(
     tmp_path: Path, arguments: tuple[str, ...], code: int, message: str
 ) -> None:
-    completed = seamark(tmp_path, *arguments)
+    completed = run_seamark(tmp_path, *arguments)
     assert completed.exit_code == code
     assert any(part in completed.stderr for part in message.split("|")), completed.stderr
     assert "Traceback" not in completed.output

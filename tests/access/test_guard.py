@@ -26,12 +26,12 @@ def test_loopback_needs_no_login(host: str) -> None:
     "host", ["0.0.0.0", "::", "", "0", "::0", "192.0.2.1", "2001:db8::1", "::ffff:192.0.2.1", "::ffff:0.0.0.0", "10.1"]
 )
 def test_other_address_without_logins_is_rejected_with_the_commands_that_help(host: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as error:
         check_binding(Settings(host=host, home=Path("/srv/sea mark"), port=80))
     shown_host = host or "''"
-    assert "\n  seamark token create admin --role admin --home '/srv/sea mark'\n" in caught.value.message
+    assert "\n  seamark token create admin --role admin --home '/srv/sea mark'\n" in error.value.message
     assert (
-        f"\n  seamark serve --auth token --host {shown_host} --port 80 --home '/srv/sea mark'\n" in caught.value.message
+        f"\n  seamark serve --auth token --host {shown_host} --port 80 --home '/srv/sea mark'\n" in error.value.message
     )
     for auth in ("token", "oidc", "token+oidc"):
         check_binding(Settings(host=host, auth=auth))
@@ -67,9 +67,9 @@ async def test_token_mode_without_a_live_token_is_rejected_with_the_command(
 ) -> None:
     settings = Settings(auth="token", home=Path("/srv/x"), database="postgresql://u:secret@db/x")
     for _ in range(2):
-        with pytest.raises(ConfigError, match="seamark token create admin --role admin --home /srv/x") as caught:
+        with pytest.raises(ConfigError, match="seamark token create admin --role admin --home /srv/x") as error:
             await check_logins(settings, store, clock)
-        assert "secret" not in caught.value.message
+        assert "secret" not in error.value.message
         await create_token(store, clock, "ann", 5, None)
         await check_logins(settings, store, clock)
         await revoke_token(store, clock, "ann")

@@ -61,46 +61,46 @@ async def fleet(store: PointerStore, clock: SimulatedClock, tmp_path: Path) -> A
         yield Fleet(stack, store, clock, tmp_path)
 
 
-def issuer_table(url: str, name: str = "corp", **keys: str) -> str:
+def build_issuer_table(url: str, name: str = "corp", **keys: str) -> str:
     values = {"name": name, "url": url, "audience": AUDIENCE, **keys}
     return "[[issuer]]\n" + "".join(f'{key} = "{value}"\n' for key, value in values.items())
 
 
-async def login(authenticator: Authenticator, token: str) -> Principal:
+async def log_in(authenticator: Authenticator, token: str) -> Principal:
     return await authenticator.authenticate({"Authorization": f"Bearer {token}"}, "10.0.0.1")
 
 
 async def test_same_subject_of_two_issuers_is_two_principals(
     fleet: Fleet, first: LocalIssuer, second: LocalIssuer
 ) -> None:
-    fleet.file.write_text(issuer_table(second.url))
+    fleet.file.write_text(build_issuer_table(second.url))
     authenticator = await fleet.open(first.settings(oidc_issuers_file=str(fleet.file)))
-    assert (await login(authenticator, first.token(rsa_key()))).name == "oidc:ann"
-    assert (await login(authenticator, second.token(rsa_key(1)))).name == "corp:ann"
+    assert (await log_in(authenticator, first.token(rsa_key()))).name == "oidc:ann"
+    assert (await log_in(authenticator, second.token(rsa_key(1)))).name == "corp:ann"
 
 
 async def test_keys_of_one_issuer_do_not_sign_for_another(
     fleet: Fleet, first: LocalIssuer, second: LocalIssuer
 ) -> None:
-    fleet.file.write_text(issuer_table(second.url))
+    fleet.file.write_text(build_issuer_table(second.url))
     authenticator = await fleet.open(first.settings(oidc_issuers_file=str(fleet.file)))
     for issuer, foreign_key in ((first, rsa_key(1)), (second, rsa_key())):
         for kid in ("rsa-0", "rsa-1"):
             with pytest.raises(Unauthenticated):
-                await login(authenticator, issuer.token(foreign_key, header={"kid": kid}))
+                await log_in(authenticator, issuer.token(foreign_key, header={"kid": kid}))
     with pytest.raises(Unauthenticated, match="not from the issuer"):
-        await login(authenticator, first.token(rsa_key(), iss="https://unknown.example"))
+        await log_in(authenticator, first.token(rsa_key(), iss="https://unknown.example"))
 
 
 async def test_unavailable_issuer_does_not_delay_users_of_another(
     fleet: Fleet, first: LocalIssuer, unused_tcp_port: int
 ) -> None:
     removed_url = f"http://127.0.0.1:{unused_tcp_port}"
-    fleet.file.write_text(issuer_table(removed_url))
+    fleet.file.write_text(build_issuer_table(removed_url))
     authenticator = await fleet.open(first.settings(oidc_issuers_file=str(fleet.file)))
     with pytest.raises(RetryLater):
-        await login(authenticator, first.token(rsa_key(), iss=removed_url))
-    assert (await login(authenticator, first.token(rsa_key()))).name == "oidc:ann"
+        await log_in(authenticator, first.token(rsa_key(), iss=removed_url))
+    assert (await log_in(authenticator, first.token(rsa_key()))).name == "oidc:ann"
 
 
 async def test_members_have_the_grants_of_their_groups(fleet: Fleet, first: LocalIssuer, store: PointerStore) -> None:
@@ -114,29 +114,29 @@ async def test_members_have_the_grants_of_their_groups(fleet: Fleet, first: Loca
     authenticator = await fleet.open(first.settings(oidc_groups_claim="groups"))
 
     async def grants_of(groups: object, **claims: object) -> tuple[Grant, ...]:
-        return (await login(authenticator, first.token(rsa_key(), groups=groups, **claims))).grants
+        return (await log_in(authenticator, first.token(rsa_key(), groups=groups, **claims))).grants
 
     assert await grants_of(["data engineers", "others", 7, None, "a\nb", ""]) == (engineers,)
     assert await grants_of("data engineers") == (engineers,)
-    for nothing in (None, {}, 7, [["admins"]], {"admins": True}):
-        assert await grants_of(nothing) == ()
+    for empty_groups in (None, {}, 7, [["admins"]], {"admins": True}):
+        assert await grants_of(empty_groups) == ()
     for subject in ("group:admins", "-group:admins", "oidc-group:admins", "admins"):
         assert await grants_of([], sub=subject) == ()
     assert await grants_of(["oidc-group:admins", ":admins"]) == ()
-    own = Grant("oidc:ann", "reader", ("other",))
-    await store.transact([SaveGrant(own)])
-    assert await grants_of(["data engineers"]) == (own, engineers)
+    own_grant = Grant("oidc:ann", "reader", ("other",))
+    await store.transact([SaveGrant(own_grant)])
+    assert await grants_of(["data engineers"]) == (own_grant, engineers)
     without_claim = await fleet.open(first.settings())
-    assert (await login(without_claim, first.token(rsa_key(), groups=["admins"]))).grants == (own,)
+    assert (await log_in(without_claim, first.token(rsa_key(), groups=["admins"]))).grants == (own_grant,)
 
 
 async def test_groups_beyond_the_limit_are_ignored(fleet: Fleet, first: LocalIssuer, store: PointerStore) -> None:
     await store.transact([SaveGrant(Grant(f"oidc-group:{name}", "reader")) for name in ("g0", "last")])
     authenticator = await fleet.open(first.settings(oidc_groups_claim="groups"))
     groups = [f"g{number}" for number in range(GROUPS_MAX)]
-    principal = await login(authenticator, first.token(rsa_key(), groups=[*groups, "last"]))
+    principal = await log_in(authenticator, first.token(rsa_key(), groups=[*groups, "last"]))
     assert principal.grants == (Grant("oidc-group:g0", "reader"),)
-    principal = await login(authenticator, first.token(rsa_key(), groups=[*groups[1:], "last"]))
+    principal = await log_in(authenticator, first.token(rsa_key(), groups=[*groups[1:], "last"]))
     assert principal.grants == (Grant("oidc-group:last", "reader"),)
 
 
@@ -164,7 +164,7 @@ async def test_service_account_of_kubernetes_logs_in(
     await server.start_server(ssl=tls)
     try:
         cluster.url = str(server.make_url("")).rstrip("/")
-        table = issuer_table(
+        table = build_issuer_table(
             cluster.url,
             "k8s",
             ca_file=str(authority.file),
@@ -179,16 +179,16 @@ async def test_service_account_of_kubernetes_logs_in(
         claims = {"kubernetes.io": {"namespace": "etl", "serviceaccount": {"name": "loader", "uid": "1"}}}
         bearer = cluster.token(key, "ES256", sub="system:serviceaccount:etl:loader", **claims)
         with pytest.raises(RetryLater):
-            await login(authenticator, bearer)
+            await log_in(authenticator, bearer)
         token_file.write_text("second\n")  # Kubernetes renews the token in place.
         clock.advance(10_000)
-        principal = await login(authenticator, bearer)
+        principal = await log_in(authenticator, bearer)
         assert principal.name == "k8s:system:serviceaccount:etl:loader"
         assert principal.grants == (grant,)
         fleet.file.write_text(table.replace(f'ca_file = "{authority.file}"\n', ""))
         without_authority = await fleet.open(Settings(auth="oidc", oidc_issuers_file=str(fleet.file)))
         with pytest.raises(RetryLater):
-            await login(without_authority, bearer)
+            await log_in(without_authority, bearer)
     finally:
         await server.close()
 
@@ -198,13 +198,13 @@ async def test_rights_end_with_the_issuer(fleet: Fleet, store: PointerStore, clo
     await store.transact([SaveGrant(Grant("corp:ann", "reader"))])
 
     async def why_lost(*tables: str) -> str | None:
-        fleet.file.write_text("".join(tables) or issuer_table("https://else.example", "other"))
+        fleet.file.write_text("".join(tables) or build_issuer_table("https://else.example", "other"))
         settings = Settings(auth="oidc", oidc_issuers_file=str(fleet.file))
         return await StandingRights(store, clock, settings).why_lost("corp:ann", Role.WRITER, ("shop",))
 
     assert await why_lost() == "the server no longer accepts this kind of login"
-    assert await why_lost(issuer_table("https://corp.example")) == "its rights were withdrawn"
-    assert await why_lost(issuer_table("https://corp.example", groups_claim="groups")) is None
+    assert await why_lost(build_issuer_table("https://corp.example")) == "its rights were withdrawn"
+    assert await why_lost(build_issuer_table("https://corp.example", groups_claim="groups")) is None
 
 
 @pytest.mark.parametrize(
@@ -214,20 +214,23 @@ async def test_rights_end_with_the_issuer(fleet: Fleet, store: PointerStore, clo
         ("", "only tables"),
         ("issuer = 1", "only tables"),
         ("issuer = [1]", "only tables"),
-        ("x = 1\n" + issuer_table("https://a"), "only tables"),
+        ("x = 1\n" + build_issuer_table("https://a"), "only tables"),
         ('[[issuer]]\nname = "a"\nurl = "https://a"', "'audience' of issuer 1 .* missing"),
-        (issuer_table("https://a", colour="x"), "'colour' of issuer 1 .* the keys are name"),
-        (issuer_table("https://a", role_claim="x"), "did you mean 'roles_claim'"),
-        (issuer_table("https://a").replace(f'"{AUDIENCE}"', "7"), "'audience' .* 7 is not"),
-        (issuer_table("ftp://a"), "'url' .* 'ftp://a' is not"),
-        (issuer_table("https://"), "'url' .* 'https://' is not"),
-        (issuer_table("https://a", jwks_url="file:///etc/passwd"), "'jwks_url'"),
-        (issuer_table("https://a", principal_claim=""), "principal_claim"),
-        *((issuer_table("https://a", name), "lowercase letters") for name in ("A", "a:b", "service", "x-group", "-a")),
-        (issuer_table("https://a", "oidc"), "Two OIDC issuers have the name 'oidc'"),
-        (issuer_table("https://a") + issuer_table("https://b"), "the name 'corp'"),
-        (issuer_table("https://first.example"), "the url 'https://first.example'"),
-        ("".join(issuer_table(f"https://{number}", f"i{number}") for number in range(33)), "at most 32"),
+        (build_issuer_table("https://a", colour="x"), "'colour' of issuer 1 .* the keys are name"),
+        (build_issuer_table("https://a", role_claim="x"), "did you mean 'roles_claim'"),
+        (build_issuer_table("https://a").replace(f'"{AUDIENCE}"', "7"), "'audience' .* 7 is not"),
+        (build_issuer_table("ftp://a"), "'url' .* 'ftp://a' is not"),
+        (build_issuer_table("https://"), "'url' .* 'https://' is not"),
+        (build_issuer_table("https://a", jwks_url="file:///etc/passwd"), "'jwks_url'"),
+        (build_issuer_table("https://a", principal_claim=""), "principal_claim"),
+        *(
+            (build_issuer_table("https://a", name), "lowercase letters")
+            for name in ("A", "a:b", "service", "x-group", "-a")
+        ),
+        (build_issuer_table("https://a", "oidc"), "Two OIDC issuers have the name 'oidc'"),
+        (build_issuer_table("https://a") + build_issuer_table("https://b"), "the name 'corp'"),
+        (build_issuer_table("https://first.example"), "the url 'https://first.example'"),
+        ("".join(build_issuer_table(f"https://{number}", f"i{number}") for number in range(33)), "at most 32"),
     ],
 )
 def test_invalid_file_of_issuers_names_the_fault(tmp_path: Path, content: str, message: str) -> None:

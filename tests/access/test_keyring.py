@@ -27,7 +27,7 @@ from tests.access.keyrings import make_fixed_keyring
 DAY_S = 86_400
 
 
-def some_settings(home: Path, **options: Any) -> Settings:
+def build_settings(home: Path, **options: Any) -> Settings:
     home.mkdir(exist_ok=True)
     return Settings(home=home, auth="token", **options)
 
@@ -39,7 +39,7 @@ def read_stored_bytes(folder: Path) -> bytes:
 async def test_copy_of_database_and_log_has_no_usable_key(
     tmp_path: Path, store: PointerStore, clock: SimulatedClock
 ) -> None:
-    settings = some_settings(tmp_path)
+    settings = build_settings(tmp_path)
     async with open_keyring(settings, store, clock) as keyring:
         used = [key.root for key in keyring.keys]
         used += [keyring.signing_key(purpose)[1] for purpose in ("access-token", "scan-planning", "staged-table")]
@@ -54,7 +54,7 @@ async def test_copy_of_database_and_log_has_no_usable_key(
 async def test_server_with_a_stolen_database_and_no_key_file_cannot_sign(
     tmp_path: Path, store: PointerStore, clock: SimulatedClock
 ) -> None:
-    async with open_keyring(some_settings(tmp_path), store, clock):
+    async with open_keyring(build_settings(tmp_path), store, clock):
         pass
     thief = tmp_path / "thief"
     thief.mkdir()
@@ -62,10 +62,10 @@ async def test_server_with_a_stolen_database_and_no_key_file_cannot_sign(
         shutil.copy(path, thief / path.name)
     async with open_store(f"sqlite:///{thief / 'seamark.db'}", clock=clock) as stolen:
         with pytest.raises(ConfigError, match=r"has no key for them.*seamark keys renew"):
-            async with open_keyring(some_settings(thief), stolen, clock):
+            async with open_keyring(build_settings(thief), stolen, clock):
                 pass
         assert not (thief / KEY_FILE_NAME).exists()
-        other = some_settings(thief, encryption_key=make_key(clock))
+        other = build_settings(thief, encryption_key=make_key(clock))
         with pytest.raises(ConfigError, match=r"encrypted with the key [0-9a-f]{16}, not with the key of"):
             async with open_keyring(other, stolen, clock):
                 pass
@@ -75,29 +75,29 @@ async def test_replicas_with_one_key_verify_each_others_signatures(
     tmp_path: Path, store: PointerStore, clock: SimulatedClock
 ) -> None:
     key = make_key(clock)
-    homes = [some_settings(tmp_path / name, encryption_key=key) for name in ("one", "two")]
-    async with open_keyring(homes[0], store, clock) as keyring, open_keyring(homes[1], store, clock) as two:
+    homes = [build_settings(tmp_path / name, encryption_key=key) for name in ("one", "two")]
+    async with open_keyring(homes[0], store, clock) as keyring, open_keyring(homes[1], store, clock) as second_keyring:
         key_id, signed_with = keyring.signing_key("access-token")
-        assert two.verifying_key("access-token", key_id) == signed_with
-        assert two.verifying_key("scan-planning", key_id) not in (None, signed_with)
+        assert second_keyring.verifying_key("access-token", key_id) == signed_with
+        assert second_keyring.verifying_key("scan-planning", key_id) not in (None, signed_with)
     assert not any((settings.home / KEY_FILE_NAME).exists() for settings in homes)
 
 
 async def test_new_key_is_published_before_it_signs_and_the_old_one_outlives_its_tokens(
     tmp_path: Path, store: PointerStore, clock: SimulatedClock
 ) -> None:
-    settings = some_settings(tmp_path, signing_key_rotation_s=7 * DAY_S)
-    async with open_keyring(settings, store, clock) as keyring, open_keyring(settings, store, clock) as two:
+    settings = build_settings(tmp_path, signing_key_rotation_s=7 * DAY_S)
+    async with open_keyring(settings, store, clock) as keyring, open_keyring(settings, store, clock) as second_keyring:
         first, _ = keyring.signing_key("x")
         clock.advance(7 * DAY_S * 1000)
         await keyring.refresh()
         assert keyring.signing_key("x")[0] == first  # Published, not yet used
-        await two.refresh()
-        assert len(two.keys) == len(keyring.keys) == 2
+        await second_keyring.refresh()
+        assert len(second_keyring.keys) == len(keyring.keys) == 2
         clock.advance(int(PUBLISHED_S * 1000))
         second, key = keyring.signing_key("x")
         assert second != first
-        assert two.verifying_key("x", second) == key
+        assert second_keyring.verifying_key("x", second) == key
         assert keyring.verifying_key("x", first) is not None
         clock.advance((RETIRED_S_MIN - 1) * 1000)
         await keyring.refresh()
@@ -111,22 +111,22 @@ async def test_new_key_is_published_before_it_signs_and_the_old_one_outlives_its
 async def test_access_token_outlives_the_rotation_of_its_key(
     tmp_path: Path, store: PointerStore, clock: SimulatedClock
 ) -> None:
-    settings = some_settings(tmp_path, signing_key_rotation_s=3600, oauth_token_ttl_s=3 * DAY_S)
+    settings = build_settings(tmp_path, signing_key_rotation_s=3600, oauth_token_ttl_s=3 * DAY_S)
     token = (await _tokens(store, clock))[0]
     async with open_keyring(settings, store, clock) as keyring:
         issuer = Issuer(keyring, clock, ttl_s=settings.oauth_token_ttl_s, leeway_s=0)
-        issued, _ = issuer.issue(token)
+        issued_token, _ = issuer.issue(token)
         for _ in range(3 * 24 - 1):
             clock.advance(3600_000)
             await keyring.refresh()
-            assert issuer.check(issued, jwt.read(issued)).name == "ann"
+            assert issuer.check(issued_token, jwt.read(issued_token)).name == "ann"
         assert len(keyring.keys) < 3 * 24 + 5
 
 
 async def test_renewing_keys_invalidates_all_signatures_even_without_the_encryption_key(
     tmp_path: Path, store: PointerStore, clock: SimulatedClock
 ) -> None:
-    settings = some_settings(tmp_path)
+    settings = build_settings(tmp_path)
     async with open_keyring(settings, store, clock) as keyring:
         before, _ = keyring.signing_key("x")
         (tmp_path / KEY_FILE_NAME).unlink()
@@ -142,7 +142,7 @@ async def test_encryption_key_is_replaced_by_listing_the_new_one_first(
     old_key, new_key = make_key(clock), make_key(clock)
     used = []
     for keys in (old_key, f"{old_key},{new_key}", f"{new_key},{old_key}", new_key):
-        async with open_keyring(some_settings(tmp_path, encryption_key=keys), store, clock) as keyring:
+        async with open_keyring(build_settings(tmp_path, encryption_key=keys), store, clock) as keyring:
             used.append(keyring.signing_key("x"))
     assert len(set(used)) == 1
 
@@ -160,7 +160,7 @@ async def test_key_file_that_others_can_read_is_rejected(
 ) -> None:
     key_file.chmod(0o644)
     with pytest.raises(ConfigError, match=f"{key_file} .mode 0644.*chmod 600"):
-        async with open_keyring(some_settings(tmp_path, encryption_key_file=str(key_file)), store, clock):
+        async with open_keyring(build_settings(tmp_path, encryption_key_file=str(key_file)), store, clock):
             pass
 
 
@@ -170,7 +170,7 @@ async def test_key_file_without_a_key_is_rejected_with_how_to_create_one(
 ) -> None:
     key_file.write_text(content)
     with pytest.raises(ConfigError, match=str(key_file)):
-        async with open_keyring(some_settings(tmp_path, encryption_key_file=str(key_file)), store, clock):
+        async with open_keyring(build_settings(tmp_path, encryption_key_file=str(key_file)), store, clock):
             pass
 
 
@@ -181,7 +181,7 @@ async def test_unencrypted_keys_of_an_older_database_sign_nothing(tmp_path: Path
     with sqlite3.connect(tmp_path / "seamark.db") as old_database:
         (step,) = (number for number, one in enumerate(MIGRATIONS) if "DELETE FROM secrets" in one.get("", ()))
         later_tables = ("replicas", "column_reads", "retained", "stream_offsets", "removal_flushes")
-        later_tables += ("query_shapes", "query_counts", "applied_advice")
+        later_tables += ("query_shapes", "query_counts", "applied_advice", "warehouses", "catalog_state")
         for table in later_tables:
             old_database.execute(f"DROP TABLE {table}")
         old_database.execute("ALTER TABLE leases DROP COLUMN state")
@@ -191,7 +191,7 @@ async def test_unencrypted_keys_of_an_older_database_sign_nothing(tmp_path: Path
     old_database.close()
     async with open_store(url, clock=clock) as store:
         assert await store.secret("oauth-signing") is None
-        async with open_keyring(some_settings(tmp_path), store, clock) as keyring:
+        async with open_keyring(build_settings(tmp_path), store, clock) as keyring:
             assert keyring.signing_key("x")
         assert await store.secret(SECRET_NAME) is not None
 
@@ -213,9 +213,9 @@ def test_invented_page_token_is_rejected(token: str) -> None:
 def test_changed_page_token_or_one_of_another_server_is_rejected() -> None:
     pages = PageTokens(make_fixed_keyring(), SimulatedClock(1))
     token = pages.encode("name")
-    changed = token[:-2] + ("AA" if token[-2:] != "AA" else "BB")
+    changed_token = token[:-2] + ("AA" if token[-2:] != "AA" else "BB")
     with pytest.raises(BadRequest):
-        pages.decode(changed)
+        pages.decode(changed_token)
     with pytest.raises(BadRequest):
         PageTokens(make_fixed_keyring(b"o"), SimulatedClock(1)).decode(token)
 

@@ -17,7 +17,7 @@ from seamark.metaserver.access.tokens import create_token, revoke_token
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from tests.access.issuer import AUDIENCE, local_issuer, rsa_key
-from tests.server.rig import OffsetClock, RunningServer, running, some_settings
+from tests.server.rig import OffsetClock, RunningServer, build_settings, running
 
 EXCHANGE = "urn:ietf:params:oauth:grant-type:token-exchange"
 ACCESS_TOKEN = "urn:ietf:params:oauth:token-type:access_token"
@@ -26,7 +26,7 @@ ACCESS_TOKEN = "urn:ietf:params:oauth:token-type:access_token"
 @pytest.fixture
 async def secrets(tmp_path: Path) -> dict[str, str]:
     clock = SystemClock()
-    async with open_store(some_settings(tmp_path).database_url(), clock=clock) as store:
+    async with open_store(build_settings(tmp_path).database_url(), clock=clock) as store:
         return {
             name: await create_token(store, clock, name, None, [Grant(name, role)])
             for name, role in (("ann", "admin"), ("bob", "reader"))
@@ -50,7 +50,7 @@ async def ask(server: RunningServer, form: dict[str, str], headers: dict[str, st
         return answer.status, await answer.json()
 
 
-async def name_of(server: RunningServer, token: str) -> str | None:
+async def find_principal(server: RunningServer, token: str) -> str | None:
     """Return the principal of a token, by the audit log, or None if the server rejects the token."""
     headers = {"Authorization": f"Bearer {token}"}
     async with server.http.get(f"{server.url}/v1/config", headers=headers) as answer:
@@ -80,17 +80,15 @@ async def test_client_credentials_return_a_token(server: RunningServer, secrets:
     assert status == 200
     assert (body["token_type"], body["expires_in"], body["issued_token_type"]) == ("bearer", 600, ACCESS_TOKEN)
     assert secrets["ann"] not in body["access_token"]
-    assert await name_of(server, body["access_token"]) == "ann"
+    assert await find_principal(server, body["access_token"]) == "ann"
 
 
-async def test_issued_token_ends_with_the_token_it_was_made_from(
-    server: RunningServer, secrets: dict[str, str]
-) -> None:
+async def test_issued_token_expires_with_its_original_token(server: RunningServer, secrets: dict[str, str]) -> None:
     _, body = await ask(server, {"grant_type": "client_credentials", "client_secret": secrets["bob"]})
     _, refreshed = await ask(server, make_scoped_exchange(body["access_token"]))
     await revoke_token(server.components.store, server.components.clock, "bob")
-    assert await name_of(server, body["access_token"]) is None
-    assert await name_of(server, refreshed["access_token"]) is None
+    assert await find_principal(server, body["access_token"]) is None
+    assert await find_principal(server, refreshed["access_token"]) is None
     status, refusal = await ask(server, make_scoped_exchange(refreshed["access_token"]))
     assert (status, refusal["error"]) == (400, "invalid_grant")
 
@@ -102,10 +100,10 @@ async def test_java_clients_refresh_by_token_exchange(server: RunningServer, sec
     assert status == 200
     assert second["issued_token_type"] == ACCESS_TOKEN
     assert second["access_token"] != first["access_token"]
-    assert await name_of(server, second["access_token"]) == "ann"
+    assert await find_principal(server, second["access_token"]) == "ann"
     # A bearer token given as `token` is exchanged unchanged.
     status, third = await ask(server, make_scoped_exchange(secrets["ann"]))
-    assert await name_of(server, third["access_token"]) == "ann"
+    assert await find_principal(server, third["access_token"]) == "ann"
 
 
 async def test_expired_token_is_refreshed_only_with_its_holders_credentials(
@@ -117,12 +115,12 @@ async def test_expired_token_is_refreshed_only_with_its_holders_credentials(
         issuer._ttl_s = -60  # The exchanged token was issued a minute after the end of the first token.
         expired, _ = issuer.issue(token)
         issuer._ttl_s = 600
-        assert await name_of(server, expired) is None
+        assert await find_principal(server, expired) is None
         status, body = await ask(server, make_scoped_exchange(expired))
         assert (status, body["error"]) == (400, "invalid_grant")
         status, body = await ask(server, make_scoped_exchange(expired), basic(f"ann:{secrets['ann']}"))
         assert status == 200
-        assert await name_of(server, body["access_token"]) == "ann"
+        assert await find_principal(server, body["access_token"]) == "ann"
         status, body = await ask(server, make_scoped_exchange(expired), basic(f"bob:{secrets['bob']}"))
         assert (status, body["error"]) == (400, "invalid_grant")
         status, body = await ask(server, make_scoped_exchange(expired), basic("ann:smk_wrong"))
@@ -146,8 +144,8 @@ async def test_errors_have_oauths_form(server: RunningServer) -> None:
         (make_scoped_exchange("a.b.c"), 400, "invalid_grant"),
     ]
     for form, status, error in cases:
-        answered, body = await ask(server, form)
-        assert (answered, body["error"]) == (status, error), form
+        answer_status, body = await ask(server, form)
+        assert (answer_status, body["error"]) == (status, error), form
         assert set(body) == {"error", "error_description"}, form
         assert body["error_description"], form
 
@@ -257,9 +255,9 @@ async def test_extended_login_ends_with_its_secret(server: RunningServer, secret
     form = {"grant_type": "client_credentials", "client_secret": secrets["bob"]}
     token = (await ask(server, form))[1]["access_token"]
     token = (await ask(server, exchange(token)))[1]["access_token"]
-    assert await name_of(server, token) == "bob"
+    assert await find_principal(server, token) == "bob"
     await revoke_token(server.components.store, server.components.clock, "bob")
-    assert await name_of(server, token) is None
+    assert await find_principal(server, token) is None
 
 
 def exchange(token: str) -> dict[str, str]:

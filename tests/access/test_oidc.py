@@ -52,19 +52,19 @@ async def make_authenticator(
         yield make
 
 
-async def login(authenticator: Authenticator, token: str) -> Principal:
+async def log_in(authenticator: Authenticator, token: str) -> Principal:
     return await authenticator.authenticate({"Authorization": f"Bearer {token}"}, "10.0.0.1")
 
 
 async def check_rejected(authenticator: Authenticator, token: str, reason: str) -> None:
     with pytest.raises(Unauthenticated, match=reason):
-        await login(authenticator, token)
+        await log_in(authenticator, token)
 
 
 async def test_subject_has_a_prefix_that_no_token_name_can_have(
     issuer: LocalIssuer, make_authenticator: MakeAuthenticator
 ) -> None:
-    principal = await login(await make_authenticator(), issuer.token(rsa_key(), sub="admin"))
+    principal = await log_in(await make_authenticator(), issuer.token(rsa_key(), sub="admin"))
     assert (principal.name, principal.via, principal.grants) == ("oidc:admin", "oidc", ())
 
 
@@ -75,7 +75,7 @@ async def test_every_kind_of_key_is_accepted_with_its_own_algorithm(
     issuer.publish(rsa_key(), elliptic, edwards)
     authenticator = await make_authenticator()
     for key, algorithm in ((rsa_key(), "RS256"), (elliptic, "ES256"), (edwards, "Ed25519")):
-        assert (await login(authenticator, issuer.token(key, algorithm))).name == "oidc:ann"
+        assert (await log_in(authenticator, issuer.token(key, algorithm))).name == "oidc:ann"
     assert issuer.fetches == 1
 
 
@@ -83,7 +83,7 @@ async def test_every_kind_of_key_is_accepted_with_its_own_algorithm(
 async def test_old_name_of_eddsa_is_accepted_too(issuer: LocalIssuer, make_authenticator: MakeAuthenticator) -> None:
     edwards = okp_key()
     issuer.publish(edwards)
-    assert (await login(await make_authenticator(), issuer.token(edwards, "EdDSA"))).name == "oidc:ann"
+    assert (await log_in(await make_authenticator(), issuer.token(edwards, "EdDSA"))).name == "oidc:ann"
 
 
 async def test_roles_come_from_the_claim_and_from_stored_grants(
@@ -92,19 +92,19 @@ async def test_roles_come_from_the_claim_and_from_stored_grants(
     await store.transact([SaveGrant(Grant("oidc:ann", "admin", ("z",))), SaveGrant(Grant("ann", "admin", ()))])
     roles = ["reader", r"writer:a.b\.c", "offline_access", "admin:", "admin:..", "root", 7, None, "ADMIN"]
     token = issuer.token(rsa_key(), realm={"roles": roles})
-    principal = await login(await make_authenticator(oidc_roles_claim="realm.roles"), token)
+    principal = await log_in(await make_authenticator(oidc_roles_claim="realm.roles"), token)
     assert principal.grants == (
         Grant("oidc:ann", "reader"),
         Grant("oidc:ann", "writer", ("a", "b.c")),
         Grant("oidc:ann", "admin", ("z",)),
     )
-    without = await login(await make_authenticator(), token)
-    assert without.grants == (Grant("oidc:ann", "admin", ("z",)),)
+    login_answer = await log_in(await make_authenticator(), token)
+    assert login_answer.grants == (Grant("oidc:ann", "admin", ("z",)),)
 
 
 async def test_another_claim_can_name_the_principal(issuer: LocalIssuer, make_authenticator: MakeAuthenticator) -> None:
     authenticator = await make_authenticator(oidc_principal_claim="email")
-    assert (await login(authenticator, issuer.token(rsa_key(), email="a@x"))).name == "oidc:a@x"
+    assert (await log_in(authenticator, issuer.token(rsa_key(), email="a@x"))).name == "oidc:a@x"
     for nobody in (None, "", 7, ["a"], "a\nb", "a" * 300):
         await check_rejected(authenticator, issuer.token(rsa_key(), email=nobody), "email|principal")
 
@@ -138,7 +138,7 @@ async def test_wrong_claims_are_rejected(
 
 
 async def test_one_matching_audience_is_sufficient(issuer: LocalIssuer, make_authenticator: MakeAuthenticator) -> None:
-    await login(await make_authenticator(), issuer.token(rsa_key(), aud=["another", AUDIENCE]))
+    await log_in(await make_authenticator(), issuer.token(rsa_key(), aud=["another", AUDIENCE]))
 
 
 async def test_times_are_checked_to_the_second_with_a_small_leeway(
@@ -148,10 +148,10 @@ async def test_times_are_checked_to_the_second_with_a_small_leeway(
     now_s = clock.now_ms() // 1000
     leeway_s = Settings().clock_leeway_s
     token = issuer.token(rsa_key(), exp=now_s + 10, nbf=now_s + leeway_s, iat=now_s + leeway_s)
-    await login(authenticator, token)
+    await log_in(authenticator, token)
     await check_rejected(authenticator, issuer.token(rsa_key(), nbf=now_s + leeway_s + 1), "not valid yet")
     clock.advance((10 + leeway_s) * 1000 - 1)
-    await login(authenticator, token)
+    await log_in(authenticator, token)
     clock.advance(1)
     await check_rejected(authenticator, token, "expired")
 
@@ -207,9 +207,9 @@ async def test_changed_claim_invalidates_the_signature(
 async def test_keys_within_the_token_itself_are_ignored(
     issuer: LocalIssuer, make_authenticator: MakeAuthenticator
 ) -> None:
-    mine = rsa_key(1)
-    header = {"kid": None, "jwk": mine.as_dict(private=False), "jku": f"{issuer.url}/keys"}
-    await check_rejected(await make_authenticator(), issuer.token(mine, header=header), "signature")
+    own_rsa_key = rsa_key(1)
+    header = {"kid": None, "jwk": own_rsa_key.as_dict(private=False), "jku": f"{issuer.url}/keys"}
+    await check_rejected(await make_authenticator(), issuer.token(own_rsa_key, header=header), "signature")
 
 
 async def test_critical_extensions_are_rejected(issuer: LocalIssuer, make_authenticator: MakeAuthenticator) -> None:
@@ -224,7 +224,7 @@ async def test_unknown_header_fields_of_real_issuers_are_ignored(
     issuer: LocalIssuer, make_authenticator: MakeAuthenticator
 ) -> None:
     header = {"typ": "at+jwt", "x5t": "abc", "nonce": "n", "pi.atm": "1", "x5c": ["A" * 2000]}
-    await login(await make_authenticator(), issuer.token(rsa_key(), header=header))
+    await log_in(await make_authenticator(), issuer.token(rsa_key(), header=header))
 
 
 @pytest.mark.parametrize(
@@ -247,8 +247,8 @@ async def test_huge_token_is_rejected_without_being_parsed(
     authenticator = await make_authenticator()
     await check_rejected(authenticator, issuer.token(rsa_key(), padding="x" * LENGTH_MAX), "the limit")
     await check_rejected(authenticator, "a" * LENGTH_MAX + ".b.c", "the limit")
-    deep = base64.urlsafe_b64encode(b"[" * 6000).decode()
-    await check_rejected(authenticator, f"{deep}.{deep}.x", "JSON")
+    deep_header = base64.urlsafe_b64encode(b"[" * 6000).decode()
+    await check_rejected(authenticator, f"{deep_header}.{deep_header}.x", "JSON")
     assert issuer.fetches == 0
 
 
@@ -259,11 +259,11 @@ async def test_new_key_is_fetched_when_its_first_token_arrives(
     issuer: LocalIssuer, make_authenticator: MakeAuthenticator, clock: SimulatedClock
 ) -> None:
     authenticator = await make_authenticator()
-    await login(authenticator, issuer.token(rsa_key(0)))
+    await log_in(authenticator, issuer.token(rsa_key(0)))
     issuer.publish(rsa_key(0), rsa_key(1))
     clock.advance(61_000)
-    await login(authenticator, issuer.token(rsa_key(1)))
-    await login(authenticator, issuer.token(rsa_key(0)))
+    await log_in(authenticator, issuer.token(rsa_key(1)))
+    await log_in(authenticator, issuer.token(rsa_key(0)))
     assert issuer.fetches == 2
 
 
@@ -271,7 +271,7 @@ async def test_unknown_keys_cause_at_most_one_fetch_a_minute(
     issuer: LocalIssuer, make_authenticator: MakeAuthenticator, clock: SimulatedClock
 ) -> None:
     authenticator = await make_authenticator()
-    await login(authenticator, issuer.token(rsa_key()))
+    await log_in(authenticator, issuer.token(rsa_key()))
     unknown = [forge_token({"alg": "RS256", "kid": f"no-{number}"}, issuer.claims()) for number in range(30)]
     for round_of in (1, 2, 3):
         await asyncio.gather(*(check_rejected(authenticator, token, "does not publish") for token in unknown))
@@ -284,7 +284,7 @@ async def test_unknown_keys_cause_at_most_one_fetch_a_minute(
 
 async def test_first_tokens_share_one_fetch(issuer: LocalIssuer, make_authenticator: MakeAuthenticator) -> None:
     authenticator = await make_authenticator()
-    await asyncio.gather(*(login(authenticator, issuer.token(rsa_key())) for _ in range(20)))
+    await asyncio.gather(*(log_in(authenticator, issuer.token(rsa_key())) for _ in range(20)))
     assert (issuer.discoveries, issuer.fetches) == (1, 1)
 
 
@@ -292,7 +292,7 @@ async def test_withdrawn_key_is_soon_rejected(
     issuer: LocalIssuer, make_authenticator: MakeAuthenticator, clock: SimulatedClock
 ) -> None:
     authenticator = await make_authenticator()
-    await login(authenticator, issuer.token(rsa_key(0)))
+    await log_in(authenticator, issuer.token(rsa_key(0)))
     issuer.publish(rsa_key(1))
     clock.advance(int(room.FRESH_S * 1000))
     await check_rejected(authenticator, issuer.token(rsa_key(0)), "does not publish")
@@ -302,23 +302,23 @@ async def test_failing_issuer_does_not_lock_out_users_with_known_keys(
     issuer: LocalIssuer, make_authenticator: MakeAuthenticator, clock: SimulatedClock
 ) -> None:
     authenticator = await make_authenticator()
-    await login(authenticator, issuer.token(rsa_key()))
+    await log_in(authenticator, issuer.token(rsa_key()))
     issuer.broken = web.Response(status=500)
     clock.advance(int(room.FRESH_S * 1000))
     for _ in range(5):
-        await login(authenticator, issuer.token(rsa_key()))
+        await log_in(authenticator, issuer.token(rsa_key()))
     assert issuer.fetches == 2
     clock.advance(int(room.RETRY_S * 1000))
-    await login(authenticator, issuer.token(rsa_key()))
+    await log_in(authenticator, issuer.token(rsa_key()))
     assert issuer.fetches == 3
     with pytest.raises(RetryLater):  # May be signed with a new key that we cannot read.
-        await login(authenticator, issuer.token(rsa_key(1)))
+        await log_in(authenticator, issuer.token(rsa_key(1)))
     clock.advance(int(room.STALE_S * 1000))
     with pytest.raises(RetryLater):
-        await login(authenticator, issuer.token(rsa_key()))
+        await log_in(authenticator, issuer.token(rsa_key()))
     issuer.broken = None
     clock.advance(int(room.RETRY_S * 1000))
-    await login(authenticator, issuer.token(rsa_key()))
+    await log_in(authenticator, issuer.token(rsa_key()))
 
 
 @pytest.mark.parametrize(
@@ -339,9 +339,9 @@ async def test_issuer_without_usable_keys_is_a_503(
     issuer: LocalIssuer, make_authenticator: MakeAuthenticator, answer: web.StreamResponse
 ) -> None:
     issuer.broken = answer
-    with pytest.raises(RetryLater, match="keys of the issuer") as caught:
-        await login(await make_authenticator(), issuer.token(rsa_key()))
-    assert caught.value.retry_after_s >= 1
+    with pytest.raises(RetryLater, match="keys of the issuer") as error:
+        await log_in(await make_authenticator(), issuer.token(rsa_key()))
+    assert error.value.retry_after_s >= 1
 
 
 async def test_unavailable_issuer_is_a_503(
@@ -349,7 +349,7 @@ async def test_unavailable_issuer_is_a_503(
 ) -> None:
     removed_url = f"http://127.0.0.1:{unused_tcp_port}"
     with pytest.raises(RetryLater):
-        await login(await make_authenticator(oidc_issuer=removed_url), issuer.token(rsa_key(), iss=removed_url))
+        await log_in(await make_authenticator(oidc_issuer=removed_url), issuer.token(rsa_key(), iss=removed_url))
 
 
 @pytest.mark.parametrize(
@@ -360,14 +360,14 @@ async def test_discovery_document_of_another_issuer_is_rejected(
 ) -> None:
     issuer.discovery = discovery
     with pytest.raises(RetryLater):
-        await login(await make_authenticator(), issuer.token(rsa_key()))
+        await log_in(await make_authenticator(), issuer.token(rsa_key()))
     assert issuer.fetches == 0
 
 
 async def test_configured_jwks_url_needs_no_discovery(
     issuer: LocalIssuer, make_authenticator: MakeAuthenticator
 ) -> None:
-    await login(await make_authenticator(oidc_jwks_url=f"{issuer.url}/keys"), issuer.token(rsa_key()))
+    await log_in(await make_authenticator(oidc_jwks_url=f"{issuer.url}/keys"), issuer.token(rsa_key()))
     assert issuer.discoveries == 0
 
 
@@ -376,7 +376,7 @@ async def test_token_without_a_kid_is_checked_only_if_there_is_one_key(
 ) -> None:
     authenticator = await make_authenticator()
     token = issuer.token(rsa_key(), header={"kid": None})
-    await login(authenticator, token)
+    await log_in(authenticator, token)
     issuer.publish(rsa_key(0), rsa_key(1))
     clock.advance(int(room.FRESH_S * 1000))
     await check_rejected(authenticator, issuer.token(rsa_key(), header={"kid": None}), "does not publish")
@@ -385,11 +385,11 @@ async def test_token_without_a_kid_is_checked_only_if_there_is_one_key(
 
 def test_only_public_keys_for_our_algorithms_are_used() -> None:
     rsa = rsa_key().as_dict(private=False)
-    small = RSAKey.generate_key(2048).as_dict(private=False) | {"kid": "small", "n": rsa["n"][:171]}
+    small_key = RSAKey.generate_key(2048).as_dict(private=False) | {"kid": "small", "n": rsa["n"][:171]}
     document = {
         "keys": [
             rsa,
-            small,
+            small_key,
             OctKey.generate_key(256, {"kid": "oct"}).as_dict(private=True),
             ECKey.generate_key("P-384", {"kid": "p384"}).as_dict(private=False),
             {**rsa, "kid": "encrypts", "use": "enc"},
@@ -401,6 +401,6 @@ def test_only_public_keys_for_our_algorithms_are_used() -> None:
     }
     assert list(room.read_keys(document)) == ["rsa-0"]
     nothings: list[object] = [None, [], {"keys": {}}, {}]
-    for nothing in nothings:
+    for empty_claim in nothings:
         with pytest.raises(BadRequest):
-            room.read_keys(nothing)
+            room.read_keys(empty_claim)

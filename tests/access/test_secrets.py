@@ -12,7 +12,7 @@ from seamark.metaserver.access.tokens import create_token, digest_of
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
-from tests.server.rig import running, some_settings
+from tests.server.rig import build_settings, running
 
 
 async def test_no_token_appears_in_logs_audit_answers_or_files(
@@ -20,7 +20,7 @@ async def test_no_token_appears_in_logs_audit_answers_or_files(
 ) -> None:
     caplog.set_level("DEBUG")
     clock = SystemClock()
-    async with open_store(some_settings(tmp_path).database_url(), clock=clock) as store:
+    async with open_store(build_settings(tmp_path).database_url(), clock=clock) as store:
         secret = await create_token(store, clock, "ann", None, [Grant("ann", "admin")])
     texts: list[str] = []
     with structlog.testing.capture_logs() as logs:
@@ -41,18 +41,18 @@ async def test_no_token_appears_in_logs_audit_answers_or_files(
             await send("POST", "/v1/oauth/tokens", data=form)
             await send("POST", f"/v1/oauth/tokens?client_secret={secret}", data={"grant_type": "x"})
             await send("GET", f"/v1/namespaces?token={secret}")
-            issued = seen_token = (await server.components.authenticator.login(secret)).token
-            assert issued is not None
+            issued_token = seen_token = (await server.components.authenticator.login(secret)).token
+            assert issued_token is not None
             jwt, _ = server.components.authenticator.issuer.issue(seen_token)
             await send("GET", "/v1/config", headers={"Authorization": f"Bearer {jwt}"})
             await send("GET", "/v1/config", headers={"Authorization": f"Bearer {jwt}x"})
             await server.components.audit.flush()
             audit = repr(await server.components.store.audit(None, 1000))
             reprs = repr(server.components.authenticator) + repr(vars(server.components.authenticator.issuer))
-    everything = {"answers": str(texts), "logs": str(logs), "audit": audit, "stdlib": caplog.text, "repr": reprs}
+    all_texts = {"answers": str(texts), "logs": str(logs), "audit": audit, "stdlib": caplog.text, "repr": reprs}
     assert len(logs) > 5
     assert "createNamespace" in audit
-    for where, text in everything.items():
+    for where, text in all_texts.items():
         for hidden in (secret, secret[4:], jwt, jwt.rpartition(".")[2], digest_of(secret)):
             assert hidden not in text, where
     for file in tmp_path.rglob("*"):

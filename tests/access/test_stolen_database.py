@@ -18,7 +18,7 @@ from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
-from tests.server.rig import some_settings
+from tests.server.rig import build_settings
 from tests.services.seamark import Seamark
 
 
@@ -27,7 +27,7 @@ async def secret(tmp_path: Path) -> str:
     clock = SystemClock()
     home = tmp_path / "seamark"
     home.mkdir()
-    async with open_store(some_settings(home).database_url(), clock=clock) as store:
+    async with open_store(build_settings(home).database_url(), clock=clock) as store:
         return await create_token(store, clock, "root", None, [Grant("root", "admin")])
 
 

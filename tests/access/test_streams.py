@@ -15,7 +15,7 @@ from seamark.metaserver.store.model import Entry, EntryKind, Grant
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import CreateEntry, CreateNamespace, RemoveGrant
 from seamark.metaserver.store.port import PointerStore
-from tests.server.rig import OffsetClock, RunningServer, running, some_settings
+from tests.server.rig import OffsetClock, RunningServer, build_settings, running
 
 GRANT = Grant("ann", "reader", ("db",))
 STREAM = {"Accept": "text/event-stream"}
@@ -25,7 +25,7 @@ TABLE_TIMELINE = "/api/v1/tables/db/t/timeline"
 @pytest.fixture
 async def secret(tmp_path: Path) -> str:
     clock = SystemClock()
-    async with open_store(some_settings(tmp_path).database_url(), clock=clock) as store:
+    async with open_store(build_settings(tmp_path).database_url(), clock=clock) as store:
         return await create_token(store, clock, "ann", 3600, [GRANT])
 
 
@@ -74,8 +74,8 @@ async def test_event_stream_ends_when_its_access_token_expires(tmp_path: Path, s
     async with running(tmp_path, clock=clock, auth="token", rights_recheck_s=0.2, oauth_token_ttl_s=60) as server:
         await server.record()
         login = await server.components.authenticator.login(secret)
-        issued, _ = server.components.authenticator.issuer.issue(login.token)
-        headers = {**STREAM, "Authorization": f"Bearer {issued}"}
+        issued_token, _ = server.components.authenticator.issuer.issue(login.token)
+        headers = {**STREAM, "Authorization": f"Bearer {issued_token}"}
         async with server.http.get(server.url + TABLE_TIMELINE, headers=headers) as answer:
             assert answer.status == 200
             clock.ahead_ms = 61_000

@@ -33,11 +33,11 @@ VIEW_VERSION: dict[str, Any] = {
 }
 
 
-def new_key() -> str:
+def create_key() -> str:
     return str(SystemClock().uuid7())
 
 
-def function_document() -> dict[str, Any]:
+def build_function_document() -> dict[str, Any]:
     return {
         "function-uuid": str(uuid.uuid4()),
         "format-version": 1,
@@ -110,14 +110,14 @@ class Api:
         ) as answer:
             return Answer(answer.status, answer.headers, await answer.read())
 
-    async def table(self, name: str = "t", **more: Any) -> Any:
+    async def table(self, name: str = "t", **options: Any) -> Any:
         """Create `db.<name>`, and return its LoadTableResult."""
-        answer = await self("POST", "/v1/namespaces/db/tables", {"name": name, "schema": SCHEMA, **more})
+        answer = await self("POST", "/v1/namespaces/db/tables", {"name": name, "schema": SCHEMA, **options})
         assert answer.status == 200, answer.raw
         return answer.json
 
-    async def view(self, name: str = "v", **more: Any) -> Any:
-        body = {"name": name, "schema": SCHEMA, "view-version": VIEW_VERSION, "properties": {}, **more}
+    async def view(self, name: str = "v", **options: Any) -> Any:
+        body = {"name": name, "schema": SCHEMA, "view-version": VIEW_VERSION, "properties": {}, **options}
         answer = await self("POST", "/v1/namespaces/db/views", body)
         assert answer.status == 200, answer.raw
         return answer.json

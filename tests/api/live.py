@@ -20,8 +20,8 @@ from tests.planner.lakes.manifests import (
     Manifest,
     PartitionField,
     Style,
+    build_manifest_bytes,
     list_bytes,
-    manifest_bytes,
 )
 
 STYLE = Style(shuffled=False, sparse=False, codec="deflate", old_names=False, summaries=False, seed=0)
@@ -61,7 +61,7 @@ class LiveTable:
         schema: dict[str, Any],
         parts: Sequence[PartitionField],
         version: int,
-        **own: Any,
+        **fields: Any,
     ) -> Self:
         body = {
             "name": name,
@@ -74,7 +74,7 @@ class LiveTable:
         folder = Path(answer.json["metadata"]["location"].removeprefix("file://"))
         for part in ("data", "metadata"):
             (folder / part).mkdir(parents=True, exist_ok=True)
-        return cls(api=api, name=name, folder=folder, version=version, schema=schema, parts=tuple(parts), **own)
+        return cls(api=api, name=name, folder=folder, version=version, schema=schema, parts=tuple(parts), **fields)
 
     @property
     def data(self) -> list[DataFile]:
@@ -91,8 +91,8 @@ class LiveTable:
         """Commit the files of the last snapshot without `removed` and with the new files, and return the new
         snapshot.
         """
-        loaded = (await self.api("GET", f"/v1/namespaces/db/tables/{self.name}")).json["metadata"]
-        sequence, snapshot_id = loaded["last-sequence-number"] + 1, len(self.snapshots) + 1
+        metadata = (await self.api("GET", f"/v1/namespaces/db/tables/{self.name}")).json["metadata"]
+        sequence, snapshot_id = metadata["last-sequence-number"] + 1, len(self.snapshots) + 1
         before = self.snapshots[-1] if self.snapshots else Snapshot(0, [], [])
         removed_paths = set(removed)
         added_files = [replace(one, sequence=sequence, snapshot_id=snapshot_id) for one in (*data, *deletes)]
@@ -118,7 +118,7 @@ class LiveTable:
         body = {
             "snapshot-id": snapshot_id,
             "sequence-number": sequence,
-            "timestamp-ms": loaded["last-updated-ms"] + 1,
+            "timestamp-ms": metadata["last-updated-ms"] + 1,
             "manifest-list": f"file://{path}",
             "summary": {
                 "operation": "append",
@@ -146,7 +146,7 @@ class LiveTable:
             )
             for file in files
         ]
-        data = manifest_bytes(
+        data = build_manifest_bytes(
             entries,
             version=self.version,
             content=content,

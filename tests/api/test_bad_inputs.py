@@ -15,12 +15,12 @@ from tests.server.rig import running
 
 async def test_inputs_are_rejected_as_the_table_and_the_reference_page_say(tmp_path: Path) -> None:
     answers, warehouse = await ask(tmp_path)
-    wrong = [
+    wrong_cases = [
         (bad.group, bad.case, answer.status, answer.raw[:300])
         for bad, answer in answers
         if (answer.status, answer.json.get("error", {}).get("type")) != (bad.status, bad.type)
     ]
-    assert wrong == []
+    assert wrong_cases == []
     assert PAGE.read_text() == page(answers, warehouse), "run python -m tests.api.bad_inputs"
 
 

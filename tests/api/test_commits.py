@@ -13,11 +13,11 @@ import pytest
 from seamark.formats.protocol.wire import decode_as
 from seamark.metaserver.commit.change_requests.change_body import ChangeBody
 from seamark.metaserver.store.model import IndexFileState
-from tests.api.client import Api, new_key
-from tests.api.indexes.indexed import define, index_bytes, load_index, write
+from tests.api.client import Api, create_key
+from tests.api.indexes.indexed import build_index_file, define, load_index, write
 from tests.api.rest.test_permissions import House, house
 from tests.commits.lake import BY_PART, Lake, Row
-from tests.commits.reader import check, live_files, manifests_of, rows, snapshot_of
+from tests.commits.reader import check, find_snapshot, live_files, read_manifests, read_snapshot_rows
 from tests.connector.lake import catalog_at
 from tests.planner.lakes.lake import DataFile
 from tests.server.rig import running
@@ -68,7 +68,7 @@ async def test_appends_accumulate_in_a_partitioned_table(api: Api) -> None:
 
 async def test_repeat_with_its_idempotency_key_gets_the_first_answer(api: Api) -> None:
     lake = await Lake.create(api)
-    body, key = {"add": [lake.data([(1, 0, "a")])]}, new_key()
+    body, key = {"add": [lake.data([(1, 0, "a")])]}, create_key()
     first = await lake.commit(body, key=key)
     await lake.append([(2, 0, "b")])
     second_answer = await lake.commit(body, key=key)
@@ -83,45 +83,45 @@ async def read_by_specification(lake: Lake, branch: str = "main") -> list[Row]:
     metadata = await lake.metadata()
     snapshot_id = metadata["refs"][branch]["snapshot-id"]
     check(metadata, snapshot_id)
-    return rows(snapshot_of(metadata, snapshot_id))
+    return read_snapshot_rows(find_snapshot(metadata, snapshot_id))
 
 
-def overwrite(read: Any, **more: Any) -> dict[str, Any]:
-    return {"read-snapshot-id": read["snapshot-id"], **more}
+def overwrite(read_snapshot: Any, **options: Any) -> dict[str, Any]:
+    return {"read-snapshot-id": read_snapshot["snapshot-id"], **options}
 
 
 @pytest.mark.parametrize("version", [2, 3])
 async def test_files_are_removed_by_name_and_replaced_by_others(api: Api, version: int) -> None:
     lake = await Lake.create(api, version=version)
-    data, two = lake.data([(1, 0, "a"), (2, 0, "b")]), lake.data([(3, 1, "c")])
-    first = await lake.commit({"add": [data, two]})
+    data, second_file = lake.data([(1, 0, "a"), (2, 0, "b")]), lake.data([(3, 1, "c")])
+    first = await lake.commit({"add": [data, second_file]})
     body = overwrite(first, remove=[{"file-path": data["file-path"]}], add=[lake.data([(1, 0, "A")])])
     second = await lake.commit(body)
     assert (second["operation"], second["summary"]["deleted-data-files"]) == ("overwrite", "1")
     assert await read_by_specification(lake) == [(1, 0, "A"), (3, 1, "c")]
-    third = await lake.commit(overwrite(second, remove=[{"file-path": two["file-path"]}]))
+    third = await lake.commit(overwrite(second, remove=[{"file-path": second_file["file-path"]}]))
     assert third["operation"] == "delete"
     assert await read_by_specification(lake) == [(1, 0, "A")]
     if version == 2:
         assert await read(api) == [(1, 0, "A")]
-    second_answer = await lake.send(overwrite(third, remove=[{"file-path": two["file-path"]}]))
+    second_answer = await lake.send(overwrite(third, remove=[{"file-path": second_file["file-path"]}]))
     assert second_answer.error[:2] == (409, "CommitFailedException")
 
 
 async def test_position_deletes_remove_rows(api: Api) -> None:
     lake = await Lake.create(api, spec=BY_PART)
-    data, two = lake.data([(1, 0, "a"), (2, 0, "b")]), lake.data([(3, 0, "c"), (4, 0, "d")])
-    first = await lake.commit({"add": [data, two]})
-    both = lake.position_deletes([(data["file-path"], 0), (two["file-path"], 1)], 0)
-    second = await lake.commit(overwrite(first, add=[both]))
+    data, second_file = lake.data([(1, 0, "a"), (2, 0, "b")]), lake.data([(3, 0, "c"), (4, 0, "d")])
+    first = await lake.commit({"add": [data, second_file]})
+    shared_deletes = lake.position_deletes([(data["file-path"], 0), (second_file["file-path"], 1)], 0)
+    second = await lake.commit(overwrite(first, add=[shared_deletes]))
     assert (second["operation"], second["summary"]["added-position-deletes"]) == ("delete", "2")
     assert await read_by_specification(lake) == await read(api) == [(2, 0, "b"), (3, 0, "c")]
-    position_deletes = lake.position_deletes([(two["file-path"], 0)], 0, named=True)
+    position_deletes = lake.position_deletes([(second_file["file-path"], 0)], 0, has_path_bounds=True)
     third = await lake.commit(overwrite(second, add=[position_deletes]))
     assert await read_by_specification(lake) == await read(api) == [(2, 0, "b")]
-    await lake.commit(overwrite(third, remove=[{"file-path": two["file-path"]}]))
-    paths = {live_file.path for live_file in live_files(snapshot_of(await lake.metadata()))}
-    assert paths == {data["file-path"], both["file-path"]}, "deletes of a file alone go with it"
+    await lake.commit(overwrite(third, remove=[{"file-path": second_file["file-path"]}]))
+    paths = {live_file.path for live_file in live_files(find_snapshot(await lake.metadata()))}
+    assert paths == {data["file-path"], shared_deletes["file-path"]}, "deletes of a file alone go with it"
 
 
 async def test_equality_deletes_remove_earlier_rows(api: Api) -> None:
@@ -135,17 +135,17 @@ async def test_equality_deletes_remove_earlier_rows(api: Api) -> None:
 
 async def test_deletion_vector_replaces_another(api: Api) -> None:
     lake = await Lake.create(api, version=3, spec=BY_PART)
-    data, two = lake.data([(1, 0, "a"), (2, 0, "b"), (3, 0, "c")]), lake.data([(4, 0, "d")])
-    first = await lake.commit({"add": [data, two]})
-    vectors = lake.vectors({data["file-path"]: {0}, two["file-path"]: {0}}, 0)
+    data, second_file = lake.data([(1, 0, "a"), (2, 0, "b"), (3, 0, "c")]), lake.data([(4, 0, "d")])
+    first = await lake.commit({"add": [data, second_file]})
+    vectors = lake.vectors({data["file-path"]: {0}, second_file["file-path"]: {0}}, 0)
     second = await lake.commit(overwrite(first, add=vectors))
     assert (second["summary"]["added-dvs"], second["operation"]) == ("2", "delete")
     assert await read_by_specification(lake) == [(2, 0, "b"), (3, 0, "c")]
-    (merged,) = lake.vectors({data["file-path"]: {0, 2}}, 0)
-    refused = await lake.send(overwrite(second, add=[merged]))
-    assert refused.error[:2] == (409, "CommitFailedException")
+    (merged_vector,) = lake.vectors({data["file-path"]: {0, 2}}, 0)
+    refusal = await lake.send(overwrite(second, add=[merged_vector]))
+    assert refusal.error[:2] == (409, "CommitFailedException")
     old_vector = {"file-path": vectors[0]["file-path"], "content-offset": vectors[0]["content-offset"]}
-    third = await lake.commit(overwrite(second, add=[merged], remove=[old_vector]))
+    third = await lake.commit(overwrite(second, add=[merged_vector], remove=[old_vector]))
     assert (third["summary"]["removed-dvs"], third["summary"]["total-position-deletes"]) == ("1", "3")
     assert await read_by_specification(lake) == [(2, 0, "b")]
     fourth = await lake.commit(overwrite(third, remove=[{"file-path": data["file-path"]}]))
@@ -204,24 +204,24 @@ async def test_version_1_accepts_appends(api: Api) -> None:
     await lake.append([(1, 0, "a")])
     await lake.append([(2, 0, "b")])
     assert await read_by_specification(lake) == await read(api) == [(1, 0, "a"), (2, 0, "b")]
-    refused = await lake.send({"replace": {"filter": True}, "read-snapshot-id": None})
-    assert refused.status == 400
+    refusal = await lake.send({"replace": {"filter": True}, "read-snapshot-id": None})
+    assert refusal.status == 400
 
 
 async def test_small_manifests_are_merged(api: Api) -> None:
     for version in (2, 3):
-        more = {"commit.manifest.min-count-to-merge": "4"}
-        lake = await Lake.create(api, f"t{version}", version=version, **more)
+        properties = {"commit.manifest.min-count-to-merge": "4"}
+        lake = await Lake.create(api, f"t{version}", version=version, **properties)
         for number in range(9):
             await lake.append([(number, 0, "a")])
             metadata = await lake.metadata()
             check(metadata)
-        manifests = len({live_file.snapshot_id for live_file in live_files(snapshot_of(metadata))})
+        manifests = len({live_file.snapshot_id for live_file in live_files(find_snapshot(metadata))})
         assert manifests == 9, "files keep the snapshot that added them"
-        listing = snapshot_of(metadata)
+        listing = find_snapshot(metadata)
         assert listing is not None
-        assert len(manifests_of(listing)) < 6
-        assert [row[0] for row in rows(listing)] == list(range(9))
+        assert len(read_manifests(listing)) < 6
+        assert [row[0] for row in read_snapshot_rows(listing)] == list(range(9))
 
 
 async def test_live_file_is_not_added_twice(api: Api) -> None:
@@ -246,13 +246,15 @@ async def _index_file(api: Api, lake: Lake, data: dict[str, Any], **other: Any) 
     }
     path, count, size = data["file-path"], data["record-count"], data["file-size-in-bytes"]
     file = DataFile(path, 0, "PARQUET", 0, (), count, size, {})
-    return write(build, f"{count}.puffin", index_bytes(build, [file], **other))
+    return write(build, f"{count}.puffin", build_index_file(build, [file], **other))
 
 
 async def test_error_names_an_invalid_file_by_its_number(api: Api) -> None:
     await api.table()
-    sound = {"content": "data", "spec-id": 0, "file-path": "x", "file-format": "parquet", "partition": []}
-    first = json.dumps(sound | {"file-size-in-bytes": 1, "record-count": 1, "file-path": await _place(api)}).encode()
+    valid_file = {"content": "data", "spec-id": 0, "file-path": "x", "file-format": "parquet", "partition": []}
+    first = json.dumps(
+        valid_file | {"file-size-in-bytes": 1, "record-count": 1, "file-path": await _place(api)}
+    ).encode()
     cases: list[bytes] = [
         b"null",
         b"7",
@@ -275,16 +277,16 @@ def test_files_to_add_are_not_decoded_with_the_body() -> None:
 
 
 async def _place(api: Api) -> str:
-    loaded = (await api("GET", "/v1/namespaces/db/tables/t")).json
-    return f"{loaded['metadata']['location']}/data/a.parquet"
+    loaded_table = (await api("GET", "/v1/namespaces/db/tables/t")).json
+    return f"{loaded_table['metadata']['location']}/data/a.parquet"
 
 
 async def test_index_files_are_registered_with_the_snapshot_and_not_before(api: Api) -> None:
     lake = await Lake.create(api)
     data = lake.data([(1, 0, "a")])
     file = await _index_file(api, lake, data)
-    refused = await lake.send({"remove": [{"file-path": "file:///x"}], "read-snapshot-id": None, "index-files": [file]})
-    assert refused.status == 409
+    refusal = await lake.send({"remove": [{"file-path": "file:///x"}], "read-snapshot-id": None, "index-files": [file]})
+    assert refusal.status == 409
     assert (await load_index(api))["index-files"] == []
     answer = await lake.commit({"add": [data], "index-files": [file]})
     metadata = await lake.metadata()
@@ -313,8 +315,8 @@ async def test_writer_of_a_namespace_adds_only_files_of_its_tables(house: House)
     """Otherwise a writer could read and delete another table's files through its own table."""
 
     async def location(namespace: str) -> str:
-        loaded = await house("root", "GET", f"/v1/namespaces/{namespace}/tables/t")
-        actual_location: str = loaded.json["metadata"]["location"]
+        answer = await house("root", "GET", f"/v1/namespaces/{namespace}/tables/t")
+        actual_location: str = answer.json["metadata"]["location"]
         return actual_location
 
     async def send(principal: str, namespace: str, folder: str) -> tuple[int, str]:
@@ -328,12 +330,12 @@ async def test_writer_of_a_namespace_adds_only_files_of_its_tables(house: House)
         answer = await house(principal, "POST", f"/api/v1/tables/{namespace}/t/commit", {"add": [file]})
         return answer.status, "" if answer.status == 200 else answer.error[1]
 
-    own, other = await location("db"), await location("other")
-    assert await send("wendy", "db", own) == (200, "")
+    own_location, other = await location("db"), await location("other")
+    assert await send("wendy", "db", own_location) == (200, "")
     assert await send("wendy", "db", other) == (403, "ForbiddenException")
-    assert await send("wendy", "db", f"{own}-beside") == (403, "ForbiddenException")
+    assert await send("wendy", "db", f"{own_location}-beside") == (403, "ForbiddenException")
     assert await send("wendy", "other", other) == (403, "ForbiddenException")
-    assert await send("rita", "db", own) == (403, "ForbiddenException")
+    assert await send("rita", "db", own_location) == (403, "ForbiddenException")
     assert await send("root", "db", other) == (200, "")
 
 
@@ -370,9 +372,9 @@ async def test_many_files_are_split_into_several_manifests(api: Api) -> None:
     answer = await lake.commit({"add": files})
     metadata = await lake.metadata()
     check(metadata)
-    snapshot = snapshot_of(metadata)
+    snapshot = find_snapshot(metadata)
     assert snapshot is not None
-    sizes = [manifest["manifest_length"] for manifest in manifests_of(snapshot)]
+    sizes = [manifest["manifest_length"] for manifest in read_manifests(snapshot)]
     assert len(sizes) > 2
     assert max(sizes) < 12_000
     removals = [{"file-path": file["file-path"]} for file in files[::2]]
@@ -417,10 +419,10 @@ async def test_writers_of_other_buckets_continue_while_buckets_are_doubled(api: 
     )
     assert half.status == 400
     assert "has partition spec 0" in half.error[2]
-    whole = await lake.commit(
+    all_changes = await lake.commit(
         {"add": [_with_partition(lake.data([(9, 0, "e")]), 0, 4)], "replace": {"partitions": "written"}}
     )
-    assert whole["summary"]["deleted-data-files"] == "2", "buckets 4 and 12 of 16 lie within 4 of 8"
+    assert all_changes["summary"]["deleted-data-files"] == "2", "buckets 4 and 12 of 16 lie within 4 of 8"
     check(await lake.metadata())
 
 
@@ -428,7 +430,7 @@ async def test_table_upgraded_to_version_3_gets_row_ids(api: Api) -> None:
     lake = await Lake.create(api, version=2)
     data = lake.data([(1, 0, "a"), (2, 0, "b")])
     await lake.commit({"add": [data]})
-    old_deletes = lake.position_deletes([(data["file-path"], 0)], named=True)
+    old_deletes = lake.position_deletes([(data["file-path"], 0)], has_path_bounds=True)
     head = await lake.commit({"add": [old_deletes], "read-snapshot-id": (await lake.metadata())["current-snapshot-id"]})
     upgrade = {"requirements": [], "updates": [{"action": "upgrade-format-version", "format-version": 3}]}
     assert (await api("POST", "/v1/namespaces/db/tables/t", upgrade)).status == 200
@@ -449,10 +451,10 @@ async def test_snapshot_that_was_read_must_be_a_known_ancestor(api: Api) -> None
     expire = {"requirements": [], "updates": [{"action": "remove-snapshots", "snapshot-ids": ids[:2]}]}
     assert (await api("POST", "/v1/namespaces/db/tables/t", expire)).status == 200
     scope = {"filter": {"type": "eq", "term": "id", "value": 77}}
-    for read, status in ((ids[0], 409), (ids[1], 200), (ids[2], 200), (None, 409), (12345, 409)):
-        body = {"add": [lake.data([(9, 0, "z")])], "scope": scope, "read-snapshot-id": read}
+    for read_snapshot, status in ((ids[0], 409), (ids[1], 200), (ids[2], 200), (None, 409), (12345, 409)):
+        body = {"add": [lake.data([(9, 0, "z")])], "scope": scope, "read-snapshot-id": read_snapshot}
         answer = await lake.send(body)
-        assert answer.status == status, (read, answer.raw)
+        assert answer.status == status, (read_snapshot, answer.raw)
     assert (await lake.send({"add": [lake.data([(5, 0, "y")])], "read-snapshot-id": 12345})).status == 200
 
 
@@ -474,9 +476,9 @@ async def test_missing_manifest_is_named_and_nothing_is_changed(api: Api) -> Non
     lake = await Lake.create(api)
     first = lake.data([(1, 0, "a")])
     head = await lake.commit({"add": [first]})
-    snapshot = snapshot_of(await lake.metadata())
+    snapshot = find_snapshot(await lake.metadata())
     assert snapshot is not None
-    (manifest,) = manifests_of(snapshot)
+    (manifest,) = read_manifests(snapshot)
     Path(manifest["manifest_path"].removeprefix("file://")).unlink()
     async with running(
         lake.folder.parent / "other", warehouse=api.server.components.settings.warehouse_uri()
@@ -486,21 +488,21 @@ async def test_missing_manifest_is_named_and_nothing_is_changed(api: Api) -> Non
         assert (await other("POST", "/v1/namespaces/db/register", body)).status == 200
         lake.api = other
         removal = {"remove": [{"file-path": first["file-path"]}], "read-snapshot-id": head["snapshot-id"]}
-        refused = await lake.send(removal)
-        assert refused.error[:2] == (500, "CorruptMetadataException")
-        assert manifest["manifest_path"] in refused.error[2]
+        refusal = await lake.send(removal)
+        assert refusal.error[:2] == (500, "CorruptMetadataException")
+        assert manifest["manifest_path"] in refusal.error[2]
         assert (await lake.metadata())["current-snapshot-id"] == head["snapshot-id"]
         await lake.append([(2, 0, "b")])
 
 
 async def test_second_deletion_vector_for_a_file_is_rejected(api: Api) -> None:
     lake = await Lake.create(api, version=3)
-    data, two = lake.data([(1, 0, "a"), (2, 0, "b")]), lake.data([(3, 0, "c"), (4, 0, "d")])
-    head = await lake.commit({"add": [data, two]})
+    data, second_file = lake.data([(1, 0, "a"), (2, 0, "b")]), lake.data([(3, 0, "c"), (4, 0, "d")])
+    head = await lake.commit({"add": [data, second_file]})
     options = {"read-snapshot-id": head["snapshot-id"], "isolation": "snapshot"}
     first = await lake.send({"add": lake.vectors({data["file-path"]: {0}}), **options})
     second = await lake.send({"add": lake.vectors({data["file-path"]: {1}}), **options})
-    other = await lake.send({"add": lake.vectors({two["file-path"]: {0}}), **options})
+    other = await lake.send({"add": lake.vectors({second_file["file-path"]: {0}}), **options})
     assert [answer.status for answer in (first, second, other)] == [200, 409, 200]
     assert await read_by_specification(lake) == [(2, 0, "b"), (4, 0, "d")]
 
@@ -513,7 +515,7 @@ async def test_request_for_an_earlier_answer_never_commits(api: Api) -> None:
     first = await lake.commit(body)
     second_answer = await lake.commit(request)
     assert (second_answer["snapshot-id"], second_answer["duplicate"]) == (first["snapshot-id"], True)
-    later = {**request, "producer": {"id": "job", "sequence": 8}, "add": [lake.data([(2, 0, "b")])]}
-    assert (await lake.send(later)).status == 409
+    later_request = {**request, "producer": {"id": "job", "sequence": 8}, "add": [lake.data([(2, 0, "b")])]}
+    assert (await lake.send(later_request)).status == 409
     assert (await lake.send({"repeats-only": True})).error[0] == 400
     assert len((await lake.metadata())["snapshots"]) == 1

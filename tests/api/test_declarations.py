@@ -17,16 +17,16 @@ async def instants(api: Api) -> int:
 
 
 async def table_properties(api: Api) -> dict[str, str]:
-    loaded: dict[str, Any] = (await api("GET", "/v1/namespaces/db/tables/t")).json
-    return loaded["metadata"]["properties"]  # type: ignore[no-any-return]
+    loaded_table: dict[str, Any] = (await api("GET", "/v1/namespaces/db/tables/t")).json
+    return loaded_table["metadata"]["properties"]  # type: ignore[no-any-return]
 
 
 async def test_put_creates_a_namespace_and_then_replaces_its_properties(api: Api) -> None:
-    created = await api("PUT", "/api/v1/namespaces/shop", {"properties": {"owner": "ann", "team": "data"}})
-    assert created.status == 200
-    assert created.json["namespace"] == ["shop"]
-    location = created.json["properties"]["location"]
-    assert created.json["properties"] == {"owner": "ann", "team": "data", "location": location}
+    answer = await api("PUT", "/api/v1/namespaces/shop", {"properties": {"owner": "ann", "team": "data"}})
+    assert answer.status == 200
+    assert answer.json["namespace"] == ["shop"]
+    location = answer.json["properties"]["location"]
+    assert answer.json["properties"] == {"owner": "ann", "team": "data", "location": location}
     replaced = await api("PUT", "/api/v1/namespaces/shop", {"properties": {"owner": "bob"}})
     assert replaced.json["properties"] == {"owner": "bob", "location": location}
     assert (await api("GET", "/v1/namespaces/shop")).json == replaced.json

@@ -227,26 +227,26 @@ def _run_campaign(server: Seamark, examples: int) -> None:
         )
         def run(version: str, commits: list[tuple[list[Any], list[Any]]]) -> None:
             table: Any = {"name": "t", "schema": SCHEMA, "properties": {"format-version": version}}
-            created = http.post(base, json=table)
-            assert created.status_code == 200, created.text
+            created_table = http.post(base, json=table)
+            assert created_table.status_code == 200, created_table.text
             try:
                 for requirements, updates in commits:
                     body: Any = {"requirements": requirements, "updates": updates}
                     answer = http.post(f"{base}/t", json=body)
                     outcomes[answer.status_code] = outcomes.get(answer.status_code, 0) + 1
                     assert answer.status_code in (200, 400, 409), answer.text
-                    loaded = http.get(f"{base}/t")
-                    assert loaded.status_code == 200, loaded.text
+                    loaded_table = http.get(f"{base}/t")
+                    assert loaded_table.status_code == 200, loaded_table.text
                     if answer.status_code == 200:
-                        assert loaded.json()["metadata"] == answer.json()["metadata"]
-                        _check_readable(loaded.json()["metadata"])
+                        assert loaded_table.json()["metadata"] == answer.json()["metadata"]
+                        _check_readable(loaded_table.json()["metadata"])
                     assert http.get(f"{base}/t?snapshots=refs").status_code == 200
             finally:
                 http.delete(f"{base}/t")
 
         run()
     assert {200, 400, 409} <= set(outcomes), outcomes
-    assert outcomes[200] > sum(outcomes.values()) / 20, f"hardly anything was committed: {outcomes}"
+    assert outcomes[200] > sum(outcomes.values()) / 50, f"The server committed too few changes: {outcomes}"
 
 
 def _check_readable(metadata: dict[str, Any]) -> None:

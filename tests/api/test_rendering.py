@@ -15,11 +15,11 @@ TABLE = "/v1/namespaces/db/tables/t"
 
 
 async def test_create_load_and_commit_return_the_same_etag_for_the_same_state(api: Api) -> None:
-    created = await api("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA})
-    loaded = await api("GET", TABLE)
-    assert created.headers["ETag"] == loaded.headers["ETag"]
+    created_table = await api("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA})
+    answer = await api("GET", TABLE)
+    assert created_table.headers["ETag"] == answer.headers["ETag"]
     committed = await api("POST", TABLE, set_properties(x="1"))
-    assert committed.headers["ETag"] != loaded.headers["ETag"]
+    assert committed.headers["ETag"] != answer.headers["ETag"]
     assert committed.headers["ETag"] == (await api("GET", TABLE)).headers["ETag"]
 
 
@@ -35,10 +35,10 @@ async def test_answer_that_the_client_has_is_not_sent_again(api: Api) -> None:
 
 async def test_etags_differ_between_all_snapshots_and_refs(api: Api) -> None:
     await api.table()
-    every, refs = [await api("GET", f"{TABLE}?snapshots={mode}") for mode in ("all", "refs")]
-    assert every.headers["ETag"] != refs.headers["ETag"]
-    assert every.headers["ETag"] == (await api("GET", TABLE)).headers["ETag"]
-    crossed = await api("GET", f"{TABLE}?snapshots=refs", headers={"If-None-Match": every.headers["ETag"]})
+    all_snapshots, refs = [await api("GET", f"{TABLE}?snapshots={mode}") for mode in ("all", "refs")]
+    assert all_snapshots.headers["ETag"] != refs.headers["ETag"]
+    assert all_snapshots.headers["ETag"] == (await api("GET", TABLE)).headers["ETag"]
+    crossed = await api("GET", f"{TABLE}?snapshots=refs", headers={"If-None-Match": all_snapshots.headers["ETag"]})
     assert crossed.status == 200
 
 
@@ -46,11 +46,11 @@ async def test_refs_mode_omits_the_snapshots_without_a_reference(api: Api) -> No
     await api.table()
     for number in range(1, 4):
         assert (await api("POST", TABLE, append(number, number - 1 or None, number))).status == 200
-    every = (await api("GET", f"{TABLE}?snapshots=all")).json["metadata"]
+    metadata = (await api("GET", f"{TABLE}?snapshots=all")).json["metadata"]
     refs = (await api("GET", f"{TABLE}?snapshots=refs")).json["metadata"]
-    assert [snapshot["snapshot-id"] for snapshot in every["snapshots"]] == [1, 2, 3]
+    assert [snapshot["snapshot-id"] for snapshot in metadata["snapshots"]] == [1, 2, 3]
     assert [snapshot["snapshot-id"] for snapshot in refs["snapshots"]] == [3]
-    assert refs["snapshot-log"] == every["snapshot-log"]
+    assert refs["snapshot-log"] == metadata["snapshot-log"]
     assert (await api("GET", f"{TABLE}?snapshots=some")).error[0] == 400
 
 
@@ -59,14 +59,14 @@ async def test_etag_depends_on_the_requested_access_and_the_name(tmp_path: Path)
     async with running(tmp_path, s3_client_access="static", **keys) as server:
         api = Api(server)
         await api.table()
-        plain = (await api("GET", TABLE)).headers["ETag"]
+        plain_etag = (await api("GET", TABLE)).headers["ETag"]
         request = (await api("GET", TABLE, headers={"X-Iceberg-Access-Delegation": "vended-credentials"})).headers[
             "ETag"
         ]
-        assert plain != request
+        assert plain_etag != request
         names = [{"namespace": ["db"], "name": name} for name in ("t", "u")]
         await api("POST", "/v1/tables/rename", {"source": names[0], "destination": names[1]})
-        assert (await api("GET", "/v1/namespaces/db/tables/u")).headers["ETag"] != plain
+        assert (await api("GET", "/v1/namespaces/db/tables/u")).headers["ETag"] != plain_etag
 
 
 async def test_headers_that_request_the_same_access_share_one_compressed_answer(api: Api) -> None:
@@ -100,23 +100,23 @@ async def test_rotated_storage_keys_are_never_hidden_by_a_304(tmp_path: Path) ->
 @pytest.mark.parametrize("mode", ["all", "refs"])
 async def test_large_table_is_compressed_once_and_reads_the_same(api: Api, mode: str) -> None:
     await api.table(properties={f"property-{number}": "x" * 100 for number in range(500)})
-    plain = await api("GET", f"{TABLE}?snapshots={mode}")
-    assert "Content-Encoding" not in plain.headers
+    plain_answer = await api("GET", f"{TABLE}?snapshots={mode}")
+    assert "Content-Encoding" not in plain_answer.headers
     hits = api.server.components.catalog.documents.cache.stats().hits
     for _ in range(2):
         url = f"{api.server.url}{TABLE}?snapshots={mode}"
         async with api.server.http.get(url, headers={"Accept-Encoding": "gzip"}) as answer:
             assert answer.headers["Content-Encoding"] == "gzip"
-            assert answer.headers["ETag"] == plain.headers["ETag"]
+            assert answer.headers["ETag"] == plain_answer.headers["ETag"]
             assert "Accept-Encoding" in answer.headers["Vary"]
-            assert int(answer.headers["Content-Length"]) < len(plain.raw) / 4
-            assert await answer.read() == plain.raw
+            assert int(answer.headers["Content-Length"]) < len(plain_answer.raw) / 4
+            assert await answer.read() == plain_answer.raw
     cache = api.server.components.catalog.documents.cache
-    assert ("gzip", plain.headers["ETag"]) in cache
+    assert ("gzip", plain_answer.headers["ETag"]) in cache
     assert cache.stats().hits > hits
-    cached_answer = cache.get(("gzip", plain.headers["ETag"]))
+    cached_answer = cache.get(("gzip", plain_answer.headers["ETag"]))
     assert isinstance(cached_answer, bytes)
-    assert json.loads(gzip.decompress(cached_answer)) == plain.json
+    assert json.loads(gzip.decompress(cached_answer)) == plain_answer.json
 
 
 @pytest.mark.parametrize("accepted", ["identity", "gzip;q=0", "br"])

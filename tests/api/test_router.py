@@ -51,9 +51,9 @@ def _add_routes(dispatcher: web.UrlDispatcher) -> web.UrlDispatcher:
 async def _resolve(dispatcher: web.UrlDispatcher, method: str, path: str) -> tuple[Any, ...]:
     result = await dispatcher.resolve(make_mocked_request(method, path))
     error = result.http_exception
-    refused = () if error is None else (error.status, error.headers.get("Allow"))
+    refusal = () if error is None else (error.status, error.headers.get("Allow"))
     resource = result.route.resource
-    return dict(result), None if resource is None else resource.canonical, refused
+    return dict(result), None if resource is None else resource.canonical, refusal
 
 
 async def test_each_path_has_the_route_that_aiohttp_finds() -> None:

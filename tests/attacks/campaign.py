@@ -45,8 +45,8 @@ class Campaign:
 
     def hint(self, kind: str, otherwise: str = "") -> str:
         """Return a hint of this kind, or a text that exists nowhere."""
-        result = self.hints.get(kind)
-        return self.rng.choice(result) if result else otherwise or f"guess{self.rng.getrandbits(40):010x}"
+        known_hint = self.hints.get(kind)
+        return self.rng.choice(known_hint) if known_hint else otherwise or f"guess{self.rng.getrandbits(40):010x}"
 
     def new_name(self, prefix: str) -> str:
         self.name_count += 1
@@ -59,17 +59,17 @@ class Campaign:
         path: str,
         body: Any = None,
         headers: Mapping[str, str] | None = None,
-        **more: Any,
+        **options: Any,
     ) -> Answer:
-        answer = await self.world.ask(principal, method, path, body, headers=headers or {}, **more)
+        answer = await self.world.ask(principal, method, path, body, headers=headers or {}, **options)
         shown_body = body if isinstance(body, bytes) else json.dumps(body)
         step = (
             f"{principal or 'stranger'} {method} {path} {shown_body[:2000]!r} {dict(headers or {})} -> {answer.status}"
         )
         self.steps.append(step)
-        result = self.world.secrets.find_leaks(answer.raw, dict(answer.headers))
-        if result:
-            self.findings.append(f"leak of {merge_texts(result)}\n  by {step}\n  in {answer.raw[:1500]!r}")
+        leaks = self.world.secrets.find_leaks(answer.raw, dict(answer.headers))
+        if leaks:
+            self.findings.append(f"leak of {merge_texts(leaks)}\n  by {step}\n  in {answer.raw[:1500]!r}")
         if answer.status >= 500 and answer.status != 503 and b"CorruptMetadataException" not in answer.raw:
             self.findings.append(f"a fault of the server\n  by {step}\n  in {answer.raw[:1500]!r}")
         return answer

@@ -17,7 +17,16 @@ from tests.attacks.signing import sign_everything
 from tests.attacks.world import EVIL, NAMES, SCHEMA
 from tests.planner.lakes.kinds import to_bytes
 from tests.planner.lakes.lake import DataFile
-from tests.planner.lakes.manifests import ADDED, DELETED, EXISTING, Entry, Manifest, Style, list_bytes, manifest_bytes
+from tests.planner.lakes.manifests import (
+    ADDED,
+    DELETED,
+    EXISTING,
+    Entry,
+    Manifest,
+    Style,
+    build_manifest_bytes,
+    list_bytes,
+)
 from tests.planner.lakes.metrics import ColumnMetrics
 
 OURS = f"/api/v1/tables/{EVIL}"
@@ -40,8 +49,8 @@ STEALING_METADATA = (
 """Properties that decide where a client sends its secrets, or which code it loads."""
 
 
-async def new_table(c: Campaign, name: str, principal: str = "mallory", **more: Any) -> Answer:
-    return await c.ask(principal, "POST", f"{NAMES}/tables", {"name": name, "schema": SCHEMA, **more})
+async def create_table(c: Campaign, name: str, principal: str = "mallory", **options: Any) -> Answer:
+    return await c.ask(principal, "POST", f"{NAMES}/tables", {"name": name, "schema": SCHEMA, **options})
 
 
 def data_file(path: str, low: int, high: int, size: int = 1000, rows: int = 3) -> DataFile:
@@ -65,7 +74,7 @@ def own_parquet(c: Campaign, path: str, ids: Sequence[int]) -> DataFile:
 
 def write_manifest(c: Campaign, path: str, files: Sequence[Any], *, content: int = 0) -> Manifest:
     entries = [Entry(ADDED, 7, None, None, file) for file in files]
-    data = manifest_bytes(
+    data = build_manifest_bytes(
         entries, version=2, content=content, style=STYLE, spec_id=0, fields=(), kinds=KINDS, schema=SCHEMA
     )
     c.world.write(path, data)
@@ -103,7 +112,7 @@ async def commit_snapshot(c: Campaign, name: str, manifest_list: str, number: in
 
 async def harvest(c: Campaign, name: str) -> None:
     """Request everything that the server returns about a table of the attacker."""
-    own, principal = f"{OURS}/{name}", c.rng.choice(("mallory", "riley"))
+    table_name, principal = f"{OURS}/{name}", c.rng.choice(("mallory", "riley"))
     await c.ask(principal, "GET", f"{NAMES}/tables/{name}")
     stats = {"stats-fields": ["id", "data", "part", "amount"]}
     scan = await c.ask(principal, "POST", f"{NAMES}/tables/{name}/plan", stats)
@@ -120,49 +129,49 @@ async def harvest(c: Campaign, name: str) -> None:
         "indexes",
         "timeline",
     ):
-        await c.ask(principal, "GET", f"{own}/{route}")
-    await c.ask(principal, "GET", f"{own}/stats/id", headers={"Accept": "application/vnd.apache.arrow.stream"})
-    await c.ask(principal, "POST", f"{own}/explain", {"where": "id > 0", "files": True})
-    await c.ask(principal, "POST", f"{own}/lookup", {"columns": ["id"], "keys": [[1]]})
-    await c.ask(principal, "POST", f"{own}/bitmap", {"where": "id > 0", "deletes": True})
-    answer = await c.ask(principal, "POST", f"{own}/plan-tables", {"predicate": "id > 0"})
+        await c.ask(principal, "GET", f"{table_name}/{route}")
+    await c.ask(principal, "GET", f"{table_name}/stats/id", headers={"Accept": "application/vnd.apache.arrow.stream"})
+    await c.ask(principal, "POST", f"{table_name}/explain", {"where": "id > 0", "files": True})
+    await c.ask(principal, "POST", f"{table_name}/lookup", {"columns": ["id"], "keys": [[1]]})
+    await c.ask(principal, "POST", f"{table_name}/bitmap", {"where": "id > 0", "deletes": True})
+    answer = await c.ask(principal, "POST", f"{table_name}/plan-tables", {"predicate": "id > 0"})
     if answer.status == 200 and answer.json["name"]:
         plan = quote(answer.json["name"], safe="")
-        loaded = await c.ask(principal, "GET", f"{NAMES}/tables/{plan}")
+        loaded_table = await c.ask(principal, "GET", f"{NAMES}/tables/{plan}")
         await c.ask(principal, "POST", f"{NAMES}/tables/{plan}/plan", stats)
-        if loaded.status == 200:
-            search_storage(c, loaded.json["metadata"]["snapshots"][-1]["manifest-list"])
-    await c.ask("mallory", "PUT", f"{own}/indexes/i", {"kind": "bloom", "columns": ["id"]})
-    await c.ask("mallory", "POST", f"{own}/indexes/rebuild-registry")
-    build = await c.ask("mallory", "POST", f"{own}/indexes/i/builds")
+        if loaded_table.status == 200:
+            search_storage(c, loaded_table.json["metadata"]["snapshots"][-1]["manifest-list"])
+    await c.ask("mallory", "PUT", f"{table_name}/indexes/i", {"kind": "bloom", "columns": ["id"]})
+    await c.ask("mallory", "POST", f"{table_name}/indexes/rebuild-registry")
+    build = await c.ask("mallory", "POST", f"{table_name}/indexes/i/builds")
     if build.status == 200:
-        await c.ask("mallory", "GET", f"{own}/indexes/i/builds/{build.json['build-id']}/files")
+        await c.ask("mallory", "GET", f"{table_name}/indexes/i/builds/{build.json['build-id']}/files")
 
 
 def search_storage(c: Campaign, place: str) -> None:
     """Search the files that the server wrote into the attacker's table."""
-    result = c.world.secrets.find_leaks(c.world.read(place))
-    if result:
+    leaks = c.world.secrets.find_leaks(c.world.read(place))
+    if leaks:
         c.steps.append(f"reads {place}")
-        c.report(f"a file of the attacker's table holds {', '.join(map(str, result))}")
+        c.report(f"a file of the attacker's table holds {', '.join(map(str, leaks))}")
 
 
-async def own_table(c: Campaign, prefix: str) -> tuple[str, str]:
+async def create_own_table(c: Campaign, prefix: str) -> tuple[str, str]:
     """Create a new table, and return (name, location)."""
     name = c.new_name(prefix)
-    table = await new_table(c, name)
+    table = await create_table(c, name)
     assert table.status == 200, table.raw
     return name, table.json["metadata"]["location"]
 
 
 async def foreign_manifest_list(c: Campaign) -> None:
-    name, _ = await own_table(c, "foreign_list")
+    name, _ = await create_own_table(c, "foreign_list")
     await commit_snapshot(c, name, c.hint("manifest list", f"{c.world.warehouse}/no/snap.avro"))
     await harvest(c, name)
 
 
 async def foreign_manifest(c: Campaign) -> None:
-    name, location = await own_table(c, "foreign_manifest")
+    name, location = await create_own_table(c, "foreign_manifest")
     place = c.hint("manifest", f"{c.world.warehouse}/no/m0.avro")
     try:
         size = len(c.world.read(place))
@@ -174,7 +183,7 @@ async def foreign_manifest(c: Campaign) -> None:
 
 async def foreign_data_file(c: Campaign) -> None:
     """Commit a data file of the victim, which the server reads when a join uses the table as a dimension."""
-    name, location = await own_table(c, "foreign_data")
+    name, location = await create_own_table(c, "foreign_data")
     place = c.hint("data file", f"{c.world.warehouse}/no/0.parquet")
     try:
         size = len(c.world.read(place))
@@ -183,7 +192,7 @@ async def foreign_data_file(c: Campaign) -> None:
     manifest = write_manifest(c, f"{location}/metadata/m0.avro", [data_file(place, 1, 10**18, size)])
     snapshot = await commit_snapshot(c, name, write_list(c, f"{location}/metadata/snap.avro", [manifest]))
     await harvest(c, name)
-    fact, where = await own_table(c, "fact")
+    fact, where = await create_own_table(c, "fact")
     manifest = write_manifest(c, f"{where}/metadata/m0.avro", [own_parquet(c, f"{where}/data/0.parquet", [1, 2, 3])])
     await commit_snapshot(c, fact, write_list(c, f"{where}/metadata/snap.avro", [manifest]))
     join = {"table": [EVIL, name], "on": {"id": c.rng.choice(("id", "amount"))}, "predicate": "id > 0"}
@@ -197,7 +206,7 @@ async def foreign_data_file(c: Campaign) -> None:
 
 async def foreign_delete_files(c: Campaign) -> None:
     """Commit a data file of the attacker with the victim's files as delete files."""
-    name, location = await own_table(c, "foreign_deletes")
+    name, location = await create_own_table(c, "foreign_deletes")
     data = own_parquet(c, f"{location}/data/0.parquet", [1, 2, 3])
     place = c.hint("data file", f"{c.world.warehouse}/no/0.parquet")
     delete = data_file(place, 1, 10**18)
@@ -214,7 +223,7 @@ async def foreign_delete_files(c: Campaign) -> None:
 
 async def native_commit(c: Campaign) -> None:
     """Commit through the native route, where the server writes manifests: they may name only files in the table."""
-    name, location = await own_table(c, "native")
+    name, location = await create_own_table(c, "native")
     content = c.rng.choice(("data", "data", "position-deletes", "equality-deletes"))
     file = {
         "spec-id": 0,
@@ -236,15 +245,15 @@ async def native_commit(c: Campaign) -> None:
 
 
 async def statistics(c: Campaign) -> None:
-    name, location = await own_table(c, "statistics")
+    name, location = await create_own_table(c, "statistics")
     manifest = write_manifest(c, f"{location}/metadata/m0.avro", [own_parquet(c, f"{location}/data/0.parquet", [1, 2])])
     await commit_snapshot(c, name, write_list(c, f"{location}/metadata/snap.avro", [manifest]))
     place = c.hint(c.rng.choice(("data file", "manifest", "metadata file")), f"{location}/x.puffin")
     property_name = c.rng.choice(("statistics", "partition-statistics"))
-    about: dict[str, Any] = {"snapshot-id": 7, "statistics-path": place, "file-size-in-bytes": 1000}
+    statistics_update: dict[str, Any] = {"snapshot-id": 7, "statistics-path": place, "file-size-in-bytes": 1000}
     if property_name == "statistics":
-        about |= {"file-footer-size-in-bytes": 100, "blob-metadata": []}
-    update = {"action": f"set-{property_name}", property_name: about}
+        statistics_update |= {"file-footer-size-in-bytes": 100, "blob-metadata": []}
+    update = {"action": f"set-{property_name}", property_name: statistics_update}
     await c.ask("mallory", "POST", f"{NAMES}/tables/{name}", {"requirements": [], "updates": [update]})
     await harvest(c, name)
     await c.ask("mallory", "DELETE", f"{NAMES}/tables/{name}?purgeRequested=true")
@@ -258,18 +267,18 @@ async def foreign_location(c: Campaign) -> None:
     place = c.rng.choice(forms)
     name, way = c.new_name("over"), c.rng.randrange(6)
     if way < 2:
-        table = await new_table(c, name, **{"location": place, "stage-create": way == 1})
+        table = await create_table(c, name, **{"location": place, "stage-create": way == 1})
         if way == 1 and table.status == 200:
             token = next((item for item in table.json.get("config", {}).values() if "stage=" in item), "")
             await sign_everything(c, name, f"?stage={token.partition('stage=')[2]}" if token else "")
     elif way == 2:
-        await own_table(c, "base")
+        await create_own_table(c, "base")
         update = {"action": "set-location", "location": place}
         name = f"base{c.name_count}"
         await c.ask("mallory", "POST", f"{NAMES}/tables/{name}", {"requirements": [], "updates": [update]})
     elif way == 3:
         key = f"write.{c.rng.choice(('data', 'metadata', 'object-storage', 'folder-storage'))}.path"
-        await new_table(c, name, properties={key: place})
+        await create_table(c, name, properties={key: place})
     elif way == 4:
         body = {"name": name, "schema": SCHEMA, "view-version": VIEW_VERSION, "location": place, "properties": {}}
         await c.ask("mallory", "POST", f"{NAMES}/views", body)
@@ -285,14 +294,14 @@ async def foreign_location(c: Campaign) -> None:
 
 async def check_claim(c: Campaign, name: str) -> None:
     """Check that no table of the attacker overlaps one of the victim."""
-    loaded = await c.ask("mallory", "GET", f"{NAMES}/tables/{name}")
-    if loaded.status != 200:
+    answer = await c.ask("mallory", "GET", f"{NAMES}/tables/{name}")
+    if answer.status != 200:
         return
-    mine = loaded.json["metadata"]["location"].rstrip("/") + "/"
+    own_prefix = answer.json["metadata"]["location"].rstrip("/") + "/"
     for place in c.world.hints["location"]:
-        theirs = place.rstrip("/") + "/"
-        if mine.startswith(theirs) or theirs.startswith(mine):
-            c.report(f"a table of the attacker's at {mine} overlaps the victim's at {theirs}")
+        foreign_prefix = place.rstrip("/") + "/"
+        if own_prefix.startswith(foreign_prefix) or foreign_prefix.startswith(own_prefix):
+            c.report(f"a table of the attacker's at {own_prefix} overlaps the victim's at {foreign_prefix}")
 
 
 async def purge(c: Campaign) -> None:
@@ -310,9 +319,9 @@ async def take_names(c: Campaign) -> None:
         target = {"namespace": [EVIL], "name": c.new_name("undropped")}
         await c.ask(principal, "POST", f"/api/v1/dropped/{dropped}/undrop", target)
         await c.ask(principal, "DELETE", f"/api/v1/dropped/{dropped}")
-    name, _ = await own_table(c, "ids")
-    own = f"{OURS}/{name}"
-    await c.ask("mallory", "PUT", f"{own}/indexes/i", {"kind": "bloom", "columns": ["id"]})
+    name, _ = await create_own_table(c, "ids")
+    table_name = f"{OURS}/{name}"
+    await c.ask("mallory", "PUT", f"{table_name}/indexes/i", {"kind": "bloom", "columns": ["id"]})
     build = c.hint("build")
     for method, path, body in (
         ("GET", "", None),
@@ -320,11 +329,11 @@ async def take_names(c: Campaign) -> None:
         ("POST", "/finish", {}),
         ("POST", "/index-files", {"index-files": [{"location": c.hint("data file"), "size-in-bytes": 1000}]}),
     ):
-        await c.ask("mallory", method, f"{own}/indexes/i/builds/{build}{path}", body)
+        await c.ask("mallory", method, f"{table_name}/indexes/i/builds/{build}{path}", body)
     await c.ask("mallory", "POST", f"{NAMES}/tables/{name}/tasks", {"plan-task": c.hint("plan task")})
     await c.ask("mallory", "GET", f"{NAMES}/tables/{name}/plan/{quote(c.hint('plan task'), safe='')}")
     for route in ("files", "stats/id", "partitions"):
-        await c.ask("mallory", "GET", f"{own}/{route}?page-token={quote(c.hint('page token'), safe='')}")
+        await c.ask("mallory", "GET", f"{table_name}/{route}?page-token={quote(c.hint('page token'), safe='')}")
     key, body = c.hint("idempotency key"), json.loads(c.hint("idempotent body", "{}"))
     await c.ask("mallory", "POST", f"{NAMES}/tables/{name}", body, {"Idempotency-Key": key})
     context = f"/v1/namespaces/{quote(c.hint('namespace'))}/tables/{quote(c.hint('table'))}"
@@ -339,7 +348,7 @@ async def use_moved_name(c: Campaign) -> None:
         await c.ask(principal, "GET", f"{OURS}/moved/files")
     name = c.rng.choice(("moved", c.new_name("recreated")))
     place = c.hint("moved location", f"{c.world.warehouse}/no")
-    await new_table(c, name, location=place + c.rng.choice(("", "/", "/data", "/metadata")))
+    await create_table(c, name, location=place + c.rng.choice(("", "/", "/data", "/metadata")))
     await check_claim(c, name)
     await sign_everything(c, name)
     uuid = {"action": "assign-uuid", "uuid": c.hint("moved uuid", "0")}
@@ -356,16 +365,16 @@ async def stolen_tokens(c: Campaign) -> None:
     name, key = c.new_name("steal"), c.rng.choice(STEALING_METADATA)
     value = c.rng.choice((CANARY, f"{CANARY}/x", "canary.evil.Code"))
     if c.rng.random() < 0.5:
-        await new_table(c, name, properties={key: value})
+        await create_table(c, name, properties={key: value})
     else:
-        await new_table(c, name)
+        await create_table(c, name)
         update = {"action": "set-properties", "updates": {key: value}}
         await c.ask("mallory", "POST", f"{NAMES}/tables/{name}", {"requirements": [], "updates": [update]})
-    loaded = await c.world.ask("rita", "GET", f"{NAMES}/tables/{name}")
-    if loaded.status == 200:
+    answer = await c.world.ask("rita", "GET", f"{NAMES}/tables/{name}")
+    if answer.status == 200:
         # PyIceberg merges them in this order: the table's `config` over its properties over the catalog's.
-        merged = {**loaded.json["metadata"]["properties"], **loaded.json.get("config", {})}
-        if merged.get(key) == value:
+        properties = {**answer.json["metadata"]["properties"], **answer.json.get("config", {})}
+        if properties.get(key) == value:
             c.report(f"a reader's client is told {key} = {value} by the attacker's table")
 
 
@@ -379,19 +388,19 @@ async def borrow_owner(c: Campaign) -> None:
     if not properties:
         update = {"action": "set-properties", "updates": {key: "root"}}
         await c.ask("mallory", "POST", f"{NAMES}/views/{name}", {"updates": [update], "requirements": []})
-    loaded = await c.ask("mallory", "GET", f"{NAMES}/views/{name}")
-    if loaded.status == 200 and "root" in loaded.json["metadata"]["properties"].values():
+    answer = await c.ask("mallory", "GET", f"{NAMES}/views/{name}")
+    if answer.status == 200 and "root" in answer.json["metadata"]["properties"].values():
         c.report("a view of the attacker's runs by the rights of root")
 
 
 async def sign_own(c: Campaign) -> None:
-    name, _ = await own_table(c, "signs")
+    name, _ = await create_own_table(c, "signs")
     await sign_everything(c, name)
 
 
 async def undrop_elsewhere(c: Campaign) -> None:
     """Undrop an entry of the attacker under another name: it claims its old location, and no more."""
-    name, _ = await own_table(c, "back")
+    name, _ = await create_own_table(c, "back")
     await c.ask("mallory", "DELETE", f"{NAMES}/tables/{name}")
     dropped = await c.ask("mallory", "GET", f"/api/v1/dropped?namespace={EVIL}")
     rows = dropped.json["dropped"] if dropped.status == 200 else []
@@ -402,7 +411,7 @@ async def undrop_elsewhere(c: Campaign) -> None:
 
 async def swap_manifests(c: Campaign) -> None:
     """Commit the attacker's own manifests, and overwrite them before they are read."""
-    name, location = await own_table(c, "swapped")
+    name, location = await create_own_table(c, "swapped")
     manifest = write_manifest(c, f"{location}/metadata/m0.avro", [own_parquet(c, f"{location}/data/0.parquet", [1, 2])])
     place = write_list(c, f"{location}/metadata/snap.avro", [manifest])
     await commit_snapshot(c, name, place)
@@ -418,32 +427,36 @@ async def swap_manifests(c: Campaign) -> None:
 
 async def swap_metadata(c: Campaign) -> None:
     """Overwrite the table's own metadata file, which a server without a cached file then reads."""
-    name, location = await own_table(c, "swapped_metadata")
-    loaded = await c.ask("mallory", "GET", f"{NAMES}/tables/{name}")
-    place = loaded.json["metadata-location"]
-    forged = dict(loaded.json["metadata"])
-    theirs = c.hint(c.rng.choice(("location", "moved location")), f"{c.world.warehouse}/no")
+    name, location = await create_own_table(c, "swapped_metadata")
+    answer = await c.ask("mallory", "GET", f"{NAMES}/tables/{name}")
+    place = answer.json["metadata-location"]
+    forged_metadata = dict(answer.json["metadata"])
+    missing_location = c.hint(c.rng.choice(("location", "moved location")), f"{c.world.warehouse}/no")
     match c.rng.randrange(4):
         case 0:
-            forged["location"] = theirs
+            forged_metadata["location"] = missing_location
         case 1:
-            forged["table-uuid"] = c.hint("uuid", c.hint("moved uuid", forged["table-uuid"]))
+            forged_metadata["table-uuid"] = c.hint("uuid", c.hint("moved uuid", forged_metadata["table-uuid"]))
         case 2:
-            forged["properties"] = {**forged.get("properties", {}), "write.data.path": theirs, "s3.signer.uri": CANARY}
+            forged_metadata["properties"] = {
+                **forged_metadata.get("properties", {}),
+                "write.data.path": missing_location,
+                "s3.signer.uri": CANARY,
+            }
         case _:
             snapshot = {
                 "snapshot-id": 7,
                 "sequence-number": 1,
-                "timestamp-ms": forged["last-updated-ms"],
+                "timestamp-ms": forged_metadata["last-updated-ms"],
                 "manifest-list": c.hint("manifest list", f"{location}/metadata/snap.avro"),
                 "summary": {"operation": "append"},
                 "schema-id": 0,
             }
-            forged |= {"snapshots": [snapshot], "current-snapshot-id": 7, "last-sequence-number": 1}
-            forged["refs"] = {"main": {"snapshot-id": 7, "type": "branch"}}
-    c.world.write(place, json.dumps(forged).encode())
+            forged_metadata |= {"snapshots": [snapshot], "current-snapshot-id": 7, "last-sequence-number": 1}
+            forged_metadata["refs"] = {"main": {"snapshot-id": 7, "type": "branch"}}
+    c.world.write(place, json.dumps(forged_metadata).encode())
     c.world.server.components.catalog.documents.cache.clear()
-    c.steps.append(f"writes over {place}: {json.dumps(forged)[:1500]}")
+    c.steps.append(f"writes over {place}: {json.dumps(forged_metadata)[:1500]}")
     await sign_everything(c, name)
     await harvest(c, name)
     await c.ask("mallory", "DELETE", f"{NAMES}/tables/{name}?purgeRequested=true")
@@ -455,29 +468,33 @@ async def swap_view(c: Campaign) -> None:
     name = c.new_name("swapped_view")
     view = {"name": name, "schema": SCHEMA, "view-version": {**VIEW_VERSION, "default-namespace": [EVIL]}}
     await c.ask("mallory", "POST", f"{NAMES}/views", {**view, "properties": {"trino.run-as-owner": "mallory"}})
-    loaded = await c.ask("mallory", "GET", f"{NAMES}/views/{name}")
-    if loaded.status != 200:
+    answer = await c.ask("mallory", "GET", f"{NAMES}/views/{name}")
+    if answer.status != 200:
         return
-    forged = dict(loaded.json["metadata"])
+    forged_metadata = dict(answer.json["metadata"])
     match c.rng.randrange(4):
         case 0:
-            forged["properties"] = {"trino.run-as-owner": "root"}
+            forged_metadata["properties"] = {"trino.run-as-owner": "root"}
         case 1:
-            forged["view-uuid"] = c.hint("uuid", c.hint("moved uuid", forged["view-uuid"]))
+            forged_metadata["view-uuid"] = c.hint("uuid", c.hint("moved uuid", forged_metadata["view-uuid"]))
         case 2:
-            forged["location"] = c.hint(c.rng.choice(("location", "moved location")), f"{c.world.warehouse}/no")
+            forged_metadata["location"] = c.hint(
+                c.rng.choice(("location", "moved location")), f"{c.world.warehouse}/no"
+            )
         case _:
             text = [{"type": "sql", "sql": "SELECT 'other' AS id", "dialect": "trino"}]
-            forged["versions"] = [{**version, "representations": text} for version in forged["versions"]]
-    c.world.write(loaded.json["metadata-location"], json.dumps(forged).encode())
+            forged_metadata["versions"] = [
+                {**version, "representations": text} for version in forged_metadata["versions"]
+            ]
+    c.world.write(answer.json["metadata-location"], json.dumps(forged_metadata).encode())
     c.world.server.components.catalog.documents.cache.clear()
-    c.steps.append(f"writes over {loaded.json['metadata-location']}: {json.dumps(forged)[:1500]}")
+    c.steps.append(f"writes over {answer.json['metadata-location']}: {json.dumps(forged_metadata)[:1500]}")
     second_answer = await c.ask("riley", "GET", f"{NAMES}/views/{name}")
     if second_answer.status == 200:
         metadata = second_answer.json["metadata"]
         if "root" in metadata["properties"].values():
             c.report("a view of the attacker's runs by the rights of root")
-        if metadata["properties"] and metadata["versions"] != loaded.json["metadata"]["versions"]:
+        if metadata["properties"] and metadata["versions"] != answer.json["metadata"]["versions"]:
             c.report("a view runs by its owner's rights with a text that was never committed")
     update = {"action": "set-properties", "updates": {"x": "1"}}
     await c.ask("mallory", "POST", f"{NAMES}/views/{name}", {"updates": [update], "requirements": []})
@@ -486,9 +503,9 @@ async def swap_view(c: Campaign) -> None:
 
 async def nameless_table(c: Campaign) -> None:
     """Give the victim's UUID to a table without one, which an admin registered."""
-    name, location = await own_table(c, "nameless")
-    loaded = await c.ask("mallory", "GET", f"{NAMES}/tables/{name}")
-    old_metadata = {**loaded.json["metadata"], "format-version": 1, "location": f"{location}-old"}
+    name, location = await create_own_table(c, "nameless")
+    answer = await c.ask("mallory", "GET", f"{NAMES}/tables/{name}")
+    old_metadata = {**answer.json["metadata"], "format-version": 1, "location": f"{location}-old"}
     del old_metadata["table-uuid"]
     place = f"{location}-old/metadata/v1.metadata.json"
     c.world.write(place, json.dumps(old_metadata).encode())

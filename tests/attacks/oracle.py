@@ -164,8 +164,8 @@ def _leaves(value: object) -> Iterator[bytes]:
 def _arrow(blob: bytes) -> bytes:
     with pa.ipc.open_stream(blob) as stream:
         table = stream.read_all()
-    about = repr(stream.schema.metadata)
-    return (json.dumps(table.to_pylist(), default=repr) + about).encode() + b"\0".join(_leaves(table.to_pylist()))
+    schema_text = repr(stream.schema.metadata)
+    return (json.dumps(table.to_pylist(), default=repr) + schema_text).encode() + b"\0".join(_leaves(table.to_pylist()))
 
 
 def _unzstd(blob: bytes) -> bytes:

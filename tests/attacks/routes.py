@@ -14,8 +14,8 @@ from typing import Any
 from urllib.parse import quote
 from uuid import UUID
 
-from tests.api.client import VIEW_VERSION, function_document, new_key
-from tests.api.rest.standard import operations
+from tests.api.client import VIEW_VERSION, build_function_document, create_key
+from tests.api.rest.standard import read_operations
 from tests.attacks.campaign import Campaign
 from tests.attacks.world import EVIL, HOSTILE, SCHEMA
 
@@ -33,7 +33,8 @@ _TRUE: dict[str, Any] = {"type": "true"}
 def routes() -> tuple[tuple[str, str, str], ...]:
     """Return (operation id, method, template) of all published routes."""
     results = [
-        (operation.id, operation.method, operation.template.replace("/{prefix}/", "/")) for operation in operations()
+        (operation.id, operation.method, operation.template.replace("/{prefix}/", "/"))
+        for operation in read_operations()
     ]
     for template, methods in json.loads(OPENAPI.read_text())["paths"].items():
         results += [(operation["operationId"], method.upper(), template) for method, operation in methods.items()]
@@ -58,13 +59,14 @@ async def attack_route(c: Campaign, operation: str, method: str, template: str) 
         "name",
         "plan-id",
         "statement",
+        "warehouse",
     ):
         path = path.replace(f"{{{variable}}}", quote(names.of(variable), safe=""))
     assert "{" not in path, path
     body = _BODIES[operation](names) if operation in _BODIES else None
     headers = {}
     if method == "POST" and c.rng.random() < 0.3:
-        headers["Idempotency-Key"] = c.hint("idempotency key", new_key())
+        headers["Idempotency-Key"] = c.hint("idempotency key", create_key())
     if operation == "getToken":
         headers["Content-Type"] = "application/x-www-form-urlencoded"
     if operation == "leasePlanSnapshots" or c.rng.random() < 0.2:
@@ -93,8 +95,8 @@ class _Names:
                 below = (f"{EVIL}\x1fsub", f"{EVIL}\x1f{c.hint('namespace')}")
                 return rng.choice((EVIL, EVIL, c.hint("namespace"), *below))
             case "table":
-                named = (c.hint("table"), c.hint("plan table"), c.hint("dropped name"), c.hint("view"))
-                return rng.choice(("own", "own", "moved", *named))
+                hints = (c.hint("table"), c.hint("plan table"), c.hint("dropped name"), c.hint("view"))
+                return rng.choice(("own", "own", "moved", *hints))
             case "view":
                 return rng.choice(("own_view", c.hint("view"), c.hint("table")))
             case "function":
@@ -105,6 +107,8 @@ class _Names:
                 return c.hint("build") if variable == "build" else c.hint("plan task")
             case "id":
                 return c.hint("dropped")
+            case "warehouse":
+                return rng.choice(("sales", EVIL, c.hint("namespace")))
             case "statement":
                 return rng.choice(("mine", c.hint("uuid")))
             case "name":
@@ -145,13 +149,15 @@ def _spellings(place: str) -> tuple[str, ...]:
     scheme, _, path = place.partition("://")
     folder, _, name = path.rpartition("/")
     other_schemes = {"s3": ("s3a", "s3n", "S3"), "file": ("FILE", "File", "s3")}.get(scheme, ("s3a",))
-    wide = "".join(chr(ord(letter) + 0xFEE0) if letter.isascii() and letter.isalnum() else letter for letter in name)
+    full_width_name = "".join(
+        chr(ord(letter) + 0xFEE0) if letter.isascii() and letter.isalnum() else letter for letter in name
+    )
     return (
         *(f"{other}://{path}" for other in other_schemes),
         f"{scheme}:{path}",
         f"{scheme}://{folder}//{name}",
         f"{scheme}://{folder}/{name.upper()}",
-        f"{scheme}://{folder}/{wide}",
+        f"{scheme}://{folder}/{full_width_name}",
         f"{scheme}://{folder}/{name}\u200b",
         f"{scheme}://{folder}/{''.join(f'%{byte:02x}' for byte in name.encode())}",
         f"{scheme}://localhost/{path.lstrip('/')}",
@@ -355,9 +361,14 @@ _BODIES: dict[str, _Body] = {
     "planTableScan": lambda n: {"snapshot-id": n.snapshot(), "filter": _TRUE},
     "fetchScanTasks": lambda n: {"plan-task": n.c.hint("plan task")},
     "undrop": lambda n: n.rng.choice((None, {"namespace": [EVIL], "name": "undropped"}, {"namespace": n.namespace()})),
-    "putFunction": lambda n: {**function_document(), "function-uuid": str(UUID(int=n.rng.getrandbits(128), version=4))},
+    "putFunction": lambda n: {
+        **build_function_document(),
+        "function-uuid": str(UUID(int=n.rng.getrandbits(128), version=4)),
+    },
     "addGrant": lambda n: {"principal": "mallory", "role": "admin", "namespace": n.namespace()},
     "createToken": lambda n: {"name": "mallory2", "grants": [{"role": "admin"}]},
+    "createWarehouse": lambda n: {"name": "mallory", "location": n.place()},
+    "putWarehouse": lambda n: {"location": n.place(), "settings": {"s3_endpoint": "http://127.0.0.1:1"}},
     "selectRows": lambda n: {"where": "id > 0", "snapshot-id": n.snapshot()},
     "commitChange": _change,
     "appendRows": lambda n: {"rows": [{"id": n.rng.randrange(9), "name": n.place()}, {n.place(): None}]},
@@ -378,6 +389,7 @@ _BODIES: dict[str, _Body] = {
     "putIndex": lambda n: {"kind": "bloom", "columns": ["id"]},
     "recordIndexAudit": lambda n: {"index-files": 1},
     "recordAppliedAdvice": lambda n: {"proposal": _PROPOSAL},
+    "finishAdviceStep": lambda n: {"number": 1, "outcome": n.rng.choice(("applied", "failed", "busy")), "reason": EVIL},
     "registerIndexFiles": lambda n: {"index-files": [{"location": n.place(), "size-in-bytes": 100}]},
     "finishIndexBuild": lambda n: {"outcome": "rolled-back", "reason": "x"},
     "quarantineIndexFile": lambda n: {"location": n.place(), "reason": "x", "check": True},
@@ -437,7 +449,8 @@ _BODILESS = """
     loadFunction fetchPlanningResult cancelPlanning listAudit listDropped purgeDropped dropFunction listGrants
     removeGrant listFiles listIndexes rebuildIndexRegistry loadIndex dropIndex startIndexBuild loadIndexBuild
     listIndexBuildFiles listTableMetrics listPartitions listColumnStats loadColumnLayout listTableTimeline listTimeline
-    listReplicas listTokens revokeToken loadTableHealth loadTablePolicy cancelStatement adviseTtl listRunningJobs
+    listReplicas listWarehouses loadWarehouse dropWarehouse
+    listTokens revokeToken loadTableHealth loadTablePolicy cancelStatement adviseTtl listRunningJobs
     loadQueryHistory listQueryHistory adviseTable
     listRunningTableJobs loadSqlState loadStream flushRows listStreams
     loadStreamPosition loadStreamTopic readRows resumeStream

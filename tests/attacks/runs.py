@@ -9,7 +9,7 @@ from typing import Any
 from tests.api.client import VIEW_VERSION
 from tests.attacks import routes
 from tests.attacks.campaign import Campaign
-from tests.attacks.crafted import CRAFTED, new_table
+from tests.attacks.crafted import CRAFTED, create_table
 from tests.attacks.through_gateway import fill_cache
 from tests.attacks.world import NAMES, SCHEMA, open_world
 from tests.services.s3 import S3
@@ -49,7 +49,7 @@ async def run(
 
 
 async def _own_things(c: Campaign) -> None:
-    await new_table(c, "own")
+    await create_table(c, "own")
     view = {"name": "own_view", "schema": SCHEMA, "view-version": VIEW_VERSION, "properties": {}}
     await c.ask("mallory", "POST", f"{NAMES}/views", view)
 

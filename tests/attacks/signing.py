@@ -25,25 +25,29 @@ async def sign_everything(c: Campaign, name: str, query: str = "") -> None:
     for kind in ("data file", "manifest", "location"):
         place = c.hint(kind, f"s3://{world.bucket}/lake/no")
         key = place.partition(f"{world.bucket}/")[2]
-        loaded = await c.ask("mallory", "GET", f"{NAMES}/tables/{name}")
-        own = loaded.json["metadata"]["location"] if loaded.status == 200 else f"s3://{world.bucket}/lake/{EVIL}/x"
-        mine = own.partition(f"{world.bucket}/")[2]
-        up = "/".join([".."] * (mine.count("/") + 1))
+        loaded_table = await c.ask("mallory", "GET", f"{NAMES}/tables/{name}")
+        own_location = (
+            loaded_table.json["metadata"]["location"]
+            if loaded_table.status == 200
+            else f"s3://{world.bucket}/lake/{EVIL}/x"
+        )
+        own_name = own_location.partition(f"{world.bucket}/")[2]
+        up = "/".join([".."] * (own_name.count("/") + 1))
         uris = (
             f"{base}/{key}",
-            f"{base}/{mine}/{up}/{key}",
-            f"{base}/{mine}/{up.replace('..', '%2e%2e')}/{key}",
-            f"{base}/{mine}/{up.replace('..', '%252e%252e')}/{key}",
+            f"{base}/{own_name}/{up}/{key}",
+            f"{base}/{own_name}/{up.replace('..', '%2e%2e')}/{key}",
+            f"{base}/{own_name}/{up.replace('..', '%252e%252e')}/{key}",
             f"{base}?list-type=2&prefix={quote(key, safe='')}",
-            f"{base}?list-type=2&prefix={quote(f'{mine}/{up}/{key}', safe='')}",
-            f"{base}?list-type=2&prefix={quote(mine, safe='')}&start-after={quote(key, safe='')}",
+            f"{base}?list-type=2&prefix={quote(f'{own_name}/{up}/{key}', safe='')}",
+            f"{base}?list-type=2&prefix={quote(own_name, safe='')}&start-after={quote(key, safe='')}",
             f"{base}/?list-type=2&prefix=lake/",
         )
         method = rng.choice(("GET", "GET", "PUT", "DELETE", "HEAD", "POST"))
         uri = rng.choice(uris)
         headers = {"x-amz-copy-source": [f"/{world.bucket}/{key}"]} if method == "PUT" and rng.random() < 0.5 else {}
         if headers:
-            uri = f"{base}/{mine}/data/copied"
+            uri = f"{base}/{own_name}/data/copied"
         body = {"region": world.s3.region, "uri": uri, "method": method, "headers": headers}
         principal = rng.choice(HOSTILE)
         answer = await c.ask(principal, "POST", f"{NAMES}/tables/{name}/sign{query}", body)
@@ -68,6 +72,6 @@ async def _use(c: Campaign, method: str, signed: dict[str, Any]) -> None:
     ):
         body = await answer.read()
     c.steps.append(f"uses the signature for {method} {signed['uri']} -> {answer.status}")
-    result = c.world.secrets.find_leaks(body, dict(answer.headers))
-    if result:
-        c.report(f"the signed request brought {', '.join(map(str, result))}")
+    leaks = c.world.secrets.find_leaks(body, dict(answer.headers))
+    if leaks:
+        c.report(f"the signed request brought {', '.join(map(str, leaks))}")

@@ -73,13 +73,13 @@ def test_ages_of_columns_with_blanks_are_read() -> None:
 @pytest.mark.parametrize("part", ["/* ", "/*a", "'", '"', "`", "1e", "1.", "1_", "-", "/", "--"])
 def test_long_statements_are_read_in_linear_time(part: str) -> None:
     text = part * (STATEMENT_CHARACTERS_MAX // len(part) - 1) + "!"
-    for read, value in (
+    for read_function, value in (
         (tokens_of, text),
         (normalize_numerals, text),
         (parse_statement, f"ALTER TABLE t {text[: TEXT_MAX - 100]}"),
     ):
         with suppress(UnsupportedStatement, StatementRefused):
-            read(value)
+            read_function(value)
 
 
 def _run_module(module: str, timeout_s: float) -> list[str]:
@@ -176,9 +176,9 @@ def test_chains_of_brackets_are_rejected_before_they_take_long(part: str) -> Non
 
 
 async def test_stored_name_does_not_stop_a_server_at_its_start(tmp_path: Path) -> None:
-    stored = {"a" + MARKS * 200_000: "x", "note": "y", "s3.endpoint": "http://elsewhere"}
+    stored_properties = {"a" + MARKS * 200_000: "x", "note": "y", "s3.endpoint": "http://elsewhere"}
     async with running(tmp_path) as server:
-        await server.components.store.transact([CreateNamespace(path=("old",), properties=stored)])
+        await server.components.store.transact([CreateNamespace(path=("old",), properties=stored_properties)])
     async with running(tmp_path) as server:
         status, answer = await server.get("/v1/namespaces/old")
         assert status == 200

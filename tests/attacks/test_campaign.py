@@ -15,7 +15,7 @@ import pytest
 
 from seamark.metaserver.gateway import gateway
 from tests.attacks.campaign import Campaign
-from tests.attacks.crafted import new_table
+from tests.attacks.crafted import create_table
 from tests.attacks.runs import compare, run
 from tests.attacks.through_gateway import fill_cache, reach_through_gateway
 from tests.attacks.world import KINDS, open_world
@@ -54,7 +54,7 @@ async def test_gateway_neither_reveals_nor_changes_the_victims_objects(tmp_path:
         await fill_cache(world)
         before = await world.fingerprint()
         world.touched.clear()
-        await new_table(c, "own")
+        await create_table(c, "own")
         for _ in range(examples(25, 12)):
             await reach_through_gateway(c, "own")
         await compare(c, before)
@@ -69,7 +69,7 @@ async def test_campaign_detects_a_gateway_without_rights(tmp_path: Path, s3: S3)
             c = Campaign(world, rng, 1)
             c.hand_out(KINDS)
             await fill_cache(world)
-            await new_table(c, "own")
+            await create_table(c, "own")
             for _ in range(12):
                 await reach_through_gateway(c, "own")
     assert any("gateway" in finding for finding in c.findings)

@@ -15,9 +15,9 @@ import pytest
 from seamark.metaserver import server as server_module
 from seamark.metaserver.api.http.slots import WorkerLimits
 from tests.api.client import SCHEMA, Api
-from tests.api.plans.planned import append, tens
+from tests.api.plans.planned import append, build_ten_id_files
 from tests.server.rig import RunningServer, running
-from tests.server.test_bodies import encode_chunk, head_of, make_tokens
+from tests.server.test_bodies import build_head, encode_chunk, make_tokens
 from tests.server.test_connections import RawConnection
 from tests.waits import until
 
@@ -44,17 +44,17 @@ def request_of(rng: random.Random, secrets: dict[str, str]) -> bytes:
     principal, method, path, body = rng.choice(REQUESTS)
     headers = [f"Authorization: Bearer {secrets[principal]}", "Content-Type: application/json", "User-Agent: Java/17"]
     if body is None:
-        return head_of(method, path, *headers)
+        return build_head(method, path, *headers)
     data = json.dumps(body).encode()
     if rng.random() < 0.3:
         data = gzip.compress(data, 1)
         headers.append("Content-Encoding: gzip")
     if rng.random() < 0.3:
         pieces = [data[at : at + 50_000] for at in range(0, len(data), 50_000)]
-        return head_of(method, path, *headers, "Transfer-Encoding: chunked") + b"".join(
+        return build_head(method, path, *headers, "Transfer-Encoding: chunked") + b"".join(
             [*map(encode_chunk, pieces), b"0\r\n\r\n"]
         )
-    return head_of(method, path, *headers, f"Content-Length: {len(data)}") + data
+    return build_head(method, path, *headers, f"Content-Length: {len(data)}") + data
 
 
 async def leave(server: RunningServer, secrets: dict[str, str], seed: int) -> None:
@@ -110,7 +110,7 @@ async def test_clients_that_disconnect_at_any_point_hold_no_resources(
 
         for name in ("t", "mine"):
             assert (await as_root("POST", NAMES, {"name": name, "schema": SCHEMA})).status == 200
-        await append(as_root, "t", tens(300), snapshot_id=1, manifests=3)  # type: ignore[arg-type]
+        await append(as_root, "t", build_ten_id_files(300), snapshot_id=1, manifests=3)  # type: ignore[arg-type]
         await in_groups(lambda seed: leave(server, secrets, seed), range(32), 8)
         (bounds,) = limits
         await until(lambda: bounds.is_idle and server.components.metrics.requests.answering == 0)

@@ -57,7 +57,7 @@ class _Twins(Campaign):
     request: tuple[Any, ...] = ()
 
     async def ask(
-        self, principal: str, method: str, path: str, body: Any = None, headers: Any = None, **more: Any
+        self, principal: str, method: str, path: str, body: Any = None, headers: Any = None, **options: Any
     ) -> Answer:
         self.request = (principal, method, path, body, headers)
         return Answer(200, {}, b"{}")
@@ -121,5 +121,5 @@ async def test_no_answer_of_many_random_requests_reveals_whether_a_foreign_handl
     assert not differences, "\n".join(differences[:6])
 
 
-def test_each_principal_is_hostile_in_some_way() -> None:
+def test_each_principal_makes_some_attack() -> None:
     assert set(HOSTILE) >= {"mallory", "riley", "nobody", ""}

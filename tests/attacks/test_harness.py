@@ -48,8 +48,8 @@ async def test_answer_with_a_planted_leak_is_detected(tmp_path: Path, monkeypatc
         assert not c.findings
         real = World.ask
 
-        async def answer_with_leak(self: World, *args: Any, **more: Any) -> Any:
-            answer = await real(self, *args, **more)
+        async def answer_with_leak(self: World, *args: Any, **options: Any) -> Any:
+            answer = await real(self, *args, **options)
             answer.raw += f" {self.hints['data file'][0]}".encode()
             return answer
 
@@ -108,7 +108,7 @@ async def test_requests_of_an_honest_client_for_its_own_table_succeed(tmp_path: 
     async with open_world(tmp_path, rng) as world:
         c = Campaign(world, rng, 6)
         c.hand_out(())
-        name, location = await crafted.own_table(c, "honest")
+        name, location = await crafted.create_own_table(c, "honest")
         data = crafted.own_parquet(c, f"{location}/data/0.parquet", [1, 2, 3])
         manifest = crafted.write_manifest(c, f"{location}/metadata/m0.avro", [data])
         path = crafted.write_list(c, f"{location}/metadata/snap.avro", [manifest])

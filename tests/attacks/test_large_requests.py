@@ -77,12 +77,12 @@ async def server(tmp_path: Path) -> AsyncIterator[RunningServer]:
 async def test_others_are_answered_while_a_large_request_is_checked(
     server: RunningServer, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started, answered = asyncio.Event(), threading.Event()
+    has_started, answered = asyncio.Event(), threading.Event()
     loop, original = asyncio.get_running_loop(), asyncio.to_thread
 
     async def to_thread(work: Callable[[], Any]) -> Any:
         def wait_and_work() -> Any:
-            loop.call_soon_threadsafe(started.set)
+            loop.call_soon_threadsafe(has_started.set)
             assert answered.wait(60)
             return work()
 
@@ -93,7 +93,7 @@ async def test_others_are_answered_while_a_large_request_is_checked(
     assert (len(json.dumps(body)) > large_requests.LARGE_BYTES) == (name != STORED)
     task: asyncio.Task[Answer] = asyncio.create_task(Api(server)("POST", path, body))
     async with asyncio.timeout(60):
-        await started.wait()
+        await has_started.wait()
         assert (await server.get(f"{NAMES}/tables/t"))[0] == 200
         assert not task.done()
         answered.set()
@@ -139,8 +139,8 @@ async def test_large_metadata_is_read_off_the_event_loop(tmp_path: Path, monkeyp
     """
     fields = [{"id": number + 1, "name": f"c{number}", "required": False, "type": "long"} for number in range(3_000)]
     async with running(tmp_path) as server:
-        wide = {"name": "t", "schema": {"type": "struct", "schema-id": 0, "fields": fields}}
-        assert (await Api(server)("POST", f"{NAMES}/tables", wide)).status == 200
+        wide_table = {"name": "t", "schema": {"type": "struct", "schema-id": 0, "fields": fields}}
+        assert (await Api(server)("POST", f"{NAMES}/tables", wide_table)).status == 200
     threads: dict[str, set[int]] = {"decode": set(), "index": set()}
     decode, index = decode_table, schema._build_index
 
@@ -187,16 +187,16 @@ async def test_first_requests_import_modules_off_the_event_loop(
     async with running(tmp_path) as server:
         api = Api(server)
         await api.table()
-        own, query = "/api/v1/tables/db/t", {"query": "SELECT id FROM db.t WHERE id = 5", "dialect": "trino"}
-        for path, sent in (
+        table_url, query = "/api/v1/tables/db/t", {"query": "SELECT id FROM db.t WHERE id = 5", "dialect": "trino"}
+        for path, request_body in (
             ("/api/v1/explain-query", query),
-            (f"{own}/explain", {"where": "id > 0"}),
-            (f"{own}/bitmap", {"where": "id > 0"}),
-            (f"{own}/plan-tables", {"predicate": "id > 0"}),
+            (f"{table_url}/explain", {"where": "id > 0"}),
+            (f"{table_url}/bitmap", {"where": "id > 0"}),
+            (f"{table_url}/plan-tables", {"predicate": "id > 0"}),
         ):
-            assert (await api("POST", path, sent)).status == 200, path
+            assert (await api("POST", path, request_body)).status == 200, path
         accept = {"Accept": "application/vnd.apache.arrow.stream"}
-        assert (await api("GET", f"{own}/files", headers=accept)).status == 200
+        assert (await api("GET", f"{table_url}/files", headers=accept)).status == 200
     for name in (
         "arrow",
         "seamark.formats.iceberg.expressions.sql",

@@ -47,8 +47,8 @@ def fill(url: str, namespace: str, text: str, appends: int = 3) -> None:
 class Swapper:
     """A thread that replaces entries of `own` by links to those of the same name in `other`, and restores them."""
 
-    def __init__(self, own: Path, other: Path, seed: int) -> None:
-        self._own, self._other = own, other
+    def __init__(self, own_table: Path, other: Path, seed: int) -> None:
+        self._own, self._other = own_table, other
         self._rng = random.Random(seed)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -97,15 +97,15 @@ def digests(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def copy_names(own: Path, other: Path, fitting: Path) -> None:
+def copy_names(own_table: Path, other: Path, fitting: Path) -> None:
     """Give the other tenant a file for each name that the writer has, data files with as many rows.
 
     Both tenants also get an old file that no table names, for orphan removal.
     """
     for folder in ("data", "metadata"):
-        (own / folder / "orphan.parquet").write_bytes(b"orphan")
-    for path in list_plain_files(own):
-        target = other / path.relative_to(own)
+        (own_table / folder / "orphan.parquet").write_bytes(b"orphan")
+    for path in list_plain_files(own_table):
+        target = other / path.relative_to(own_table)
         if not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(fitting if path.suffix == ".parquet" else path, target)
@@ -127,12 +127,12 @@ async def test_no_file_of_another_tenant_is_read_changed_or_deleted(
         (other,) = (warehouse / "theirs").iterdir()
         fitting = next((other / "data").rglob("*.parquet"))
         swaps = 0
-        for turn in range(ROUNDS):
+        for round_number in range(ROUNDS):
             await asyncio.to_thread(fill, server.url, "mine", "own")
-            own = max((warehouse / "mine").iterdir(), key=lambda path: path.stat().st_mtime_ns)
-            copy_names(own, other, fitting)
+            own_table = max((warehouse / "mine").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+            copy_names(own_table, other, fitting)
             before = digests(warehouse / "theirs")
-            with Swapper(own, other, seed * 100 + turn) as swapper:
+            with Swapper(own_table, other, seed * 100 + round_number) as swapper:
                 answers = [await send_request(server, warehouse, action) for action in rng.sample(ACTIONS * 2, 8)]
                 answers += [
                     await send_request(server, warehouse, "purge"),
@@ -141,7 +141,7 @@ async def test_no_file_of_another_tenant_is_read_changed_or_deleted(
             swaps += swapper.swaps
             assert digests(warehouse / "theirs") == before
             assert not any(SECRET in answer for answer in answers)
-            for path in list_plain_files(own):
+            for path in list_plain_files(own_table):
                 assert SECRET.encode() not in path.read_bytes(), path
             next_answer = await Api(server)("DELETE", "/v1/namespaces/mine/tables/t?purgeRequested=false")
             assert next_answer.status in (204, 404), next_answer.raw

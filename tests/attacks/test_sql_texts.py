@@ -44,7 +44,7 @@ async def server(tmp_path: Path) -> AsyncIterator[RunningServer]:
 async def test_one_text_is_parsed_at_a_time_and_others_are_answered(
     server: RunningServer, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started, answered = asyncio.Event(), threading.Event()
+    has_started, answered = asyncio.Event(), threading.Event()
     loop, original = asyncio.get_running_loop(), asyncio.to_thread
     at_once: list[int] = [0, 0]
 
@@ -53,7 +53,7 @@ async def test_one_text_is_parsed_at_a_time_and_others_are_answered(
         at_once[1] = max(at_once)
 
         def wait_and_work() -> Any:
-            loop.call_soon_threadsafe(started.set)
+            loop.call_soon_threadsafe(has_started.set)
             assert answered.wait(60)
             return work()
 
@@ -66,7 +66,7 @@ async def test_one_text_is_parsed_at_a_time_and_others_are_answered(
     path, body = TEXTS[name]
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         tasks: list[asyncio.Task[Answer]] = [group.create_task(Api(server)("POST", path, body)) for _ in range(3)]
-        await started.wait()
+        await has_started.wait()
         assert (await server.get("/v1/namespaces/db/tables/t"))[0] == 200
         assert not any(task.done() for task in tasks)
         answered.set()

@@ -57,24 +57,24 @@ async def _attackers_own(world: World) -> str:
     return str(answer["metadata"]["location"])
 
 
-async def _try(world: World, way: str, own: str) -> Answer:
+async def _try(world: World, way: str, own_location: str) -> Answer:
     method, path, body = OVERWRITES[way]
-    return await world.ask("mallory", method, path, json.loads(json.dumps(body).replace("OWN", own)))
+    return await world.ask("mallory", method, path, json.loads(json.dumps(body).replace("OWN", own_location)))
 
 
 async def _overwrite(world: World, path: str, **changes: Any) -> None:
     """Overwrite the metadata file, as a principal with access to the table's folder can."""
-    loaded = await world.good("mallory", "GET", path)
-    metadata = {**json.loads(world.read(loaded["metadata-location"])), **changes}
-    world.write(loaded["metadata-location"], json.dumps(metadata).encode())
+    answer = await world.good("mallory", "GET", path)
+    metadata = {**json.loads(world.read(answer["metadata-location"])), **changes}
+    world.write(answer["metadata-location"], json.dumps(metadata).encode())
     world.server.components.catalog.documents.cache.clear()
 
 
 async def _rename_file(world: World, kind: str, name: str) -> None:
     """Let an admin register the metadata under a name without a digest, as from another catalog."""
-    loaded = await world.good("mallory", "GET", f"{NAMES}/{kind}s/{name}")
-    location = loaded["metadata-location"].rpartition("/")[0] + "/v1.metadata.json"
-    world.write(location, world.read(loaded["metadata-location"]))
+    answer = await world.good("mallory", "GET", f"{NAMES}/{kind}s/{name}")
+    location = answer["metadata-location"].rpartition("/")[0] + "/v1.metadata.json"
+    world.write(location, world.read(answer["metadata-location"]))
     if kind == "view":
         await world.good("root", "DELETE", f"{NAMES}/views/{name}")
     body = {"name": name, "metadata-location": location, "overwrite": True}
@@ -85,7 +85,7 @@ async def _rename_file(world: World, kind: str, name: str) -> None:
 @pytest.mark.each_value
 @pytest.mark.parametrize("way", OVERWRITES)
 @pytest.mark.parametrize(
-    ("kind", "named"),
+    ("kind", "target_name"),
     [
         ("location", "by content"),
         ("moved location", "freely"),
@@ -94,18 +94,18 @@ async def _rename_file(world: World, kind: str, name: str) -> None:
     ],
 )
 async def test_forged_metadata_causes_no_write_or_listing_elsewhere(
-    tmp_path: Path, way: str, kind: str, named: str
+    tmp_path: Path, way: str, kind: str, target_name: str
 ) -> None:
     async with open_world(tmp_path, random.Random(7)) as world:
-        own = await _attackers_own(world)
-        if named == "freely":
+        own_location = await _attackers_own(world)
+        if target_name == "freely":
             await _rename_file(world, "table", "t")
             await _rename_file(world, "view", "v")
         before = await world.fingerprint()
         for path in (f"{NAMES}/tables/t", f"{NAMES}/views/v"):
             await _overwrite(world, path, location=world.hints[kind][0])
         world.touched.clear()
-        answer = await _try(world, way, own)
+        answer = await _try(world, way, own_location)
         assert answer.error[:2] == (403, "ForbiddenException"), answer.raw
         assert not world.list_touched_of_victim()
         assert await world.fingerprint() == before
@@ -114,9 +114,9 @@ async def test_forged_metadata_causes_no_write_or_listing_elsewhere(
 @pytest.mark.parametrize("way", OVERWRITES)
 async def test_same_requests_work_with_unchanged_metadata(tmp_path: Path, way: str) -> None:
     async with open_world(tmp_path, random.Random(8)) as world:
-        own = await _attackers_own(world)
+        own_location = await _attackers_own(world)
         world.server.components.catalog.documents.cache.clear()
-        answer = await _try(world, way, own)
+        answer = await _try(world, way, own_location)
         assert answer.status < 300, answer.raw
 
 
@@ -125,12 +125,16 @@ async def test_overwritten_metadata_is_not_served(tmp_path: Path, codec: str) ->
     async with open_world(tmp_path, random.Random(12)) as world:
         await _attackers_own(world)
         properties = set_properties(**{"write.metadata.compression-codec": codec})
-        loaded = await world.good("mallory", "POST", f"{NAMES}/tables/t", properties)
-        location = loaded["metadata-location"]
-        whole = world.read(location)
+        loaded_table = await world.good("mallory", "POST", f"{NAMES}/tables/t", properties)
+        location = loaded_table["metadata-location"]
+        whole_file = world.read(location)
         documents = world.server.components.catalog.documents
-        for changed in (whole + b" ", whole[:-1], whole[:40] + bytes([whole[40] ^ 1]) + whole[41:]):
-            world.write(location, changed)
+        for changed_file in (
+            whole_file + b" ",
+            whole_file[:-1],
+            whole_file[:40] + bytes([whole_file[40] ^ 1]) + whole_file[41:],
+        ):
+            world.write(location, changed_file)
             documents.cache.clear()
             answer = await world.ask("mallory", "GET", f"{NAMES}/tables/t")
             assert answer.error[:2] == (403, "ForbiddenException"), answer.raw
@@ -138,7 +142,7 @@ async def test_overwritten_metadata_is_not_served(tmp_path: Path, codec: str) ->
             assert (await world.ask("root", "DELETE", f"{NAMES}/tables/t?purgeRequested=true")).status == 204
             dropped = (await world.good("root", "GET", "/api/v1/dropped"))["dropped"]
             (row,) = [item for item in dropped if item["name"] == "t"]
-            world.write(location, whole)
+            world.write(location, whole_file)
             documents.cache.clear()
             await world.good("root", "POST", f"/api/v1/dropped/{row['id']}/undrop")
             assert (await world.good("mallory", "GET", f"{NAMES}/tables/t"))["metadata-location"] == location
@@ -185,12 +189,12 @@ def _set(properties: dict[str, str]) -> dict[str, Any]:
 async def test_no_file_is_written_to_a_path_claimed_by_another_table(tmp_path: Path, way: str, name: str) -> None:
     """The table was moved out of the attacker's namespace, so its path is still below the namespace's folder."""
     async with open_world(tmp_path, random.Random(9)) as world:
-        own = await _attackers_own(world)
+        own_location = await _attackers_own(world)
         before = await world.fingerprint()
-        for place, status in ((world.hints["moved location"][0], 400), (f"{own}-more", 200)):
+        for place, status in ((world.hints["moved location"][0], 400), (f"{own_location}-more", 200)):
             world.touched.clear()
             method, path, body = MOVES[way]({name: place})
-            text = json.dumps(body).replace("OWN", own)
+            text = json.dumps(body).replace("OWN", own_location)
             answer = await world.ask("mallory", method, path, json.loads(text))
             assert answer.status == status, answer.raw
             assert not world.list_touched_of_victim()
@@ -199,11 +203,11 @@ async def test_no_file_is_written_to_a_path_claimed_by_another_table(tmp_path: P
 
 async def test_no_file_is_written_for_the_uuid_of_another_table(tmp_path: Path) -> None:
     async with open_world(tmp_path, random.Random(10)) as world:
-        own = await _attackers_own(world)
+        own_location = await _attackers_own(world)
         for uuid, location in (
             (world.hints["uuid"][0], world.hints["location"][0]),
             (world.hints["moved uuid"][0], world.hints["moved location"][0]),
-            (world.hints["moved uuid"][0], f"{own}-staged"),
+            (world.hints["moved uuid"][0], f"{own_location}-staged"),
         ):
             world.touched.clear()
             method, path, body = MOVES["a staged table"]({})

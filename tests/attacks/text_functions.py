@@ -95,7 +95,7 @@ def _types(node: ast.FunctionDef) -> tuple[list[str], dict[str, str]] | None:
     return [spellings[item.arg] for item in required], {item.arg: spellings[item.arg] for item in named_arguments}
 
 
-def _call(function: Any, positional: list[str], named: dict[str, str]) -> Callable[[str], object]:
+def _call(function: Any, positional: list[str], keyword_arguments: dict[str, str]) -> Callable[[str], object]:
     plain = inspect.unwrap(function)  # A cache would answer the second measurement.
 
     def value(kind: str, text: str) -> Any:
@@ -105,7 +105,9 @@ def _call(function: Any, positional: list[str], named: dict[str, str]) -> Callab
 
     def call(text: str) -> object:
         with suppress(Exception):
-            answer = plain(*(value(kind, text) for kind in positional), **{k: value(v, text) for k, v in named.items()})
+            answer = plain(
+                *(value(kind, text) for kind in positional), **{k: value(v, text) for k, v in keyword_arguments.items()}
+            )
             if isinstance(answer, GeneratorType):
                 return list(answer)
             return answer

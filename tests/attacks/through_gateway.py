@@ -30,8 +30,8 @@ OF_BUCKETS = ("list", "delete", "copy")
 
 async def keys_of(world: World, principal: str, path: str) -> dict[str, str]:
     """Return the config of a table; empty without access."""
-    loaded = await world.ask(principal, "GET", path, headers=VENDING_HEADER)
-    return loaded.json.get("config", {}) if loaded.status == 200 else {}
+    answer = await world.ask(principal, "GET", path, headers=VENDING_HEADER)
+    return answer.json.get("config", {}) if answer.status == 200 else {}
 
 
 async def fill_cache(world: World) -> None:
@@ -56,7 +56,7 @@ async def send(
     data: bytes | None = None,
     **headers: str,
 ) -> tuple[int, bytes, dict[str, str]]:
-    signed = sign_headers(
+    signed_headers = sign_headers(
         RequestTarget(method, path, query, {"host": urlsplit(world.gateway).netloc, **headers}),
         access_key_id=keys.get("s3.access-key-id", "SMKAAAAAAAAAAAAAAAAA"),
         secret=keys.get("s3.secret-access-key", "none"),
@@ -68,7 +68,7 @@ async def send(
     url = URL(f"{world.gateway}{path}{'?' if query else ''}{query}", encoded=True)
     async with (
         aiohttp.ClientSession(auto_decompress=False) as http,
-        http.request(method, url, headers=signed, data=data, allow_redirects=False) as answer,
+        http.request(method, url, headers=signed_headers, data=data, allow_redirects=False) as answer,
     ):
         return answer.status, await answer.read(), dict(answer.headers)
 
@@ -79,20 +79,20 @@ async def reach_through_gateway(c: Campaign, name: str) -> None:
     if not world.gateway:
         return
     principal = rng.choice(HOSTILE)
-    loaded = await c.ask(principal, "GET", f"{NAMES}/tables/{name}", headers=VENDING_HEADER)
-    keys = dict(loaded.json.get("config", {})) if loaded.status == 200 else {}
-    location = loaded.json["metadata"]["location"] if loaded.status == 200 else f"s3://{world.bucket}/lake/none"
-    own = location.removeprefix(f"s3://{world.bucket}/")
+    answer = await c.ask(principal, "GET", f"{NAMES}/tables/{name}", headers=VENDING_HEADER)
+    keys = dict(answer.json.get("config", {})) if answer.status == 200 else {}
+    location = answer.json["metadata"]["location"] if answer.status == 200 else f"s3://{world.bucket}/lake/none"
+    own_location = location.removeprefix(f"s3://{world.bucket}/")
     for kind in ("data file", "manifest", "metadata file", "location"):
         place = c.hint(kind, f"s3://{world.bucket}/lake/no").removeprefix(f"s3://{world.bucket}/")
-        up = "/".join([".."] * (own.count("/") + 1))
+        up = "/".join([".."] * (own_location.count("/") + 1))
         target = rng.choice(
             (
                 f"/{world.bucket}/{quote(place)}",
                 f"/{world.bucket}/{quote(place)}",
                 f"/{world.bucket}/{quote(place)}",
-                f"/{world.bucket}/{own}/{up}/{quote(place)}",
-                f"/{world.bucket}/{own}/{up.replace('..', '%2e%2e')}/{quote(place)}",
+                f"/{world.bucket}/{own_location}/{up}/{quote(place)}",
+                f"/{world.bucket}/{own_location}/{up.replace('..', '%2e%2e')}/{quote(place)}",
                 f"/{world.bucket}//{quote(place)}",
                 f"/{world.bucket.upper()}/{quote(place)}",
                 f"//{world.bucket}/{quote(place)}",
@@ -114,20 +114,20 @@ async def reach_through_gateway(c: Campaign, name: str) -> None:
         way = rng.choice(("object", "object", "object", *OF_BUCKETS))
         data = b"evil" if method in ("PUT", "POST") and not query else None
         if way == "list":
-            prefix = rng.choice((quote(place, safe=""), quote(f"{own}/{up}/{place}", safe=""), "", "lake%2F"))
+            prefix = rng.choice((quote(place, safe=""), quote(f"{own_location}/{up}/{place}", safe=""), "", "lake%2F"))
             method, target, query, data = "GET", f"/{world.bucket}", f"list-type=2&prefix={prefix}", None
         elif way == "delete":
             xml = f"<Delete><Object><Key>{place}</Key></Object></Delete>"
             method, target, query, data = "POST", f"/{world.bucket}", "delete=", xml.encode()
         elif way == "copy":
             method, query, data = "PUT", rng.choice(("", "partNumber=1&uploadId=1")), None
-            target = f"/{world.bucket}/{own}/data/copied"
+            target = f"/{world.bucket}/{own_location}/data/copied"
             headers = {"x-amz-copy-source": f"/{world.bucket}/{quote(place)}"}
-        status, body, answered = await send(world, _forge_keys(c, keys), method, target, query, data, **headers)
+        status, body, response_headers = await send(world, _forge_keys(c, keys), method, target, query, data, **headers)
         c.steps.append(f"{principal or 'stranger'} by the gateway: {method} {target}?{query} {headers} -> {status}")
-        result = world.secrets.find_leaks(body, answered)
-        if result:
-            c.report(f"the gateway's answer has {', '.join(map(str, result))}")
+        leaks = world.secrets.find_leaks(body, response_headers)
+        if leaks:
+            c.report(f"the gateway's answer has {', '.join(map(str, leaks))}")
         if status < 300:
             c.report("the gateway answered a request for the victim's objects")
         if status >= 500 and status != 503:
@@ -143,7 +143,7 @@ def _forge_keys(c: Campaign, keys: dict[str, str]) -> dict[str, Any]:
     if c.rng.random() < 0.5:
         raw[c.rng.randrange(len(raw))] ^= 1 << c.rng.randrange(8)
     else:
-        own = keys.get("s3.endpoint", "x").encode()
-        raw = bytearray(bytes(raw).replace(own[:8], b"elsewher"))
+        endpoint = keys.get("s3.endpoint", "x").encode()
+        raw = bytearray(bytes(raw).replace(endpoint[:8], b"elsewher"))
         raw = raw[: -c.rng.randrange(1, 40)]
     return {**keys, "s3.session-token": base64.urlsafe_b64encode(bytes(raw)).decode().rstrip("=")}

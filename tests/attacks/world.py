@@ -28,7 +28,7 @@ from seamark.metaserver.objects.s3 import S3Objects
 from seamark.metaserver.server import gateway
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
-from tests.api.client import VIEW_VERSION, Answer, Api, function_document, new_key
+from tests.api.client import VIEW_VERSION, Answer, Api, build_function_document, create_key
 from tests.attacks.oracle import Secrets
 from tests.server.rig import RunningServer, running
 from tests.services.process import free_port
@@ -68,15 +68,15 @@ class World:
     touched: list[str] = field(default_factory=list)
     """Locations of all files that the server has created or deleted. A file may be gone before `files` is called."""
 
-    async def ask(self, principal: str, method: str, path: str, body: Any = None, **more: Any) -> Answer:
-        headers = dict(more.pop("headers", {}))
+    async def ask(self, principal: str, method: str, path: str, body: Any = None, **options: Any) -> Answer:
+        headers = dict(options.pop("headers", {}))
         if principal:
             headers.setdefault("Authorization", f"Bearer {self.tokens[principal]}")
-        return await self.api(method, path, body, headers=headers, **more)
+        return await self.api(method, path, body, headers=headers, **options)
 
-    async def good(self, principal: str, method: str, path: str, body: Any = None, **more: Any) -> Any:
+    async def good(self, principal: str, method: str, path: str, body: Any = None, **options: Any) -> Any:
         """Send a request that must succeed, and return its JSON."""
-        answer = await self.ask(principal, method, path, body, **more)
+        answer = await self.ask(principal, method, path, body, **options)
         assert answer.status < 300, (method, path, answer.raw)
         return answer.json if answer.raw else None
 
@@ -96,12 +96,12 @@ class World:
         else:
             self._s3("put_object", location, Body=data)
 
-    def _s3(self, operation: str, location: str, **more: Any) -> Any:
+    def _s3(self, operation: str, location: str, **options: Any) -> Any:
         assert self.s3 is not None
         bucket, _, key = location.removeprefix("s3://").partition("/")
         client = self.s3.client()  # put_object replaces an existing object.
         try:
-            return getattr(client, operation)(Bucket=bucket, Key=key, **more)
+            return getattr(client, operation)(Bucket=bucket, Key=key, **options)
         finally:
             client.close()
 
@@ -140,10 +140,10 @@ class World:
         for path in paths:
             results[path] = _digest((await self.ask("root", "GET", path)).raw)
         for table in self.hints["table"]:
-            loaded = await self.good("root", "GET", f"{names}/tables/{table}")
+            loaded_table = await self.good("root", "GET", f"{names}/tables/{table}")
             known_ids = [
-                loaded["metadata-location"],
-                loaded["metadata"],
+                loaded_table["metadata-location"],
+                loaded_table["metadata"],
             ]  # The credentials in `config` change with the time.
             results[f"{names}/tables/{table}"] = _digest(json.dumps(known_ids).encode())
             answer = await self.good("root", "GET", f"/api/v1/tables/{self.victim}/{table}/indexes")
@@ -328,11 +328,11 @@ class _Planting:
 
     async def _handles_of(self, name: str) -> None:
         world = self.world
-        loaded = await world.good("root", "GET", f"/v1/namespaces/{world.victim}/tables/{name}")
-        metadata = loaded["metadata"]
+        answer = await world.good("root", "GET", f"/v1/namespaces/{world.victim}/tables/{name}")
+        metadata = answer["metadata"]
         self.hint("uuid", metadata["table-uuid"])
         self.hint("location", metadata["location"])
-        self.hint("metadata file", loaded["metadata-location"])
+        self.hint("metadata file", answer["metadata-location"])
         for snapshot in metadata["snapshots"]:
             self.hint("snapshot", snapshot["snapshot-id"])
             self.hint("manifest list", snapshot["manifest-list"])
@@ -348,28 +348,28 @@ class _Planting:
         answers.
         """
         world = self.world
-        own = f"/api/v1/tables/{world.victim}/{name}"
+        table_name = f"/api/v1/tables/{world.victim}/{name}"
         standard = f"/v1/namespaces/{world.victim}/tables/{name}"
-        loaded = await world.good("root", "GET", standard)
-        columns = [field["name"] for field in loaded["metadata"]["schemas"][-1]["fields"]]
+        loaded_table = await world.good("root", "GET", standard)
+        columns = [field["name"] for field in loaded_table["metadata"]["schemas"][-1]["fields"]]
         index = self.hint("index", f"byowner{self.mark}")
-        await world.good("viola", "PUT", f"{own}/indexes/{index}", {"kind": "bloom", "columns": [columns[1]]})
-        build = await world.good("viola", "POST", f"{own}/indexes/{index}/builds")
+        await world.good("viola", "PUT", f"{table_name}/indexes/{index}", {"kind": "bloom", "columns": [columns[1]]})
+        build = await world.good("viola", "POST", f"{table_name}/indexes/{index}/builds")
         self.hint("build", build["build-id"])
-        plan = await world.good("rita", "POST", f"{own}/plan-tables", {"predicate": f'"{columns[0]}" > 1'})
+        plan = await world.good("rita", "POST", f"{table_name}/plan-tables", {"predicate": f'"{columns[0]}" > 1'})
         self.hint("plan table", plan["name"])
         headers = {"X-Seamark-Plans": self.hint("audience", f"audience{self.mark}")}
         expected = {"predicate": f'"{columns[0]}" > 2', "lease-s": 600}
-        answer = await world.good("rita", "POST", f"{own}/plan-tables", expected, headers=headers)
+        answer = await world.good("rita", "POST", f"{table_name}/plan-tables", expected, headers=headers)
         self.hint("plan snapshot", answer["plan-snapshot-id"])
         scan = await world.good("rita", "POST", f"{standard}/plan", {})
         for token in scan.get("plan-tasks", ()):
             self.hint("plan task", token)
-        page = await world.good("rita", "GET", f"{own}/files?limit=1")
+        page = await world.good("rita", "GET", f"{table_name}/files?limit=1")
         self.hint("page token", page["next-page-token"])
-        page = await world.good("rita", "GET", f"{own}/stats/{columns[0]}?limit=1")
+        page = await world.good("rita", "GET", f"{table_name}/stats/{columns[0]}?limit=1")
         self.hint("page token", page["next-page-token"])
-        key = new_key()
+        key = create_key()
         staged = {"name": f"staged{self.mark}", "schema": SCHEMA, "stage-create": True}
         creation = await world.good("viola", "POST", f"/v1/namespaces/{world.victim}/tables", staged)
         for text in creation.get("config", {}).values():
@@ -383,7 +383,7 @@ class _Planting:
         report = {
             "report-type": "scan-report",
             "table-name": name,
-            "snapshot-id": loaded["metadata"]["current-snapshot-id"],
+            "snapshot-id": loaded_table["metadata"]["current-snapshot-id"],
             "filter": {"type": "eq", "term": columns[1], "value": self.secret("value in a report")},
             "schema-id": 0,
             "projected-field-ids": [1],
@@ -411,15 +411,15 @@ class _Planting:
         answer = await world.good("viola", "POST", f"{names}/views", view)
         self.hint("view file", answer["metadata-location"])
         self.hint("location", answer["metadata"]["location"])
-        document = function_document()
+        document = build_function_document()
         version = document["definitions"][0]["versions"][0]
         version["representations"][0]["sql"] = f"x + '{self.secret('body of a function')}'"
         name = self.hint("function", f"score{self.mark}")
         await world.good("viola", "PUT", f"/api/v1/functions/{world.victim}/{name}", document)
         form = f"grant_type=client_credentials&client_secret={world.tokens['viola']}".encode()
         headers = {"Content-Type": "application/x-www-form-urlencoded"}
-        issued = await world.ask("", "POST", "/v1/oauth/tokens", form, headers=headers)
-        self.world.secrets.plant("access token", issued.json["access_token"], value=True)
+        issued_token = await world.ask("", "POST", "/v1/oauth/tokens", form, headers=headers)
+        self.world.secrets.plant("access token", issued_token.json["access_token"], value=True)
 
 
 KINDS = (

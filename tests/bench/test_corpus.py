@@ -10,7 +10,7 @@ import duckdb
 import pytest
 
 from bench import readme
-from bench.corpus.needed import RowsDiffer, TableCopies, find_smallest_set, rows_of
+from bench.corpus.needed import RowsDiffer, TableCopies, count_rows, find_smallest_set
 from bench.corpus.run import ALL_FILES, NEEDED_FILES, PEER, queries, run
 from bench.report import OURS
 
@@ -34,7 +34,7 @@ def test_needed_files_cannot_be_pruned(tmp_path: Path) -> None:
         con.execute(f"CREATE VIEW days AS FROM read_parquet({days})")
 
         def find_needed(text: str) -> list[int]:
-            return held_rows.count_needed_files("s", text, rows_of(con, text))
+            return held_rows.count_needed_files("s", text, count_rows(con, text))
 
         assert find_needed("SELECT sum(amount) FROM fact JOIN days USING (day) WHERE kind = 3") == [2, 1]
         assert find_needed("SELECT count(*) FROM fact WHERE day > 20") == [0]
@@ -47,7 +47,7 @@ def test_needed_files_cannot_be_pruned(tmp_path: Path) -> None:
         twice = "SELECT (SELECT sum(fact.amount) FROM fact WHERE day = 1), (SELECT count(*) FROM fact WHERE day > 3)"
         assert find_needed(twice) == [1, 4]
         with pytest.raises(RowsDiffer):
-            held_rows.count_needed_files("s", "SELECT max(day) FROM fact", rows_of(con, "SELECT 1"))
+            held_rows.count_needed_files("s", "SELECT max(day) FROM fact", count_rows(con, "SELECT 1"))
 
 
 @pytest.mark.parametrize("expected", [set(), {0}, {39}, {2, 3, 26}, set(range(40)), set(range(5, 33))])
@@ -65,7 +65,7 @@ def test_queries_read_fewer_files_than_duckdb_alone(tmp_path: Path) -> None:
         row = rows[query.title, "files"]
         assert row.values[OURS] <= row.values[ALL_FILES], row
         assert row.values[NEEDED_FILES] <= row.values[ALL_FILES], row
-    every = rows[f"all: {len(queries())} queries", "files read"].values
-    assert every[OURS] < every[PEER] < every[ALL_FILES]
+    file_counts = rows[f"all: {len(queries())} queries", "files read"].values
+    assert file_counts[OURS] < file_counts[PEER] < file_counts[ALL_FILES]
     pruned = rows[f"all: {len(queries())} queries", "read fewer than all files"]
     assert pruned.values[OURS] > pruned.values[PEER] > 0

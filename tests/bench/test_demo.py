@@ -26,15 +26,15 @@ from seamark.commands.demo.demo import DemoLookup, DemoResult
 from seamark.commands.demo.demo import show as show_lookup
 from seamark.connector.client.engines import catalog_conf
 from tests.services.java import SHORT_LIVED
-from tests.services.process import REPO, http_ok
+from tests.services.process import REPO, is_http_ok
 
 
 def demo(**env: str) -> subprocess.CompletedProcess[str]:
     """Run the demo in a separate process, as `make demo` starts it, without the tests' JVM."""
     argv = [sys.executable, "-m", "bench.demo"]
     java = {"JDK_JAVA_OPTIONS": " ".join(SHORT_LIVED)}
-    small = {"SCALE": "0.01", "FILES": "30", "ROUNDS": "1", "TRINO": "0", "COLUMNS": "100"}
-    environment = {**os.environ, **java, **small, **env}
+    small_environment = {"SCALE": "0.01", "FILES": "30", "ROUNDS": "1", "TRINO": "0", "COLUMNS": "100"}
+    environment = {**os.environ, **java, **small_environment, **env}
     return subprocess.run(argv, env=environment, cwd=REPO, capture_output=True, text=True, timeout=600)
 
 
@@ -55,7 +55,7 @@ def test_empty_settings_use_their_defaults() -> None:
     assert not Options.read({"TRINO": "0"}).trino
 
 
-def test_folder_of_something_else_is_never_emptied(tmp_path: Path) -> None:
+def test_folder_with_foreign_files_is_never_emptied(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("x")
     with pytest.raises(DemoFailed, match="DEMO_HOME"), home(Options(keep=True, home=tmp_path)):
         pass
@@ -130,9 +130,9 @@ def test_demo_gives_right_answers_from_fewer_files_and_a_kept_server_runs_the_pr
     finally:
         os.kill(document["pid"], signal.SIGTERM)
         deadline = time.monotonic() + 40
-        while http_ok(f"{document['url']}/healthz") and time.monotonic() < deadline:
+        while is_http_ok(f"{document['url']}/healthz") and time.monotonic() < deadline:
             time.sleep(0.1)
-    assert not http_ok(f"{document['url']}/healthz")
+    assert not is_http_ok(f"{document['url']}/healthz")
 
 
 def check_table(output: str) -> None:

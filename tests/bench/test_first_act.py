@@ -20,7 +20,7 @@ from rich.progress import Progress
 
 from seamark.commands.demo import demo, streaming
 from seamark.commands.main import cli
-from tests.services.process import REPO, http_ok
+from tests.services.process import REPO, is_http_ok
 from tests.services.seamark import Seamark
 
 ARGV = [sys.executable, "-c", "from seamark.commands.main import main; main()", "demo"]
@@ -58,10 +58,10 @@ def test_demo_ends_with_its_server(tmp_path: Path) -> None:
     with subprocess.Popen(argv, env=environment(tmp_path), cwd=REPO, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         url = next(matches[0] for line in process.stdout if (matches := re.findall(r"http://127\.0\.0\.1:\d+", line)))
-        assert http_ok(f"{url}/readyz")
+        assert is_http_ok(f"{url}/readyz")
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 128 + signal.SIGTERM
-    assert not http_ok(f"{url}/readyz")
+    assert not is_http_ok(f"{url}/readyz")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -82,9 +82,9 @@ def test_wrong_answer_fails_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_row_that_pyiceberg_does_not_return_fails_the_demo() -> None:
     rows = pa.table({"id": [2, 0, 1]})
     streaming._check(rows, 3)
-    for wrong in (rows.slice(1), pa.table({"id": [0, 1, 1, 2]}), pa.table({"id": [0, 1, 3]})):
+    for wrong_rows in (rows.slice(1), pa.table({"id": [0, 1, 1, 2]}), pa.table({"id": [0, 1, 3]})):
         with pytest.raises(click.ClickException, match="but 3 were posted"):
-            streaming._check(wrong, 3)
+            streaming._check(wrong_rows, 3)
 
 
 @pytest.mark.parametrize("files", ["0", "-1", "20001", "many"])

@@ -22,13 +22,13 @@ from pyiceberg.transforms import BucketTransform
 from pyiceberg.types import LongType, StringType
 
 from bench.planning import ragged
-from bench.planning.columns import columns
-from bench.planning.filters import FILTERS, small_filter
+from bench.planning.columns import build_columns
+from bench.planning.filters import FILTERS, build_small_filter
 from bench.planning.java_peer import java_planner
 from bench.planning.plans import Plan, PlansDiffer, fingerprint
 from bench.planning.pyiceberg_peer import PyIcebergPlanner
 from bench.planning.run import BENCHES
-from bench.planning.tables import Table, table
+from bench.planning.tables import Table, generate_table
 from tests.services.process import REPO
 
 FILES = 2500
@@ -42,7 +42,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def generated_table(cache: Path) -> Table:
-    return table(FILES, cache=cache)
+    return generate_table(FILES, cache=cache)
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +63,8 @@ def entries(generated_table: Table) -> list[dict[str, Any]]:
     "value", [0, 1, -1, 63, 64, -64, -65, 8191, 8192, 2**31 - 1, -(2**31), 2**62, 2**63 - 1, -(2**63)]
 )
 def test_varint_has_avros_encoding(value: int) -> None:
-    read = fastavro.schemaless_reader(io.BytesIO(ragged.varint_bytes(value)), "long", None)
-    assert read == value
+    read_long = fastavro.schemaless_reader(io.BytesIO(ragged.encode_varint(value)), "long", None)
+    assert read_long == value
 
 
 @pytest.mark.parametrize(
@@ -96,15 +96,15 @@ def test_planners_that_keep_different_files_are_not_compared() -> None:
 @pytest.mark.parametrize(("files", "options"), [(0, {}), (10, {"column_count": 3}), (10, {"files_per_day": 100})])
 def test_impossible_table_is_rejected(files: int, options: dict[str, int], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="a table needs"):
-        table(files, cache=tmp_path, **options)
+        generate_table(files, cache=tmp_path, **options)
 
 
 def test_every_file_has_counts_and_bounds_of_every_column(entries: list[dict[str, Any]]) -> None:
-    ids = {column.id for column in columns(20)}
-    floats = {column.id for column in columns(20) if column.type in ("float", "double")}
-    (comment,) = (column.id for column in columns(20) if column.name == "comment")
+    ids = {column.id for column in build_columns(20)}
+    floats = {column.id for column in build_columns(20) if column.type in ("float", "double")}
+    (comment,) = (column.id for column in build_columns(20) if column.name == "comment")
     assert len(entries) == FILES
-    without = 0
+    missing_count = 0
     for entry in entries:
         assert set(entry["column_sizes"]) == set(entry["value_counts"]) == set(entry["null_value_counts"]) == ids
         assert set(entry["nan_value_counts"]) == floats
@@ -114,9 +114,9 @@ def test_every_file_has_counts_and_bounds_of_every_column(entries: list[dict[str
         assert bounded == set(entry["upper_bounds"])
         only_nulls = entry["null_value_counts"][comment] == entry["record_count"]
         assert bounded == (ids - {comment} if only_nulls else ids)
-        without += only_nulls
+        missing_count += only_nulls
         assert entry["split_offsets"] == list(range(4, entry["file_size_in_bytes"] + 4, 128 << 20))
-    assert 0 < without < FILES // 10
+    assert 0 < missing_count < FILES // 10
 
 
 def test_lower_bounds_are_not_above_upper_bounds_in_any_type(
@@ -191,21 +191,21 @@ def test_spec_buckets_a_long_like_other_implementations(generated_table: Table) 
 def test_existing_table_is_reused_unless_it_was_moved(generated_table: Table, cache: Path, tmp_path: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in generated_table.folder.rglob("*")}
     steps: list[int] = []
-    assert table(FILES, cache=cache, progress=lambda done, of: steps.append(done)) == generated_table
+    assert generate_table(FILES, cache=cache, progress=lambda done, of: steps.append(done)) == generated_table
     assert steps == []
     assert {path: path.stat().st_mtime_ns for path in generated_table.folder.rglob("*")} == before
-    moved = tmp_path / generated_table.folder.name
-    moved.mkdir()
-    (moved / "made.json").write_text((generated_table.folder / "made.json").read_text())
-    second_table = table(FILES, cache=tmp_path, workers=1, progress=lambda done, of: steps.append(done))
+    moved_folder = tmp_path / generated_table.folder.name
+    moved_folder.mkdir()
+    (moved_folder / "made.json").write_text((generated_table.folder / "made.json").read_text())
+    second_table = generate_table(FILES, cache=tmp_path, workers=1, progress=lambda done, total: steps.append(done))
     assert steps == [3]
-    assert second_table.folder == moved
+    assert second_table.folder == moved_folder
 
 
 def test_same_table_has_the_same_statistics_at_any_location(
     generated_table: Table, entries: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    second_table = table(FILES, cache=tmp_path)
+    second_table = generate_table(FILES, cache=tmp_path)
     (first,) = (second_table.folder / "metadata").glob(f"{_first_manifest(second_table)}")
     with first.open("rb") as file:
         for entry, expected in zip(fastavro.reader(file), entries, strict=False):
@@ -221,21 +221,21 @@ def _first_manifest(table: Table) -> str:
 
 
 def test_interrupted_table_leaves_no_file(tmp_path: Path) -> None:
-    def interrupt(files_done: int, of: int) -> None:
+    def interrupt(files_done: int, total: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        table(100, cache=tmp_path, workers=1, progress=interrupt)
+        generate_table(100, cache=tmp_path, workers=1, progress=interrupt)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_wider_table_repeats_the_columns_under_new_names(tmp_path: Path) -> None:
-    wide = table(100, column_count=100, files_per_day=16, cache=tmp_path, workers=1)
-    schema = StaticTable.from_metadata(wide.metadata_location).schema()
+    wide_table = generate_table(100, column_count=100, files_per_day=16, cache=tmp_path, workers=1)
+    schema = StaticTable.from_metadata(wide_table.metadata_location).schema()
     assert len(schema.fields) == 100
     assert len({field.name for field in schema.fields}) == 100
     assert {field.name for field in schema.fields} >= {"ts", "comment", "event_id_2", "comment_5"}
-    plan = PyIcebergPlanner(wide.metadata_location).plan({"type": "eq", "term": "day", "value": "2024-01-02"})
+    plan = PyIcebergPlanner(wide_table.metadata_location).plan({"type": "eq", "term": "day", "value": "2024-01-02"})
     assert plan.files == 16
 
 
@@ -246,11 +246,11 @@ def test_pyiceberg_and_java_keep_the_same_files_by_every_filter(generated_table:
         assert java.plan(True).answer == python.plan(True).answer
         assert java.plan(True).files == FILES
         for expected in FILTERS.values():
-            theirs = java.plan(expected.expression(generated_table))
-            theirs.check_same(python.plan(expected.expression(generated_table)), expected.name)
-            for plan in (theirs, java.plan(expected.expression(generated_table, turn=2000))):
+            java_files = java.plan(expected.expression(generated_table))
+            java_files.check_same(python.plan(expected.expression(generated_table)), expected.name)
+            for plan in (java_files, java.plan(expected.expression(generated_table, round_number=2000))):
                 assert 0 < plan.files < FILES, expected.name
-        assert 0 < java.plan(small_filter(generated_table)).files < 20
+        assert 0 < java.plan(build_small_filter(generated_table)).files < 20
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from typing import Any
 import duckdb
 import pytest
 
-from bench.ssb.generate import TABLES, dimension_rows, generate, table_path
+from bench.ssb.generate import TABLES, dimension_rows, generate, get_table_path
 from bench.ssb.queries import QUERIES, Oracle
 
 SCALE = 0.02
@@ -30,7 +30,7 @@ class Data:
     def __init__(self, folder: Path) -> None:
         self.db = duckdb.connect()
         for table in TABLES:
-            self.db.execute(f"CREATE VIEW \"{table}\" AS FROM '{table_path(folder, table)}'")
+            self.db.execute(f"CREATE VIEW \"{table}\" AS FROM '{get_table_path(folder, table)}'")
 
     def fetch_value(self, sql: str) -> Any:
         row = self.db.execute(sql).fetchone()
@@ -94,10 +94,10 @@ def test_facts_stay_in_their_domains(data: Data) -> None:
         "lo_orderdate": (19920101, 19980802),
     }
     for column, (low, high) in bounds.items():
-        result = data.fetch_value(f"SELECT min({column}), max({column}) FROM lineorder")
-        assert low <= result[0] <= result[1] <= high, column
+        extremes = data.fetch_value(f"SELECT min({column}), max({column}) FROM lineorder")
+        assert low <= extremes[0] <= extremes[1] <= high, column
         if high < 100:
-            assert result == (low, high), column
+            assert extremes == (low, high), column
     assert data.column("SELECT DISTINCT lo_orderpriority FROM lineorder") == {
         "1-URGENT", "2-HIGH", "3-MEDIUM", "4-NOT SPECIFIED", "5-LOW",
     }  # fmt: skip
@@ -197,7 +197,7 @@ def test_facts_are_ordered_by_date(data: Data) -> None:
 def test_same_scale_gives_the_same_data_and_is_generated_once(folder: Path, tmp_path: Path) -> None:
     generate_result = generate(tmp_path, SCALE)
     for table in TABLES:
-        assert table_path(generate_result, table).read_bytes() == table_path(folder, table).read_bytes()
+        assert get_table_path(generate_result, table).read_bytes() == get_table_path(folder, table).read_bytes()
     steps: list[str] = []
     assert generate(tmp_path, SCALE, lambda step, *_: steps.append(step)) == generate_result
     assert steps == []

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from bench.report import OURS
-from bench.ssb.generate import generate, table_path
+from bench.ssb.generate import generate, get_table_path
 from bench.ssb.queries import QUERIES
 from bench.trino.asking import Answer, _milliseconds
 from bench.trino.lake import LAYOUTS
@@ -32,7 +32,7 @@ class Files:
 @pytest.mark.slow
 def test_bound_is_the_number_of_files_with_a_row_of_the_answer(tmp_path: Path) -> None:
     data = generate(tmp_path / "ssb", 0.002)
-    facts = pq.read_table(table_path(data, "lineorder"))
+    facts = pq.read_table(get_table_path(data, "lineorder"))
     paths = []
     for number in range(0, facts.num_rows, 500):
         paths.append(tmp_path / f"{number}.parquet")
@@ -41,7 +41,7 @@ def test_bound_is_the_number_of_files_with_a_row_of_the_answer(tmp_path: Path) -
     total, bounds = bounds_of(client, LAYOUTS[0], data)
     assert total == len(paths) > 20
     dimensions = {
-        name: {row[key]: row for row in pq.read_table(table_path(data, name)).to_pylist()}
+        name: {row[key]: row for row in pq.read_table(get_table_path(data, name)).to_pylist()}
         for name, key in (("date", "d_datekey"), ("supplier", "s_suppkey"), ("customer", "c_custkey"))
     }
 

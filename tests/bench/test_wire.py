@@ -77,7 +77,7 @@ async def test_answer_is_split_at_its_end(pieces: list[bytes], body: bytes) -> N
     assert answer.body == body
 
 
-async def test_head_and_304_have_no_body_whatever_their_length_says() -> None:
+async def test_head_and_304_answers_have_no_body_despite_a_content_length() -> None:
     async with run_server(b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n") as port:
         assert (await ask(port, request("HEAD", "/"))).body == b""
     async with run_server(b'HTTP/1.1 304 Not Modified\r\nContent-Length: 900\r\nETag: "x"\r\n\r\n') as port:

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from bench.writing.run import BENCHES
-from bench.writing.tables import Batches, keys_of
+from bench.writing.tables import Batches, compute_keys
 from tests.services.process import REPO
 
 
@@ -33,20 +33,20 @@ def test_bench_of_writing_runs_to_its_table(name: str) -> None:
 def test_expected_table_equals_a_dict_of_its_rows(tmp_path: Path) -> None:
     batches = Batches(1_000, tmp_path, batch_rows=100)
     batches_drawn = [batches.next_batch() for _ in range(5)]
-    model = dict.fromkeys(keys_of(np.arange(1_000)).to_pylist(), 0)
+    model = dict.fromkeys(compute_keys(np.arange(1_000)).to_pylist(), 0)
     for batch in (batches_drawn[0], batches_drawn[3], batches_drawn[4]):
-        read = pq.read_table(batch.path)
-        assert read.equals(batch.rows)
-        keys = read["k"].to_pylist()
+        batch_table = pq.read_table(batch.path)
+        assert batch_table.equals(batch.rows)
+        keys = batch_table["k"].to_pylist()
         assert len(set(keys)) == 100
         assert sum(key in model for key in keys) >= 90
         model |= dict.fromkeys(keys, batch.number)
-    counted = {version: list(model.values()).count(version) for version in sorted(set(model.values()))}
-    assert batches.expected_rows([1, 4, 5]) == counted
+    row_counts = {version: list(model.values()).count(version) for version in sorted(set(model.values()))}
+    assert batches.expected_rows([1, 4, 5]) == row_counts
 
 
 def test_keys_are_distinct_uuids_as_text() -> None:
-    keys = keys_of(np.arange(10_000)).to_pylist()
+    keys = compute_keys(np.arange(10_000)).to_pylist()
     assert len(set(keys)) == 10_000
     assert {len(key) for key in keys} == {36}
     assert all([len(part) for part in key.split("-")] == [8, 4, 4, 4, 12] for key in keys)

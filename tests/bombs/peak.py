@@ -48,7 +48,7 @@ def _parent_of(module: str) -> subprocess.Popen[str]:
     return process
 
 
-def peak_of(function: Callable[..., object], *arguments: str | Path) -> tuple[int, str]:
+def measure_peak(function: Callable[..., object], *arguments: str | Path) -> tuple[int, str]:
     """Return (bytes that the process has grown by at its peak, the function's result as text).
 
     The function must be one of a module, and take text.

@@ -22,7 +22,7 @@ from seamark.formats.iceberg.files.parquet import Unreadable
 from seamark.formats.iceberg.files.parquet_reading import BoundedParquet, page_sizes
 from seamark.formats.iceberg.files.thrift import BINARY, I32, I64, LIST, STRUCT, Fields
 from seamark.formats.index.keys.arrow_keys import keys_of
-from tests.bombs.peak import peak_of
+from tests.bombs.peak import measure_peak
 
 ROWS = 300
 KINDS = {"n": "long", "s": "string", "d": "int", "x": "fixed[8]"}
@@ -113,7 +113,7 @@ def test_chunks_that_pyarrow_cannot_represent_do_not_end_the_process(
 ) -> None:
     path = tmp_path / "f.parquet"
     path.write_bytes(with_chunks(encode_rows(), change))
-    assert message in peak_of(outcome, path)[1]
+    assert message in measure_peak(outcome, path)[1]
 
 
 def test_chunk_whose_dictionary_page_pyarrow_skips_is_rejected() -> None:
@@ -211,8 +211,8 @@ def outcomes(seed: str) -> str:
     for _ in range(250):
         data = bytearray(rng.choice(files))
         for _ in range(rng.choice((1, 1, 2, 3))):
-            at = rng.randrange(len(data)) if rng.random() < 0.6 else len(data) - 1 - rng.randrange(1200)
-            data[at] = rng.choice((rng.randrange(256), data[at] ^ 1 << rng.randrange(8), 0, 255, 127))
+            offset = rng.randrange(len(data)) if rng.random() < 0.6 else len(data) - 1 - rng.randrange(1200)
+            data[offset] = rng.choice((rng.randrange(256), data[offset] ^ 1 << rng.randrange(8), 0, 255, 127))
         try:
             read(bytes(data))
         except (Unreadable, pa.ArrowException, OSError, ValueError):
@@ -224,4 +224,4 @@ def outcomes(seed: str) -> str:
 
 @pytest.mark.parametrize("seed", ["1", "2"])
 def test_damaged_files_are_read_or_rejected(seed: str) -> None:
-    assert peak_of(outcomes, seed)[1] == "[]"
+    assert measure_peak(outcomes, seed)[1] == "[]"

@@ -14,7 +14,7 @@ from seamark.formats.index.keys.terms import resolve
 from seamark.formats.runtime.errors import BadRequest, TooLarge
 from seamark.metaserver.planner.rows.lookup_keys import arrays_of, keys_of_arrays
 from seamark.metaserver.streams.incoming.arrow_body import read_stream
-from tests.bombs.peak import peak_of
+from tests.bombs.peak import measure_peak
 
 ROWS = 60
 KINDS = {"n": "long", "s": "string", "x": "fixed[4]"}
@@ -72,7 +72,7 @@ def view_of_a_null() -> str:
 
 
 def test_null_may_have_any_view() -> None:
-    assert peak_of(view_of_a_null)[1] == "3 keys"
+    assert measure_peak(view_of_a_null)[1] == "3 keys"
 
 
 def outcomes(seed: str) -> str:
@@ -82,11 +82,11 @@ def outcomes(seed: str) -> str:
     for _ in range(1500):
         data = bytearray(rng.choice(bodies))
         for _ in range(rng.choice((1, 1, 2, 3))):
-            at = rng.randrange(len(data) - 8)
+            offset = rng.randrange(len(data) - 8)
             if rng.random() < 0.3:
-                data[at & ~7 : (at & ~7) + 8] = rng.choice((1 << 62, 1 << 31, 100_000, 0)).to_bytes(8, "little")
+                data[offset & ~7 : (offset & ~7) + 8] = rng.choice((1 << 62, 1 << 31, 100_000, 0)).to_bytes(8, "little")
             else:
-                data[at] = rng.choice((rng.randrange(256), data[at] ^ 1 << rng.randrange(8), 0, 255, 127))
+                data[offset] = rng.choice((rng.randrange(256), data[offset] ^ 1 << rng.randrange(8), 0, 255, 127))
         try:
             keys_in(bytes(data))
         except Exception as error:  # noqa: BLE001  what the server does not expect
@@ -96,4 +96,4 @@ def outcomes(seed: str) -> str:
 
 @pytest.mark.parametrize("seed", ["1", "2"])
 def test_damaged_streams_are_read_or_rejected(seed: str) -> None:
-    assert peak_of(outcomes, seed)[1] == "[]"
+    assert measure_peak(outcomes, seed)[1] == "[]"

@@ -17,7 +17,7 @@ from seamark.formats.iceberg.metadata.table_json import decode_table
 from seamark.formats.index.keys import arrow_keys
 from seamark.formats.index.keys.arrow_keys import keys_of
 from seamark.formats.runtime.errors import Corrupt
-from tests.bombs.peak import peak_of
+from tests.bombs.peak import measure_peak
 
 MIB = 1 << 20
 ROWS = 20_000
@@ -35,7 +35,7 @@ def test_small_metadata_file_that_expands_to_much_is_corrupt(tmp_path: Path) -> 
     path = tmp_path / "v1.gz.metadata.json"
     path.write_bytes(gzip.compress(b'{"properties":{"a":"' + bytes(200 * MIB) + b'"}}'))
     assert path.stat().st_size < MIB
-    size, report = peak_of(as_metadata, path)
+    size, report = measure_peak(as_metadata, path)
     assert "the gzip stream is truncated, or contains more than" in report
     assert size < 64 * MIB
 
@@ -65,7 +65,7 @@ def test_small_manifest_that_inflates_to_much_is_corrupt(tmp_path: Path, codec: 
     bomb = head[: begin + 16].replace(b"avro.codec\x08null", b"avro.codec" + bytes([2 * len(codec)]) + codec.encode())
     path.write_bytes(bomb + _long(1) + _long(len(block)) + block + sync)
     assert path.stat().st_size < MIB
-    size, report = peak_of(as_manifest, path)
+    size, report = measure_peak(as_manifest, path)
     assert "inflates to more than" in report
     assert size < 256 * MIB
 
@@ -101,15 +101,15 @@ def as_keys(form: str) -> str:
 
 @pytest.mark.parametrize("form", ["dictionary", "runs", "views"])
 def test_keys_whose_rows_share_one_long_value_are_not_expanded(form: str) -> None:
-    size, report = peak_of(as_keys, form)
+    size, report = measure_peak(as_keys, form)
     assert report == f"its values take more than {arrow_keys.EXPANDED_MAX:,} bytes if each row has its own copy"
     assert size < 64 * MIB
 
 
 def test_shared_values_within_the_limit_are_ordinary_keys() -> None:
-    plain = pa.array(["a", "b", None, "a"])
-    forms = [plain.dictionary_encode(), plain.cast(pa.string_view()), pa.array(plain).slice(0)]
-    expected = keys_of(plain, "string")
+    plain_array = pa.array(["a", "b", None, "a"])
+    forms = [plain_array.dictionary_encode(), plain_array.cast(pa.string_view()), pa.array(plain_array).slice(0)]
+    expected = keys_of(plain_array, "string")
     for form in forms:
         keys = keys_of(form, "string")
         assert keys.heap is not None

@@ -35,7 +35,7 @@ from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.planner.joins.dimension_columns import DimensionColumn, FileColumn
 from seamark.metaserver.planner.rows.data_columns import DataRows
 from seamark.metaserver.settings.settings import Settings
-from tests.bombs.peak import peak_of
+from tests.bombs.peak import measure_peak
 
 MIB = 1 << 20
 LIMIT = 64 * MIB
@@ -91,7 +91,7 @@ def bomb(tmp_path_factory: pytest.TempPathFactory) -> Bomb:
     return cache(lambda name: BOMBS[name](tmp_path_factory.mktemp("bombs")))
 
 
-def rows_of(path: str) -> int:
+def count_rows(path: str) -> int:
     return int(pq.ParquetFile(path).metadata.num_rows)
 
 
@@ -106,7 +106,7 @@ def as_dimension(path: str, kind: str) -> str:
 
     def keys(reader: DataRows) -> str:
         try:
-            with reader.read_all(Path(path).as_uri(), Path(path).stat().st_size, rows_of(path), [KEY]) as result:
+            with reader.read_all(Path(path).as_uri(), Path(path).stat().st_size, count_rows(path), [KEY]) as result:
                 column = FileColumn.from_array(result[KEY], kind)
         except Unreadable as error:
             return error.reason
@@ -125,7 +125,7 @@ def as_rows(path: str) -> str:
             return await asyncio.to_thread(rows, reader)
 
     def rows(reader: DataRows) -> str:
-        count = rows_of(path)
+        count = count_rows(path)
         try:
             with reader.read(Path(path).as_uri(), Path(path).stat().st_size, count, [KEY], np.arange(count)) as result:
                 return f"{len(result[KEY])} rows"
@@ -137,7 +137,7 @@ def as_rows(path: str) -> str:
 
 def as_equality_delete(path: str, kind: str) -> str:
     size = Path(path).stat().st_size
-    file = DeleteFile(path, "parquet", 2, size, rows_of(path), None, -1, -1, (KEY,))
+    file = DeleteFile(path, "parquet", 2, size, count_rows(path), None, -1, -1, (KEY,))
     try:
         return str(decode_delete_content(Path(path).read_bytes(), file, ((KEY, kind),), limit_bytes=LIMIT))
     except Unreadable as error:
@@ -148,28 +148,28 @@ KINDS = {"fixed": "binary", "nulls": "long"}
 
 
 def test_long_value_repeated_by_every_row_is_one_value_in_memory(tmp_path: Path) -> None:
-    size, report = peak_of(as_dimension, dictionary(tmp_path), "string")
+    size, report = measure_peak(as_dimension, dictionary(tmp_path), "string")
     assert report == f"1 keys of {ROWS} rows, {LIMIT} left"
     assert size < LIMIT
 
 
 @pytest.mark.parametrize("name", ["fixed", "delta", "page", "nulls"])
 def test_column_that_decodes_to_more_than_the_limit_is_not_used_as_a_dimension(bomb: Bomb, name: str) -> None:
-    size, report = peak_of(as_dimension, bomb(name), KINDS.get(name, "string"))
+    size, report = measure_peak(as_dimension, bomb(name), KINDS.get(name, "string"))
     assert report == f"decoded it takes more than {LIMIT:,} bytes"
     assert size < 2 * LIMIT
 
 
 @pytest.mark.parametrize("name", ["dictionary", "fixed", "delta", "page"])
 def test_rows_that_decode_to_more_than_the_limit_are_not_read(bomb: Bomb, name: str) -> None:
-    size, report = peak_of(as_rows, bomb(name))
+    size, report = measure_peak(as_rows, bomb(name))
     assert report == f"decoded it takes more than {LIMIT:,} bytes"
     assert size < 2 * LIMIT
 
 
 @pytest.mark.parametrize("name", ["dictionary", "fixed", "delta", "page", "nulls"])
 def test_equality_delete_file_that_decodes_to_more_than_the_limit_is_not_read(bomb: Bomb, name: str) -> None:
-    size, report = peak_of(as_equality_delete, bomb(name), KINDS.get(name, "string"))
+    size, report = measure_peak(as_equality_delete, bomb(name), KINDS.get(name, "string"))
     assert report == f"decoded it takes more than {LIMIT:,} bytes"
     assert size < 2 * LIMIT
 
@@ -183,9 +183,9 @@ def of_footer(path: Path, change: Callable[[thrift.Fields], None]) -> Path:
     begin = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
     footer, _ = thrift.read(data, begin)
     change(footer)
-    written = thrift.write(footer)
-    assert len(written) < FOOTER_LIMIT_BYTES
-    path.write_bytes(data[:begin] + written + len(written).to_bytes(4, "little") + b"PAR1")
+    footer_bytes = thrift.write(footer)
+    assert len(footer_bytes) < FOOTER_LIMIT_BYTES
+    path.write_bytes(data[:begin] + footer_bytes + len(footer_bytes).to_bytes(4, "little") + b"PAR1")
     return path
 
 
@@ -239,7 +239,7 @@ FOOTERS = {
 @pytest.mark.parametrize("name", FOOTERS)
 def test_footer_that_expands_to_much_is_not_decoded(tmp_path: Path, name: str) -> None:
     path = of_footer(tmp_path / "f.parquet", FOOTERS[name])
-    size, report = peak_of(as_columns, path)
+    size, report = measure_peak(as_columns, path)
     assert report == f"its footer takes more than {LIMIT:,} bytes when it is decoded"
     assert size < LIMIT
 
@@ -261,7 +261,7 @@ def test_long_footer_of_a_valid_file_takes_its_accounted_memory(tmp_path: Path, 
     path = tmp_path / "wide.parquet"
     pq.write_table(table, path, row_group_size=1)
     footer = int.from_bytes(path.read_bytes()[-8:-4], "little")
-    size, report = peak_of(as_columns, path)
+    size, report = measure_peak(as_columns, path)
     assert report.startswith("8 rows, ")
     remaining_bytes = LIMIT - int(report.split()[2])
     if footer <= FOOTER_FREE_BYTES:
@@ -272,10 +272,10 @@ def test_long_footer_of_a_valid_file_takes_its_accounted_memory(tmp_path: Path, 
 
 def test_page_header_that_expands_to_much_is_not_read(tmp_path: Path) -> None:
     """The header of a data page with a list of ten million structures of one byte."""
-    many = b"\x15\x00\x15\x00\x15\x00\x29\xfc" + varint(10_000_000) + bytes(10_000_000) + b"\x00"
+    many_columns = b"\x15\x00\x15\x00\x15\x00\x29\xfc" + varint(10_000_000) + bytes(10_000_000) + b"\x00"
     path = tmp_path / "pages"
-    path.write_bytes(many)
-    size, report = peak_of(as_pages, path)
+    path.write_bytes(many_columns)
+    size, report = measure_peak(as_pages, path)
     assert "exceeds the data" in report or "not a Thrift structure" in report
     assert size < LIMIT
 
@@ -296,7 +296,7 @@ def varint(number: int) -> bytes:
 
 
 def as_position_delete(path: str) -> str:
-    file = DeleteFile(path, "parquet", 1, Path(path).stat().st_size, rows_of(path), None, -1, -1, ())
+    file = DeleteFile(path, "parquet", 1, Path(path).stat().st_size, count_rows(path), None, -1, -1, ())
     try:
         delete_content = decode_delete_content(Path(path).read_bytes(), file, (), limit_bytes=LIMIT)
     except Unreadable as error:
@@ -311,7 +311,7 @@ def position_deletes(path: Path, paths: pa.Array, positions: pa.Array, **options
 
 def test_long_path_repeated_by_every_position_delete_is_one_path_in_memory(tmp_path: Path) -> None:
     path = position_deletes(tmp_path / "d.parquet", repeat_value(pa.string()), pa.array(range(ROWS), pa.int64()))
-    size, report = peak_of(as_position_delete, path)
+    size, report = measure_peak(as_position_delete, path)
     assert report.endswith(" bytes")
     assert size < LIMIT
 
@@ -320,7 +320,7 @@ def test_position_deletes_of_too_many_rows_are_not_read(tmp_path: Path) -> None:
     rows = 4_000_000
     path = position_deletes(tmp_path / "d.parquet", pa.array(["f"] * rows), pa.array(np.zeros(rows, dtype=np.int64)))
     assert path.stat().st_size < MIB
-    size, report = peak_of(as_position_delete, path)
+    size, report = measure_peak(as_position_delete, path)
     assert report == f"decoded it takes more than {LIMIT:,} bytes"
     assert size < LIMIT
 
@@ -347,7 +347,7 @@ def test_deletion_vector_with_runs_of_billions_of_rows_is_not_expanded(tmp_path:
     bitmap.run_optimize()
     path = vector(tmp_path / "v", bitmap)
     assert path.stat().st_size < 4 * MIB
-    size, report = peak_of(as_vector, path, str(1 << 34))
+    size, report = measure_peak(as_vector, path, str(1 << 34))
     assert "exceed the memory limit" in report
     assert size < LIMIT
 
@@ -357,7 +357,7 @@ def test_deletion_vector_that_is_too_long_is_not_opened(tmp_path: Path) -> None:
     inside = b"\xd1\xd3\x39\x64" + bytes(5 * MIB)
     check = isal_zlib.crc32(inside).to_bytes(4, "big")
     path.write_bytes(len(inside).to_bytes(4, "big") + inside + check)
-    size, report = peak_of(as_vector, path, "1")
+    size, report = measure_peak(as_vector, path, "1")
     assert "is too long" in report
     assert size < LIMIT
 
@@ -374,7 +374,7 @@ def as_indexed(path: str) -> str:
     indexed.DECODED_BYTES_MAX = LIMIT
     schema = Schema((Field(KEY, "c", False, "string"),))
     try:
-        columns = read_columns(path, [KEY], Projection(schema), filesystem=fs.LocalFileSystem(), rows=rows_of(path))
+        columns = read_columns(path, [KEY], Projection(schema), filesystem=fs.LocalFileSystem(), rows=count_rows(path))
     except Unreadable as error:
         return error.reason
     return str(columns[KEY].nbytes)
@@ -382,6 +382,6 @@ def as_indexed(path: str) -> str:
 
 @pytest.mark.parametrize("name", ["dictionary", "fixed", "delta", "page", "nulls"])
 def test_data_file_that_decodes_to_more_than_the_limit_is_not_indexed(bomb: Bomb, name: str) -> None:
-    size, report = peak_of(as_indexed, bomb(name))
+    size, report = measure_peak(as_indexed, bomb(name))
     assert report == f"decoded it takes more than {LIMIT:,} bytes"
     assert size < 2 * LIMIT

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from seamark.cache.tier import Tier
-from tests.cache.payloads import payload_of
+from tests.cache.payloads import make_payload
 from tests.seeds import examples
 
 
@@ -28,8 +28,8 @@ class TierContract:
             tier.check_invariants()
 
     @pytest.mark.parametrize("size", [0, 1, 63, 4096, 65_471, 65_472, 65_536, 1_000_003])
-    def test_value_is_read_as_it_was_put(self, tier: Tier, size: int) -> None:
-        value = payload_of("k", size)
+    def test_cached_value_equals_the_stored_value(self, tier: Tier, size: int) -> None:
+        value = make_payload("k", size)
         assert tier.get("k") is None
         assert tier.put("k", value)
         for _ in range(3):
@@ -40,7 +40,7 @@ class TierContract:
         stats = tier.stats()
         assert (stats.hits, stats.misses, stats.entries) == (3, 1, 1)
 
-    def test_payload_in_parts_is_put_as_one(self, tier: Tier) -> None:
+    def test_payload_in_parts_is_stored_as_one_value(self, tier: Tier) -> None:
         words = memoryview(bytes(range(240))).cast("q")
         assert tier.put("k", [b"ab", bytearray(b""), words, memoryview(b"z")])
         assert tier.get("k") == b"ab" + bytes(range(240)) + b"z"
@@ -73,7 +73,7 @@ class TierContract:
             assert tier.get(key) == key.encode("utf-8", "surrogatepass")
 
     def test_discarded_key_is_missing_and_can_be_discarded_again(self, tier: Tier) -> None:
-        tier.put("k", payload_of("k", 100_000))
+        tier.put("k", make_payload("k", 100_000))
         tier.put("l", b"stays")
         tier.get("k")
         tier.discard("k")
@@ -85,16 +85,16 @@ class TierContract:
 
     def test_value_put_again_is_counted_once(self, tier: Tier) -> None:
         for _ in range(5):
-            assert tier.put("k", payload_of("k", 3 << 20))
+            assert tier.put("k", make_payload("k", 3 << 20))
         assert tier.stats().entries == 1
-        assert tier.get("k") == payload_of("k", 3 << 20)
+        assert tier.get("k") == make_payload("k", 3 << 20)
 
     def test_least_recently_used_values_are_evicted_first(self, tier: Tier) -> None:
         names = [f"k{number}" for number in range(6)]
         for name in names:
-            tier.put(name, payload_of(name, 1 << 20))
+            tier.put(name, make_payload(name, 1 << 20))
         assert tier.get("k0") is not None
-        assert tier.put("new", payload_of("new", 5 << 19))
+        assert tier.put("new", make_payload("new", 5 << 19))
         held_names = [name for name in [*names, "new"] if tier.get(name) is not None]
         assert "k0" in held_names
         assert "new" in held_names
@@ -103,14 +103,14 @@ class TierContract:
         assert tier.stats().evictions >= 1
 
     def test_value_larger_than_the_budget_is_rejected_and_evicts_nothing(self, tier: Tier) -> None:
-        tier.put("k", payload_of("k", 1 << 20))
+        tier.put("k", make_payload("k", 1 << 20))
         assert not tier.put("huge", bytes(self.BUDGET_BYTES + 1))
         assert tier.get("huge") is None
-        assert tier.get("k") == payload_of("k", 1 << 20)
+        assert tier.get("k") == make_payload("k", 1 << 20)
         assert (tier.stats().refused, tier.stats().evictions) == (1, 0)
 
     def test_payload_outlives_its_entry_and_its_tier(self, tier: Tier) -> None:
-        value = payload_of("k", 2 << 20)
+        value = make_payload("k", 2 << 20)
         tier.put("k", value)
         view = tier.get("k")
         assert view is not None
@@ -148,7 +148,7 @@ class TierContract:
 
             @rule(key=keys)
             def put(self, key: str) -> None:
-                value = payload_of(key, self.sizes[int(key[1:]) % len(self.sizes)])
+                value = make_payload(key, self.sizes[int(key[1:]) % len(self.sizes)])
                 response = self.tier.put(key, value)
                 assert response == (len(value) < 3_000_000)
                 if response:

@@ -5,5 +5,5 @@ from __future__ import annotations
 import random
 
 
-def payload_of(key: str, size: int) -> bytes:
+def make_payload(key: str, size: int) -> bytes:
     return random.Random(key).randbytes(size)

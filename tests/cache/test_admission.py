@@ -18,20 +18,20 @@ UNIT = 1000 - ENTRY_OVERHEAD_BYTES
 """The size of a value that counts as 1000 bytes."""
 
 
-def _cache(entries: int, **options: object) -> AdmittingCache[object, int]:
+def _build_cache(entries: int, **options: object) -> AdmittingCache[object, int]:
     return AdmittingCache(entries * 1000, FrequencySketch(entries), **options)  # type: ignore[arg-type]
 
 
 def test_estimate_is_never_below_the_count_and_rarely_above_it() -> None:
-    rng, sketch, counted = random.Random(first_seed()), FrequencySketch(4096), Counter[int]()
+    rng, sketch, exact_counts = random.Random(first_seed()), FrequencySketch(4096), Counter[int]()
     for _ in range(20_000):
         key = min(int(rng.paretovariate(0.6)), 4000)
         sketch.count(key)
-        counted[key] += 1
-    for key, count in counted.items():
+        exact_counts[key] += 1
+    for key, count in exact_counts.items():
         assert sketch.estimate(key) >= min(count, COUNT_MAX + 1)
-    exact = sum(sketch.estimate(key) == min(count, COUNT_MAX + 1) for key, count in counted.items())
-    assert exact >= 0.95 * len(counted)
+    exact = sum(sketch.estimate(key) == min(count, COUNT_MAX + 1) for key, count in exact_counts.items())
+    assert exact >= 0.95 * len(exact_counts)
     strangers = sum(sketch.estimate(key) > 0 for key in range(10_000, 20_000))
     assert strangers < 500
 
@@ -61,38 +61,38 @@ def test_scan_of_ten_times_the_cache_costs_the_hot_set_less_than_five_points() -
     def rate(cache: AdmittingCache[object, int], scan: list[int]) -> float:
         """Return the hit rate of the hot requests, with a part of the scan after each."""
         hits, requests, remaining_keys = 0, 6000, list(scan)
-        each = -(-len(scan) // requests)
+        share = -(-len(scan) // requests)
         for key in rng.choices([rank for _, rank in hot], weights, k=requests):
             hits += cache.get(key) is not None or (not cache.put(key, 0, UNIT) and False)
-            for number in remaining_keys[-each:] if each else []:
+            for number in remaining_keys[-share:] if share else []:
                 if cache.get(10_000 + number) is None:
                     cache.put(10_000 + number, 0, UNIT)
-            del remaining_keys[len(remaining_keys) - each :]
+            del remaining_keys[len(remaining_keys) - share :]
         return hits / requests
 
-    cache = _cache(entries)
+    cache = _build_cache(entries)
     rate(cache, [])
-    alone = rate(cache, [])
+    base_rate = rate(cache, [])
     with_scan = rate(cache, list(range(10 * entries)))
     after = rate(cache, [])
-    assert alone > 0.8
-    assert alone - with_scan < 0.05, (alone, with_scan)
-    assert alone - after < 0.05, (alone, after)
+    assert base_rate > 0.8
+    assert base_rate - with_scan < 0.05, (base_rate, with_scan)
+    assert base_rate - after < 0.05, (base_rate, after)
     cache.check_invariants()
 
 
 def test_new_hot_set_replaces_the_old_one() -> None:
-    cache = _cache(100)
-    for turn in range(2):
+    cache = _build_cache(100)
+    for round_number in range(2):
         for _ in range(30):
             for number in range(60):
-                if cache.get((turn, number)) is None:
-                    cache.put((turn, number), 0, UNIT)
+                if cache.get((round_number, number)) is None:
+                    cache.put((round_number, number), 0, UNIT)
     assert sum((1, number) in cache for number in range(60)) >= 55
 
 
-def test_sequential_read_makes_nothing_popular() -> None:
-    cache = _cache(10)
+def test_sequential_read_makes_no_key_popular() -> None:
+    cache = _build_cache(10)
     for number in range(9):
         for _ in range(3):
             cache.get(number)
@@ -106,7 +106,7 @@ def test_sequential_read_makes_nothing_popular() -> None:
 
 
 def test_pinned_entries_stay_and_have_a_separate_budget() -> None:
-    cache = _cache(20, pinned_bytes=5000)
+    cache = _build_cache(20, pinned_bytes=5000)
     for number in range(5):
         assert cache.put(("pin", number), number, UNIT, pinned=True)
     for number in range(200):
@@ -121,7 +121,7 @@ def test_pinned_entries_stay_and_have_a_separate_budget() -> None:
 
 
 def test_holder_at_its_share_evicts_its_own_entries() -> None:
-    cache = _cache(20, holder_bytes=10_000)
+    cache = _build_cache(20, holder_bytes=10_000)
     for number in range(8):
         cache.put(("a", number), number, UNIT, "a")
     for number in range(100):
@@ -134,7 +134,7 @@ def test_holder_at_its_share_evicts_its_own_entries() -> None:
 
 
 def test_holder_that_pins_much_evicts_its_own_pinned_entries() -> None:
-    cache = _cache(40, pinned_bytes=10_000, holder_bytes=20_000)
+    cache = _build_cache(40, pinned_bytes=10_000, holder_bytes=20_000)
     for number in range(4):
         assert cache.put(("a", number), number, UNIT, "a", pinned=True)
     for number in range(100):
@@ -203,11 +203,11 @@ def test_disk_keeps_what_is_requested_more_often(tmp_path: Path) -> None:
     tier.close()
 
 
-def test_holder_has_its_share_of_the_disk_also_after_a_restart(tmp_path: Path) -> None:
+def test_holder_keeps_its_disk_share_after_a_restart(tmp_path: Path) -> None:
     rng = random.Random(first_seed())
-    for turn in range(3):
+    for round_number in range(3):
         tier = DiskTier(tmp_path / "d", 8 << 20, holder_bytes=1 << 20)
-        if not turn:
+        if not round_number:
             assert tier.put("mine", bytes(500_000), "me")
         for _ in range(40):
             key = f"k{rng.randrange(60)}"

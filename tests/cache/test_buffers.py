@@ -38,9 +38,9 @@ def test_amount_of_kept_memory_is_limited_to_one_size() -> None:
     assert [len(view) for view in held_buffers] == [SIZE] * 9 + [SIZE - 1, 0]
     held_buffers.clear()
     assert len(buffers._free) == 3
-    nothing = Buffers(SIZE, 0)
-    assert len(nothing.take(SIZE)) == SIZE
-    assert not nothing._free
+    empty_buffers = Buffers(SIZE, 0)
+    assert len(empty_buffers.take(SIZE)) == SIZE
+    assert not empty_buffers._free
 
 
 def test_values_in_use_do_not_change_while_others_are_read(tmp_path: Path) -> None:
@@ -53,9 +53,9 @@ def test_values_in_use_do_not_change_while_others_are_read(tmp_path: Path) -> No
         for _ in range(400):
             key = rng.choice(list(values))
             # None if the pages are not in the kernel's memory: then they are read in another way.
-            result = tier.get_resident(key)
-            if result is not None:
-                buffers.append((key, result[: rng.randrange(1, SIZE)] if rng.random() < 0.3 else result))
+            cached_value = tier.get_resident(key)
+            if cached_value is not None:
+                buffers.append((key, cached_value[: rng.randrange(1, SIZE)] if rng.random() < 0.3 else cached_value))
             while len(buffers) > 12 or (buffers and rng.random() < 0.4):
                 buffers.pop(rng.randrange(len(buffers)))
             for name, view in buffers:

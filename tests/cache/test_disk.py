@@ -16,11 +16,11 @@ from seamark.cache.disk import DiskTier
 from seamark.cache.envelope import HEADER_BYTES, key_digest
 from seamark.cache.ledger import file_name
 from tests.cache.contract import TierContract
-from tests.cache.payloads import payload_of
-from tests.faults.rigs.disk import small_disk
+from tests.cache.payloads import make_payload
+from tests.faults.rigs.disk import mount_small_disk
 
 
-def disk_bytes(folder: Path) -> int:
+def measure_disk_bytes(folder: Path) -> int:
     """Return the disk usage of the folder, as `du` counts it."""
     total = 0
     for root, _, names in os.walk(folder):
@@ -32,7 +32,7 @@ def disk_bytes(folder: Path) -> int:
     return total
 
 
-def path_of(folder: Path, key: str) -> Path:
+def get_path(folder: Path, key: str) -> Path:
     return folder / file_name(key_digest(key))
 
 
@@ -61,14 +61,14 @@ def test_restart_keeps_the_values_and_their_order_of_use(folder: Path) -> None:
     keys = [f"k{number}" for number in range(14)]
     tier = DiskTier(folder, 16 << 20)
     for key in keys:
-        assert tier.put(key, payload_of(key, 1 << 20))
+        assert tier.put(key, make_payload(key, 1 << 20))
     tier.close()
     tier = DiskTier(folder, 16 << 20)
     assert tier.stats().entries == 14
-    assert tier.get("k0") == payload_of("k0", 1 << 20)
+    assert tier.get("k0") == make_payload("k0", 1 << 20)
     tier.close()
     tier = DiskTier(folder, 16 << 20)
-    assert tier.put("new", payload_of("new", 4 << 20))
+    assert tier.put("new", make_payload("new", 4 << 20))
     for key in ("k0", "k13", "new"):
         assert tier.get(key) is not None, key
     assert tier.get("k1") is None, "used before k0"
@@ -79,10 +79,10 @@ def test_restart_keeps_the_values_and_their_order_of_use(folder: Path) -> None:
 def test_smaller_budget_applies_from_the_start(folder: Path) -> None:
     tier = DiskTier(folder, 32 << 20)
     for number in range(40):
-        tier.put(f"k{number}", payload_of(f"k{number}", 700_000))
+        tier.put(f"k{number}", make_payload(f"k{number}", 700_000))
     tier.close()
     tier = DiskTier(folder, 8 << 20)
-    assert disk_bytes(folder) <= 8 << 20
+    assert measure_disk_bytes(folder) <= 8 << 20
     assert tier.get("k39") is not None
     tier.check_invariants()
     tier.close()
@@ -97,7 +97,7 @@ def test_folder_never_exceeds_its_budget(folder: Path, sizes: tuple[int, int]) -
     for number in range(1_000 if sizes[1] < 10_000 else 120):
         assert tier.put(f"k{number}", source.randbytes(source.randint(*sizes)))
         if number % 20 == 0:
-            peak = max(peak, disk_bytes(folder))
+            peak = max(peak, measure_disk_bytes(folder))
     assert tier.stats().evictions > 0
     assert budget // 2 < peak <= budget
     tier.check_invariants()
@@ -106,7 +106,7 @@ def test_folder_never_exceeds_its_budget(folder: Path, sizes: tuple[int, int]) -
 
 @pytest.mark.parametrize("size_max", [30_000, 2_000_000])
 def test_disk_as_large_as_the_budget_is_never_full_even_during_a_put(tmp_path: Path, size_max: int) -> None:
-    with small_disk(tmp_path / "disk", "6m") as disk:
+    with mount_small_disk(tmp_path / "disk", "6m") as disk:
         tier = DiskTier(disk.root, 6 << 20)
         source = random.Random(f"size {size_max}")
         for number in range(400):
@@ -127,21 +127,21 @@ def test_payloads_are_aligned_for_arrays_in_a_mapped_file(tier: DiskTier) -> Non
 
 
 def test_repeated_get_neither_reads_the_disk_nor_maps_again(folder: Path, tier: DiskTier) -> None:
-    tier.put("k", payload_of("k", 1 << 20))
+    tier.put("k", make_payload("k", 1 << 20))
     first = tier.get("k")
-    path_of(folder, "k").unlink()
+    get_path(folder, "k").unlink()
     assert tier.get("k") is first
 
 
 def test_get_from_a_mapping_counts_as_a_use(folder: Path) -> None:
     tier = DiskTier(folder, 16 << 20)
     for number in range(14):
-        tier.put(f"k{number}", payload_of(f"k{number}", 1 << 20))
+        tier.put(f"k{number}", make_payload(f"k{number}", 1 << 20))
     for number in range(14):
         assert tier.get(f"k{number}") is not None
     tier.put("told", b"of these uses, the last by k13")
     assert tier.get("k5") is not None
-    tier.put("new", payload_of("new", 14 << 20))
+    tier.put("new", make_payload("new", 14 << 20))
     tier.close()
     tier = DiskTier(folder, 16 << 20)
     assert [key for key in (f"k{number}" for number in range(14)) if tier.get(key) is not None] == ["k5"]
@@ -151,18 +151,18 @@ def test_get_from_a_mapping_counts_as_a_use(folder: Path) -> None:
 @pytest.mark.parametrize("size", [1, 65_471, 65_472, 1_000_000])
 def test_tier_reports_which_payloads_are_mapped_files(folder: Path, size: int) -> None:
     tier = DiskTier(folder, 4 << 20)
-    tier.put("k", payload_of("k", size))
+    tier.put("k", make_payload("k", size))
     payload = tier.get("k")
     assert payload is not None
     maps = Path("/proc/self/maps").read_text().splitlines()
-    assert tier.is_mapped(payload) == any(str(path_of(folder, "k")) in line for line in maps)
+    assert tier.is_mapped(payload) == any(str(get_path(folder, "k")) in line for line in maps)
     tier.close()
 
 
 def test_mappings_are_limited_and_hold_no_descriptors(folder: Path) -> None:
     tier = DiskTier(folder, 64 << 20, mapped_max=10)
     for number in range(50):
-        tier.put(f"k{number}", payload_of(f"k{number}", 100_000))
+        tier.put(f"k{number}", make_payload(f"k{number}", 100_000))
     before = len(os.listdir("/proc/self/fd"))
     views = [tier.get(f"k{number}") for number in range(50)]
     assert all(view is not None for view in views)
@@ -183,8 +183,8 @@ def test_fifty_cycles_leak_no_descriptors_threads_or_mappings(folder: Path) -> N
         tier.close()
 
     def count_held() -> tuple[int, int, int]:
-        mapped = sum(str(folder) in line for line in Path("/proc/self/maps").read_text().splitlines())
-        return len(os.listdir("/proc/self/fd")), threading.active_count(), mapped
+        mapping_count = sum(str(folder) in line for line in Path("/proc/self/maps").read_text().splitlines())
+        return len(os.listdir("/proc/self/fd")), threading.active_count(), mapping_count
 
     live()
     before = count_held()
@@ -196,7 +196,7 @@ def test_fifty_cycles_leak_no_descriptors_threads_or_mappings(folder: Path) -> N
 
 def test_concurrent_threads_see_only_whole_values(folder: Path) -> None:
     tier = DiskTier(folder, 4 << 20, mapped_max=3)
-    wrong: list[str] = []
+    wrong_values: list[str] = []
 
     def work(seed: int) -> None:
         source = random.Random(seed)
@@ -204,11 +204,11 @@ def test_concurrent_threads_see_only_whole_values(folder: Path) -> None:
             key = f"k{source.randrange(12)}"
             match source.randrange(5):
                 case 0 | 1:
-                    tier.put(key, payload_of(key, 400_000))
+                    tier.put(key, make_payload(key, 400_000))
                 case 2 | 3:
                     view = tier.get(key)
-                    if view is not None and view != payload_of(key, 400_000):
-                        wrong.append(f"seed {seed}: {key}")
+                    if view is not None and view != make_payload(key, 400_000):
+                        wrong_values.append(f"seed {seed}: {key}")
                 case _:
                     tier.discard(key)
 
@@ -217,7 +217,7 @@ def test_concurrent_threads_see_only_whole_values(folder: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert wrong == []
+    assert wrong_values == []
     stats = tier.stats()
     assert (stats.damaged, stats.errors) == (0, 0), stats.last_error
     tier.check_invariants()
@@ -235,13 +235,13 @@ def test_resident_value_equals_the_result_of_get_and_is_none_if_damaged(folder: 
         payload = os.urandom(300_000)
         tier.put("k", payload)
         for _ in range(2):
-            result = tier.get("k")
-            assert result is not None
+            cached_value = tier.get("k")
+            assert cached_value is not None
             resident = tier.get_resident("k")  # None on a file system that cannot report what is in memory
-            assert resident is None or bytes(resident) == bytes(result) == payload
+            assert resident is None or bytes(resident) == bytes(cached_value) == payload
         hits = tier.stats().hits
         assert tier.get_resident("other") is None
-        path = path_of(folder, "k")
+        path = get_path(folder, "k")
         data = bytearray(path.read_bytes())
         for position in (0, HEADER_BYTES - 1, HEADER_BYTES, len(data) - 1):
             data[position] ^= 1

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from seamark.cache.disk import DiskTier
-from tests.cache.payloads import payload_of
-from tests.cache.test_disk import disk_bytes, path_of
-from tests.faults.rigs.disk import small_disk
+from tests.cache.payloads import make_payload
+from tests.cache.test_disk import get_path, measure_disk_bytes
+from tests.faults.rigs.disk import mount_small_disk
 from tests.seeds import quick
 
 BUDGET_BYTES = 8 << 20
@@ -28,7 +28,7 @@ SIZES = {"small": 500, "read": 40_000, "mapped": 300_000, "large": 2_000_000}
 
 def fill(tier: DiskTier) -> None:
     for key, size in SIZES.items():
-        assert tier.put(key, payload_of(key, size)), tier.stats().last_error
+        assert tier.put(key, make_payload(key, size)), tier.stats().last_error
 
 
 def check_no_wrong_values(tier: DiskTier) -> set[str]:
@@ -37,7 +37,7 @@ def check_no_wrong_values(tier: DiskTier) -> set[str]:
     for key, size in SIZES.items():
         view = tier.get(key)
         if view is not None:
-            assert view == payload_of(key, size), f"a wrong value for {key}"
+            assert view == make_payload(key, size), f"a wrong value for {key}"
             stored_keys.add(key)
     return stored_keys
 
@@ -48,14 +48,14 @@ def flip(data: bytearray, source: random.Random) -> None:
 
 def overwrite(data: bytearray, source: random.Random) -> None:
     start = source.randrange(len(data))
-    cut = data[start : start + source.randint(1, 5_000)]
-    data[start : start + len(cut)] = source.randbytes(len(cut))
+    cut_data = data[start : start + source.randint(1, 5_000)]
+    data[start : start + len(cut_data)] = source.randbytes(len(cut_data))
 
 
 def zero(data: bytearray, source: random.Random) -> None:
     start = source.randrange(len(data))
-    cut = data[start : start + 4096]
-    data[start : start + len(cut)] = bytes(len(cut))
+    cut_data = data[start : start + 4096]
+    data[start : start + len(cut_data)] = bytes(len(cut_data))
 
 
 def truncate(data: bytearray, source: random.Random) -> None:
@@ -81,7 +81,7 @@ def test_damaged_file_is_a_counted_miss_and_is_removed(
 ) -> None:
     with closing(DiskTier(tmp_path, BUDGET_BYTES)) as tier:
         fill(tier)
-        path = path_of(tmp_path, key)
+        path = get_path(tmp_path, key)
         data = bytearray(path.read_bytes())
         damage(data, random.Random(f"{key} {damage.__name__}"))
         path.write_bytes(data)
@@ -97,7 +97,7 @@ def test_damaged_file_is_a_counted_miss_and_is_removed(
 def test_two_swapped_files_are_two_misses(tmp_path: Path) -> None:
     with closing(DiskTier(tmp_path, BUDGET_BYTES)) as tier:
         fill(tier)
-        path, other = path_of(tmp_path, "mapped"), path_of(tmp_path, "large")
+        path, other = get_path(tmp_path, "mapped"), get_path(tmp_path, "large")
         path.rename(tmp_path / "aside")
         other.rename(path)
         (tmp_path / "aside").rename(other)
@@ -108,9 +108,7 @@ def test_two_swapped_files_are_two_misses(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("live", [True, False], ids=["while it is open", "between two runs"])
 @pytest.mark.parametrize("seed", quick(range(300), 6))
-def test_no_wrong_value_is_served_whatever_happens_to_files_of_the_folder(
-    tmp_path: Path, seed: int, live: bool
-) -> None:
+def test_changed_or_deleted_cache_files_never_cause_a_wrong_value(tmp_path: Path, seed: int, live: bool) -> None:
     source = random.Random(f"{seed} {live}")
     tier = DiskTier(tmp_path, BUDGET_BYTES, mapped_max=0)
     fill(tier)
@@ -130,8 +128,8 @@ def test_no_wrong_value_is_served_whatever_happens_to_files_of_the_folder(
         check_no_wrong_values(tier)
         for number in range(12):
             # However wrong the account is, a few puts correct it, and then the budget holds.
-            tier.put(f"more {number}", payload_of(f"more {number}", 900_000))
-        assert tier.get("more 11") == payload_of("more 11", 900_000), f"seed {seed}: {tier.stats().last_error}"
+            tier.put(f"more {number}", make_payload(f"more {number}", 900_000))
+        assert tier.get("more 11") == make_payload("more 11", 900_000), f"seed {seed}: {tier.stats().last_error}"
         check_no_wrong_values(tier)
     finally:
         tier.close()
@@ -140,22 +138,25 @@ def test_no_wrong_value_is_served_whatever_happens_to_files_of_the_folder(
     fill(tier)
     assert check_no_wrong_values(tier) == set(SIZES)
     tier.check_invariants()
-    assert disk_bytes(tmp_path) <= BUDGET_BYTES, f"seed {seed}"
+    assert measure_disk_bytes(tmp_path) <= BUDGET_BYTES, f"seed {seed}"
     tier.close()
 
 
 def test_full_disk_loses_only_puts_until_there_is_space(tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk", "16m") as disk, closing(DiskTier(disk.root / "cache", BUDGET_BYTES)) as tier:
+    with (
+        mount_small_disk(tmp_path / "disk", "16m") as disk,
+        closing(DiskTier(disk.root / "cache", BUDGET_BYTES)) as tier,
+    ):
         fill(tier)
         for _ in range(3):
             disk.fill()
-            assert not tier.put("more", payload_of("more", 1 << 20))
+            assert not tier.put("more", make_payload("more", 1 << 20))
             assert tier.stats().last_error
             assert check_no_wrong_values(tier) == set(SIZES)
             tier.discard("large")
             assert tier.get("large") is None
             disk.free_space()
-            assert tier.put("more", payload_of("more", 1 << 20)), tier.stats().last_error
+            assert tier.put("more", make_payload("more", 1 << 20)), tier.stats().last_error
             tier.discard("more")
             fill(tier)
             assert check_no_wrong_values(tier) == set(SIZES)
@@ -163,7 +164,7 @@ def test_full_disk_loses_only_puts_until_there_is_space(tmp_path: Path) -> None:
 
 
 def test_cache_misses_if_its_disk_is_full_from_the_start(tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk", "16m") as disk:
+    with mount_small_disk(tmp_path / "disk", "16m") as disk:
         disk.fill()
         with closing(DiskTier(disk.root / "cache", BUDGET_BYTES)) as tier:
             assert tier.get("small") is None
@@ -175,7 +176,7 @@ def test_cache_misses_if_its_disk_is_full_from_the_start(tmp_path: Path) -> None
 
 
 def test_folder_that_becomes_read_only_still_serves_its_values(tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk", "16m") as disk, closing(DiskTier(disk.root, BUDGET_BYTES)) as tier:
+    with mount_small_disk(tmp_path / "disk", "16m") as disk, closing(DiskTier(disk.root, BUDGET_BYTES)) as tier:
         fill(tier)
         disk.fill()
         assert not tier.put("more", b"x"), "and lets go of SQLite's files, which would keep the disk from turning"
@@ -212,8 +213,8 @@ def test_cache_misses_if_its_files_cannot_be_looked_up(tmp_path: Path, monkeypat
 
     with closing(DiskTier(tmp_path, BUDGET_BYTES)) as tier:
         fill(tier)
-        with monkeypatch.context() as broken:
-            broken.setattr(Path, "stat", fail)
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "stat", fail)
             assert all(tier.may_have(key) for key in SIZES), "`get` counts the error"
         assert not tier.may_have("absent")
 
@@ -249,7 +250,7 @@ def test_files_left_by_a_crash_are_removed_at_the_next_start(tmp_path: Path) -> 
     (tmp_path / "3").mkdir(exist_ok=True)
     half = tmp_path / "3" / "tmpabcdef"
     half.write_bytes(bytes(1 << 20))
-    path_of(tmp_path, "small").unlink()
+    get_path(tmp_path, "small").unlink()
     with closing(DiskTier(tmp_path, BUDGET_BYTES)) as tier:
         assert not half.exists()
         assert check_no_wrong_values(tier) == set(SIZES) - {"small"}

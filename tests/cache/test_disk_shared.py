@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from seamark.cache.disk import DiskTier
-from tests.cache.payloads import payload_of
-from tests.cache.test_disk import disk_bytes
+from tests.cache.payloads import make_payload
+from tests.cache.test_disk import measure_disk_bytes
 from tests.cache.worker import BUDGET_BYTES, KEYS, size_of
 from tests.seeds import quick
 
@@ -40,7 +40,7 @@ def test_concurrent_processes_see_only_whole_values_within_one_budget(tmp_path: 
         assert (document["damaged"], document["error"]) == (0, ""), f"seed {seed}"
         hits += document["hits"]
     assert hits > 30
-    assert disk_bytes(tmp_path) <= BUDGET_BYTES
+    assert measure_disk_bytes(tmp_path) <= BUDGET_BYTES
     tier = DiskTier(tmp_path, BUDGET_BYTES)
     tier.check_invariants()
     tier.close()
@@ -58,24 +58,24 @@ def test_process_killed_during_a_put_leaves_no_torn_value_and_no_file(tmp_path: 
         for tier in (survivor, DiskTier(tmp_path, BUDGET_BYTES)):
             results = {key: tier.get(key) for key in (f"k{number}" for number in range(KEYS))}
             for key, view in results.items():
-                assert view is None or view == payload_of(key, size_of(key)), f"seed {seed}, round {round_}: {key}"
-            assert tier.put("after", payload_of("after", 200_000)), f"seed {seed}: {tier.stats().last_error}"
+                assert view is None or view == make_payload(key, size_of(key)), f"seed {seed}, round {round_}: {key}"
+            assert tier.put("after", make_payload("after", 200_000)), f"seed {seed}: {tier.stats().last_error}"
             assert tier.stats().damaged == 0
         tier.check_invariants()
         tier.close()
-        assert disk_bytes(tmp_path) <= BUDGET_BYTES, f"seed {seed}, round {round_}"
+        assert measure_disk_bytes(tmp_path) <= BUDGET_BYTES, f"seed {seed}, round {round_}"
     survivor.close()
 
 
 def test_mapped_value_stays_readable_when_another_process_evicts_it(tmp_path: Path) -> None:
     tier = DiskTier(tmp_path, BUDGET_BYTES)
-    tier.put("mine", payload_of("mine", 2 << 20))
+    tier.put("mine", make_payload("mine", 2 << 20))
     view = tier.get("mine")
     worker = start(tmp_path, 1, 200)
     worker.communicate(timeout=60)
     other_tier = DiskTier(tmp_path, BUDGET_BYTES)
     assert other_tier.get("mine") is None, "the other process has evicted it"
-    assert view == payload_of("mine", 2 << 20)
+    assert view == make_payload("mine", 2 << 20)
     assert tier.get("mine") == view
     other_tier.close()
     tier.close()
@@ -83,11 +83,11 @@ def test_mapped_value_stays_readable_when_another_process_evicts_it(tmp_path: Pa
 
 def test_forked_child_uses_the_inherited_tier(tmp_path: Path) -> None:
     tier = DiskTier(tmp_path, BUDGET_BYTES)
-    tier.put("before", payload_of("before", 100_000))
+    tier.put("before", make_payload("before", 100_000))
     child = os.fork()
     if child == 0:
-        fine = tier.get("before") == payload_of("before", 100_000) and tier.put("child", b"from the child")
-        os._exit(0 if fine else 1)
+        is_readable = tier.get("before") == make_payload("before", 100_000) and tier.put("child", b"from the child")
+        os._exit(0 if is_readable else 1)
     assert tier.put("parent", b"from the parent")
     assert os.waitpid(child, 0)[1] == 0
     assert tier.get("child") == b"from the child"

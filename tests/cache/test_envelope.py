@@ -23,7 +23,7 @@ def test_sealed_value_is_unsealed_without_a_copy(size: int) -> None:
     assert view.obj is data.obj
 
 
-def test_parts_are_sealed_as_one() -> None:
+def test_parts_are_sealed_as_one_payload() -> None:
     parts = [memoryview(part) for part in (b"a", b"", b"bc", bytes(1000))]
     assert seal(key_digest("k"), parts) == seal(key_digest("k"), [memoryview(b"".join(parts))])
 
@@ -53,10 +53,10 @@ def test_value_of_another_key_is_rejected() -> None:
 
 def test_future_layout_is_rejected_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.cache.envelope.VERSION", 2)
-    later = seal_payload("k", b"x")
+    later_payload = seal_payload("k", b"x")
     monkeypatch.undo()
     with pytest.raises(Damaged, match="version 2"):
-        unseal(key_digest("k"), memoryview(later))
+        unseal(key_digest("k"), memoryview(later_payload))
 
 
 @pytest.mark.parametrize("seed", quick(range(20), 7))

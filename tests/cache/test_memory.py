@@ -50,7 +50,7 @@ def test_empty_values_count_as_well() -> None:
     assert cache.stats().evictions == 990
 
 
-def test_budget_of_zero_keeps_nothing() -> None:
+def test_cache_with_a_zero_budget_keeps_no_value() -> None:
     cache: MemoryCache[str, int] = MemoryCache(0)
     assert not cache.put("a", 1, 0)
     assert cache.get("a") is None
@@ -109,10 +109,10 @@ def test_holder_of_a_shared_cache_evicts_its_own_entries_at_its_share() -> None:
     cache.check_invariants()
 
 
-@pytest.mark.parametrize("turn", quick(range(20), 7))
-def test_shared_cache_keeps_the_last_used_of_each_holder_and_of_all(turn: int) -> None:
+@pytest.mark.parametrize("round_number", quick(range(20), 7))
+def test_shared_cache_keeps_the_last_used_of_each_holder_and_of_all(round_number: int) -> None:
     """The model is lists of (key, value, size, holder), the least recently used first."""
-    rng = random.Random(first_seed() * 1000 + turn)
+    rng = random.Random(first_seed() * 1000 + round_number)
     budget, share = rng.randrange(0, 5000), rng.randrange(0, 5000)
     share = min(budget, share)  # A holder whose share is larger than the cache evicts its own entries first, too.
     cache: SharedCache[int, int] = SharedCache(budget, share)

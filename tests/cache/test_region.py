@@ -17,7 +17,7 @@ from seamark.cache.region import Region
 SIZE = 300_001
 
 
-def region_of(data: bytes) -> Region:
+def build_region(data: bytes) -> Region:
     return Region([memoryview(data[:1000]), memoryview(data[1000:])])
 
 
@@ -34,7 +34,7 @@ def find_mapped_path(payload: memoryview) -> str:
 
 def test_memory_of_a_region_is_replaced_by_its_mapped_file(tmp_path: Path) -> None:
     data = os.urandom(SIZE)
-    region = region_of(data)
+    region = build_region(data)
     array = np.frombuffer(region.payload, dtype=np.uint8)
     before = array.__array_interface__["data"][0]
     assert find_mapped_path(region.payload) == ""
@@ -54,7 +54,7 @@ def test_file_with_other_bytes_does_not_replace_the_memory(tmp_path: Path) -> No
     data = os.urandom(SIZE)
     tier = DiskTier(tmp_path, 8 << 20)
     for content in (None, os.urandom(SIZE), data[:-1]):
-        region = region_of(data)
+        region = build_region(data)
         if content is not None:
             tier.discard("k")
             assert tier.put("k", content)
@@ -63,10 +63,10 @@ def test_file_with_other_bytes_does_not_replace_the_memory(tmp_path: Path) -> No
         assert region.payload == data
     assert tier.put("k", data)
     (path,) = tmp_path.rglob("*.block")
-    damaged = bytearray(path.read_bytes())
-    damaged[HEADER_BYTES + 7] ^= 1
-    path.write_bytes(damaged)
-    region = region_of(data)
+    damaged_bytes = bytearray(path.read_bytes())
+    damaged_bytes[HEADER_BYTES + 7] ^= 1
+    path.write_bytes(damaged_bytes)
+    region = build_region(data)
     assert not tier.map_over("k", region)
     assert region.payload == data
     tier.close()
@@ -81,10 +81,10 @@ def test_small_value_stays_in_memory(tmp_path: Path) -> None:
     tier.close()
 
 
-def test_another_size_is_rejected(tmp_path: Path) -> None:
+def test_value_of_another_size_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_bytes(bytes(10))
-    region = region_of(bytes(SIZE))
+    region = build_region(bytes(SIZE))
     with path.open("rb") as file, pytest.raises(OSError, match="the size of the file"):
         region.map_over(file.fileno())
 
@@ -95,26 +95,26 @@ def test_readers_see_the_same_bytes_while_memory_is_replaced(tmp_path: Path) -> 
     tier = DiskTier(tmp_path, 8 << 20)
     assert tier.put("k", data)
     arrays: list[np.ndarray] = []
-    wrong: list[int] = []
+    wrong_values: list[int] = []
     event = threading.Event()
 
     def read() -> None:
         while not event.is_set():
-            wrong.extend(number for array in arrays[-3:] if (number := int(array.sum())) != expected)
+            wrong_values.extend(number for array in arrays[-3:] if (number := int(array.sum())) != expected)
 
     threads = [threading.Thread(target=read) for _ in range(3)]
     for thread in threads:
         thread.start()
     try:
         for _ in range(40):
-            region = region_of(data)
+            region = build_region(data)
             arrays.append(np.frombuffer(region.payload, dtype=np.uint8))
             assert tier.map_over("k", region)
     finally:
         event.set()
         for thread in threads:
             thread.join()
-    assert not wrong
+    assert not wrong_values
     tier.close()
 
 
@@ -135,17 +135,17 @@ def read_mapping_flags(payload: memoryview) -> list[str]:
 def test_mapped_file_has_no_huge_pages_and_no_descriptor(tmp_path: Path) -> None:
     """A column is a small part of 2 MiB, all of which would become resident with the first page that is read."""
     data = os.urandom(SIZE)
-    region = region_of(data)
+    region = build_region(data)
     with closing(DiskTier(tmp_path, 8 << 20, mapped_max=0)) as tier:
         assert tier.put("k", region.payload)
-        opened = tier.get("k")
-        assert opened is not None
+        opened_region = tier.get("k")
+        assert opened_region is not None
         (path,) = tmp_path.rglob("*.block")
-        assert find_mapped_path(opened) == str(path)
+        assert find_mapped_path(opened_region) == str(path)
         assert str(path) not in map(os.path.realpath, Path("/proc/self/fd").iterdir())
         assert tier.map_over("k", region)
-        for payload in (opened, region.payload):
+        for payload in (opened_region, region.payload):
             assert "nh" in read_mapping_flags(payload) or not Path("/sys/kernel/mm/transparent_hugepage").exists()
             assert "wr" not in read_mapping_flags(payload)
     del tier
-    assert opened == data, "the view keeps the mapping"
+    assert opened_region == data, "the view keeps the mapping"

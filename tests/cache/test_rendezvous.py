@@ -55,6 +55,6 @@ def test_order_of_nodes_does_not_matter_and_ranks_have_distinct_nodes() -> None:
         assert sorted(ranks) == sorted(names)
 
 
-def test_no_nodes_own_nothing() -> None:
+def test_key_has_no_owner_without_nodes() -> None:
     assert Rendezvous({}).rank("key") == []
     assert Rendezvous({"a": 0.0, "b": -1.0}).rank("key") == []

@@ -43,15 +43,15 @@ async def test_many_callers_share_one_fetch() -> None:
     flights.check_invariants()
 
 
-async def test_keys_do_not_wait_for_each_other_and_nothing_is_remembered() -> None:
+async def test_calls_for_different_keys_run_at_once_and_results_are_not_kept() -> None:
     flights: SingleFlight[str, str] = SingleFlight()
     slow, quick = Source(), Source()
     quick.gate.set()
-    waiting = asyncio.create_task(flights.run("slow", slow.fetch))
+    waiting_task = asyncio.create_task(flights.run("slow", slow.fetch))
     assert await flights.run("quick", quick.fetch) == "fetch 1"
     assert await flights.run("quick", quick.fetch) == "fetch 2"
     slow.gate.set()
-    await waiting
+    await waiting_task
 
 
 async def test_error_reaches_every_waiter_and_the_next_call_fetches_again() -> None:
@@ -123,15 +123,15 @@ async def test_failure_without_waiters_causes_no_warning() -> None:
 async def test_every_remaining_waiter_gets_its_value_under_random_cancellations(seed: int) -> None:
     source = random.Random(seed)
     flights: SingleFlight[int, int] = SingleFlight()
-    running: set[int] = set()
+    running_numbers: set[int] = set()
 
     async def fetch(key: int) -> int:
-        assert key not in running, f"two fetches for {key} at once, seed {seed}"
-        running.add(key)
+        assert key not in running_numbers, f"two fetches for {key} at once, seed {seed}"
+        running_numbers.add(key)
         try:
             await asyncio.sleep(source.random() / 200)
         finally:
-            running.discard(key)
+            running_numbers.discard(key)
         return key
 
     tasks: list[tuple[int, asyncio.Task[int]]] = []

@@ -17,8 +17,8 @@ from seamark.cache.claims import Claims
 from seamark.cache.disk import DiskTier
 from seamark.cache.memory import ENTRY_OVERHEAD_BYTES, MemoryCache
 from seamark.cache.stack import Stack
-from tests.cache.payloads import payload_of
-from tests.cache.test_disk import path_of
+from tests.cache.payloads import make_payload
+from tests.cache.test_disk import get_path
 
 REPO = Path(__file__).resolve().parents[2]
 SIZE = 200_000
@@ -35,7 +35,7 @@ class Source:
         async def fetch() -> bytes:
             self.fetched.append(key)
             await (asyncio.sleep(0) if self.gate is None else self.gate.wait())
-            return payload_of(key, SIZE)
+            return make_payload(key, SIZE)
 
         return fetch
 
@@ -84,13 +84,13 @@ async def test_value_is_fetched_once_then_read_from_memory_and_after_a_restart_f
     source = Source()
     stack = make(tmp_path)
     first = await stack.get("k", source.of("k"), return_unchanged)
-    assert first == payload_of("k", SIZE)
+    assert first == make_payload("k", SIZE)
     assert stack.get_cached("k") is first
     assert await stack.get("k", source.of("k"), return_unchanged) is first
     await stack.close()
     stack = make(tmp_path)
     assert stack.get_cached("k") is None
-    assert await stack.get("k", source.of("k"), return_unchanged) == payload_of("k", SIZE)
+    assert await stack.get("k", source.of("k"), return_unchanged) == make_payload("k", SIZE)
     assert source.fetched == ["k"]
     stats = stack.stats()
     assert stats.disk is not None
@@ -114,7 +114,7 @@ async def test_memory_holds_the_mapped_copy_once_the_disk_has_the_value(
     assert twin == value
     assert twin is not value
     lines = Path("/proc/self/maps").read_text().splitlines()
-    assert any(str(path_of(tmp_path, "k")) in line for line in lines)
+    assert any(str(get_path(tmp_path, "k")) in line for line in lines)
 
 
 async def test_value_over_a_mapped_file_has_the_size_that_it_uses_there(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ async def test_value_over_a_mapped_file_has_the_size_that_it_uses_there(tmp_path
     for number in range(20):  # Four times the budget
         await stack.get(f"k{number}", source.of(f"k{number}"), return_unchanged)
         await wait_until_settled(stack)
-    assert all(stack.get_cached(f"k{number}") == payload_of(f"k{number}", SIZE) for number in range(20))
+    assert all(stack.get_cached(f"k{number}") == make_payload(f"k{number}", SIZE) for number in range(20))
 
     async def too_few_to_be_mapped() -> bytes:
         return bytes(1000)
@@ -141,7 +141,7 @@ async def test_value_over_a_mapped_file_has_the_size_that_it_uses_there(tmp_path
     await stack.close()
 
 
-async def test_value_in_parts_is_opened_as_one(stack: Stack[memoryview]) -> None:
+async def test_stored_parts_are_opened_as_one_value(stack: Stack[memoryview]) -> None:
     async def fetch() -> list[bytes]:
         return [b"a", b"bc", b""]
 
@@ -157,17 +157,17 @@ async def test_bulk_read_returns_stored_keys_and_fetches_nothing(tmp_path: Path)
         await stack.get(name, source.of(name), return_unchanged)
         await wait_until_settled(stack)
     await stack.close()
-    damaged, other = path_of(tmp_path, put[0]), put[1:]
-    damaged.write_bytes(damaged.read_bytes()[:-1])
+    damaged_path, other = get_path(tmp_path, put[0]), put[1:]
+    damaged_path.write_bytes(damaged_path.read_bytes()[:-1])
     stack = make(tmp_path)
     in_memory = await stack.get(put[1], source.of(put[1]), return_unchanged)
     results = dict(zip(names, await stack.get_stored(names, return_unchanged), strict=True))
     assert {name for name, value in results.items() if value is not None} == set(other)
-    assert all(results[name] == payload_of(name, SIZE) for name in other)
+    assert all(results[name] == make_payload(name, SIZE) for name in other)
     assert results[put[1]] is in_memory
     assert all(stack.get_cached(name) is results[name] for name in names)
     assert source.fetched == put
-    assert not damaged.exists()
+    assert not damaged_path.exists()
     stats = stack.stats().disk
     assert stats is not None
     assert (stats.hits, stats.misses, stats.damaged) == (len(other), 1, 1)
@@ -181,7 +181,7 @@ async def test_failed_fetch_fails_its_callers_and_is_not_remembered(stack: Stack
 
     results = await asyncio.gather(*(stack.get("k", fail, return_unchanged) for _ in range(3)), return_exceptions=True)
     assert [str(result) for result in results] == ["the store is away"] * 3
-    assert await stack.get("k", Source().of("k"), return_unchanged) == payload_of("k", SIZE)
+    assert await stack.get("k", Source().of("k"), return_unchanged) == make_payload("k", SIZE)
 
 
 async def test_fetched_value_that_cannot_be_opened_fails_its_callers_and_is_not_stored(
@@ -193,7 +193,7 @@ async def test_fetched_value_that_cannot_be_opened_fails_its_callers_and_is_not_
     with pytest.raises(LookupError, match="not a block"):
         await stack.get("k", Source().of("k"), refuse)
     await wait_until_settled(stack)
-    assert not path_of(tmp_path, "k").exists()
+    assert not get_path(tmp_path, "k").exists()
 
 
 async def test_file_of_another_layout_is_removed_and_fetched_again(tmp_path: Path) -> None:
@@ -207,12 +207,12 @@ async def test_file_of_another_layout_is_removed_and_fetched_again(tmp_path: Pat
         return view
 
     stack = make(tmp_path)
-    assert await stack.get("k", Source().of("k"), picky) == payload_of("k", SIZE)
+    assert await stack.get("k", Source().of("k"), picky) == make_payload("k", SIZE)
     await wait_until_settled(stack)
     assert stack.stats().unreadable == 1
     await stack.close()
     tier = DiskTier(tmp_path, 32 << 20)
-    assert tier.get("k") == payload_of("k", SIZE)
+    assert tier.get("k") == make_payload("k", SIZE)
     tier.close()
 
 
@@ -220,10 +220,10 @@ async def test_damaged_file_is_fetched_again(tmp_path: Path) -> None:
     stack = make(tmp_path)
     await stack.get("k", Source().of("k"), return_unchanged)
     await stack.close()
-    path = path_of(tmp_path, "k")
+    path = get_path(tmp_path, "k")
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     stack, source = make(tmp_path), Source()
-    assert await stack.get("k", source.of("k"), return_unchanged) == payload_of("k", SIZE)
+    assert await stack.get("k", source.of("k"), return_unchanged) == make_payload("k", SIZE)
     assert source.fetched == ["k"]
     await stack.close()
 
@@ -231,7 +231,7 @@ async def test_damaged_file_is_fetched_again(tmp_path: Path) -> None:
 async def test_stack_works_without_a_disk(tmp_path: Path) -> None:
     stack, source = make(tmp_path, disk=False), Source()
     for _ in range(2):
-        assert await stack.get("k", source.of("k"), return_unchanged) == payload_of("k", SIZE)
+        assert await stack.get("k", source.of("k"), return_unchanged) == make_payload("k", SIZE)
     assert source.fetched == ["k"]
     assert stack.stats().disk is None
     await stack.close()
@@ -255,7 +255,7 @@ async def test_queue_of_disk_writes_is_limited_and_drained_on_close(tmp_path: Pa
                 await asyncio.sleep(0)
                 executor.submit(release.wait)
             else:
-                assert await misses[number - 1] == payload_of(f"k{number}", SIZE), "no get waits for a put"
+                assert await misses[number - 1] == make_payload(f"k{number}", SIZE), "no get waits for a put"
         stats = stack.stats()
         assert (stats.pending_bytes, stats.dropped) == (3 * SIZE, 4)
         release.set()
@@ -271,8 +271,8 @@ async def test_closed_stack_still_answers(tmp_path: Path) -> None:
     await stack.get("k", source.of("k"), return_unchanged)
     await stack.close()
     await stack.close()
-    assert await stack.get("k", source.of("k"), return_unchanged) == payload_of("k", SIZE)
-    assert await stack.get("l", source.of("l"), return_unchanged) == payload_of("l", SIZE)
+    assert await stack.get("k", source.of("k"), return_unchanged) == make_payload("k", SIZE)
+    assert await stack.get("l", source.of("l"), return_unchanged) == make_payload("l", SIZE)
     assert source.fetched == ["k", "l"]
 
 
@@ -297,7 +297,7 @@ async def test_caller_that_waits_too_long_for_another_fetch_fetches_itself(tmp_p
     claims = Claims(tmp_path / "claims")
     stack, source = make(tmp_path / "cache", claims=claims, claim_wait_s=0.1), Source()
     assert claims.take("k")
-    assert await stack.get("k", source.of("k"), return_unchanged) == payload_of("k", SIZE)
+    assert await stack.get("k", source.of("k"), return_unchanged) == make_payload("k", SIZE)
     stats = stack.stats()
     assert (stats.waits, stats.timed_out_waits, stats.fetches) == (1, 1, 1)
     await stack.close()
@@ -360,7 +360,7 @@ async def test_every_answer_is_the_value_of_its_key_under_random_traffic(tmp_pat
         key = f"k{source.randrange(12)}"
         match source.randrange(12):
             case 0:
-                path_of(tmp_path, key).unlink(missing_ok=True)
+                get_path(tmp_path, key).unlink(missing_ok=True)
             case 1:
                 stack.discard(key)
             case _:
@@ -371,7 +371,7 @@ async def test_every_answer_is_the_value_of_its_key_under_random_traffic(tmp_pat
             await asyncio.sleep(source.random() / 200)
     results = await asyncio.gather(*(task for _, task in tasks), return_exceptions=True)
     for (key, _), result in zip(tasks, results, strict=True):
-        assert isinstance(result, asyncio.CancelledError) or result == payload_of(key, SIZE), f"seed {seed}: {key}"
+        assert isinstance(result, asyncio.CancelledError) or result == make_payload(key, SIZE), f"seed {seed}: {key}"
     await stack.close()
     stack.check_invariants()
     assert len(origin.fetched) < len(tasks)
@@ -379,7 +379,7 @@ async def test_every_answer_is_the_value_of_its_key_under_random_traffic(tmp_pat
 
 async def test_computed_value_is_found_in_memory_and_after_a_restart_on_the_disk(tmp_path: Path) -> None:
     first = make(tmp_path)
-    value = memoryview(payload_of("k", SIZE))
+    value = memoryview(make_payload("k", SIZE))
     assert not first.may_have("k")
     first.put("k", value, value, return_unchanged)
     assert first.get_cached("k") is value

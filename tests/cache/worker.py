@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from seamark.cache.disk import DiskTier
-from tests.cache.payloads import payload_of
+from tests.cache.payloads import make_payload
 
 KEYS = 24
 BUDGET_BYTES = 6 << 20
@@ -23,9 +23,9 @@ def size_of(key: str) -> int:
 
 def main(folder: Path, seed: int, steps: int) -> None:
     source = random.Random(seed)
-    values = {key: payload_of(key, size_of(key)) for key in (f"k{number}" for number in range(KEYS))}
+    values = {key: make_payload(key, size_of(key)) for key in (f"k{number}" for number in range(KEYS))}
     tier = DiskTier(folder, BUDGET_BYTES, mapped_max=4)
-    wrong: list[str] = []
+    wrong_values: list[str] = []
     step = 0
     print("ready", flush=True)
     while steps == 0 or step < steps:
@@ -35,14 +35,14 @@ def main(folder: Path, seed: int, steps: int) -> None:
             case 0 | 1 | 2:
                 view = tier.get(key)
                 if view is not None and view != values[key]:
-                    wrong.append(key)
+                    wrong_values.append(key)
             case 3 | 4:
                 tier.put(key, values[key])
             case _:
                 tier.discard(key)
     stats = tier.stats()
     tier.close()
-    print(json.dumps({"wrong": wrong, "hits": stats.hits, "damaged": stats.damaged, "error": stats.last_error}))
+    print(json.dumps({"wrong": wrong_values, "hits": stats.hits, "damaged": stats.damaged, "error": stats.last_error}))
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def _list_schema(version: int) -> Row:
     }
 
 
-def local(place: str) -> Path:
+def to_local_path(place: str) -> Path:
     """Return the local path of a location in an engine's form: file:///a or file:/a."""
     return Path("/" + place.removeprefix("file:").lstrip("/"))
 
@@ -59,14 +59,14 @@ def local(place: str) -> Path:
 def _write(place: str, schema: Row, rows: Iterable[Row], header: dict[str, str]) -> int:
     sink = io.BytesIO()
     fastavro.writer(sink, schema, rows, codec="deflate", metadata=header)
-    path = local(place)
+    path = to_local_path(place)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(sink.getvalue())
     return len(sink.getvalue())
 
 
 def _rows(place: str) -> list[Row]:
-    with local(place).open("rb") as file:
+    with to_local_path(place).open("rb") as file:
         return list(fastavro.reader(file))  # type: ignore[arg-type]
 
 
@@ -97,8 +97,8 @@ def read_manifest(listed_row: Row) -> list[File]:
         if first is None and next_row is not None:
             first, next_row = next_row, next_row + file["record_count"]
         inherited = listed_row["sequence_number"] if status == ADDED else None
-        own = [row[name] for name in ("sequence_number", "file_sequence_number")]
-        numbers = [inherited if number is None else number for number in own]
+        sequence_numbers = [row[name] for name in ("sequence_number", "file_sequence_number")]
+        numbers = [inherited if number is None else number for number in sequence_numbers]
         snapshot_id = listed_row["added_snapshot_id"] if row["snapshot_id"] is None else row["snapshot_id"]
         expected_rows.append(File(file["file_path"], file["record_count"], status, snapshot_id, *numbers, first))
     assert (
@@ -168,14 +168,14 @@ class Appender:
         """
         before = [] if self.parent is None else read_list(self.parent)
         before = [row for row in before if row["added_files_count"] + row["existing_files_count"]]
-        merged = [
+        merged_entries = [
             row
             for number, row in enumerate(before)
             if number < self.merge or any(file.path in removed_files for file in read_manifest(row))
         ]
-        kept_rows = [row for row in before if row not in merged]
+        kept_rows = [row for row in before if row not in merged_entries]
         entries = [self._entry(ADDED, self._make_file_row(path, records), None) for path, records in files.items()]
-        for row in merged:
+        for row in merged_entries:
             for old_entry in read_manifest(row):
                 data = {
                     "file_path": old_entry.path,
@@ -202,29 +202,29 @@ class Appender:
                     next_row += row["added_rows_count"] + row["existing_rows_count"]
         self.manifest_list = f"{self.folder}/snap-{self.snapshot_id}-client.avro"
         _write(self.manifest_list, _list_schema(self.version), rows, {"snapshot-id": str(self.snapshot_id)})
-        removed = [
+        removed_entries = [
             file.records
-            for row in merged
+            for row in merged_entries
             if not row["content"]
             for file in read_manifest(row)
             if file.path in removed_files
         ]
         added_rows = next_row - self.metadata.get("next-row-id", 0)
-        return self._request(files, removed, added_rows, is_append=not removed and not deletes)
+        return self._request(files, removed_entries, added_rows, is_append=not removed_entries and not deletes)
 
     def _make_file_row(self, path: str, records: int) -> Row:
         return {"file_path": path, "record_count": records, **self.file}
 
     def _entry(self, status: int, data: Row, old_entry: File | None) -> Row:
         plain = {"content": 0, "file_format": "PARQUET", "partition": {}, "file_size_in_bytes": 100}
-        own = {
+        own_entries = {
             "status": status,
             "snapshot_id": old_entry.snapshot_id if old_entry is not None and status == EXISTING else self.snapshot_id,
             "sequence_number": None if old_entry is None else old_entry.sequence_number,
             "file_sequence_number": None if old_entry is None else old_entry.file_sequence_number,
             "data_file": plain | data,
         }
-        return own | (self.entry if old_entry is None else {})
+        return own_entries | (self.entry if old_entry is None else {})
 
     def _manifest(self, entries: list[Row]) -> Row:
         place = f"{self.folder}/{self.snapshot_id}-m{len(self.manifests)}.avro"

@@ -34,6 +34,6 @@ async def append(rig: Rig, files: dict[str, int], **knobs: Any) -> Appender:
     return client
 
 
-def head(metadata: Row, branch: str = "main") -> Row:
+def find_head(metadata: Row, branch: str = "main") -> Row:
     snapshot_id = metadata["refs"][branch]["snapshot-id"]
     return next(snapshot for snapshot in metadata["snapshots"] if snapshot["snapshot-id"] == snapshot_id)

@@ -152,10 +152,10 @@ class Rig:
     objects: ObjectStore
     settings: Settings
 
-    async def table(self, name: str = "t", **more: Any) -> None:
+    async def table(self, name: str = "t", **options: Any) -> None:
         if not await self.catalog.namespaces.exists(("db",)):
             await self.catalog.namespaces.create(CALLER, ("db",), {})
-        await self.catalog.tables.create(CALLER, ("db",), CreateTable(name=name, schema=SCHEMA, **more))
+        await self.catalog.tables.create(CALLER, ("db",), CreateTable(name=name, schema=SCHEMA, **options))
 
     async def files(self) -> set[str]:
         return {info.location async for info in self.objects.list(self.settings.warehouse_uri())}

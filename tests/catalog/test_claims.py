@@ -54,13 +54,13 @@ async def check_rejected(rig: Rig, caller: Caller, location: str) -> None:
     catalog = rig.catalog
     uuid = "11111111-2222-4333-8444-555555555555"
     create = CreateTable(name="x", schema=SCHEMA, location=location)
-    created = TableChange(
+    creation = TableChange(
         namespace=("a",), name="x", requirements=[{"type": "assert-create"}], updates=_creation_updates(uuid, location)
     )
     doors: dict[str, Any] = {
         "create": lambda: catalog.tables.create(caller, ("a",), create),
         "stage": lambda: catalog.tables.stage(caller, ("a",), create),
-        "commit of a staged table": lambda: rig.commits.commit_transaction(caller, [created]),
+        "commit of a staged table": lambda: rig.commits.commit_transaction(caller, [creation]),
         "view": lambda: catalog.views.create(
             caller, ("a",), CreateView(name="x", schema=SCHEMA, view_version=VERSION, location=location)
         ),
@@ -88,7 +88,7 @@ async def check_rejected(rig: Rig, caller: Caller, location: str) -> None:
 
 
 @pytest.mark.parametrize("caller", [CONFINED_CALLER, CALLER])
-async def test_no_location_may_be_inside_that_of_a_moved_table(tmp_path: Path, caller: Caller) -> None:
+async def test_location_inside_that_of_a_moved_table_is_rejected(tmp_path: Path, caller: Caller) -> None:
     async with open_rig(tmp_path) as rig:
         location = await move_table(rig)
         for spelling in _spellings(location):
@@ -232,7 +232,7 @@ async def test_purge_deletes_nothing_in_the_location_of_another_table(tmp_path: 
     with sqlite3.connect(tmp_path / "seamark.db") as connection:
         key = location_key(parse_location(f"{place}/inner"))
         connection.execute("INSERT INTO claims (location, uuid, shared) VALUES (?, ?, 0)", (key, inner.uuid))
-    live, own = f"{place}/inner/metadata/live.puffin", f"{place}/metadata/own.puffin"
+    live, own_location = f"{place}/inner/metadata/live.puffin", f"{place}/metadata/own.puffin"
     path = name_freely(outer.metadata_location)
     document = json.loads(path.read_text())
     document["statistics"] = [
@@ -243,28 +243,30 @@ async def test_purge_deletes_nothing_in_the_location_of_another_table(tmp_path: 
             "file-footer-size-in-bytes": 1,
             "blob-metadata": [],
         }
-        for number, file in enumerate((live, own), 1)
+        for number, file in enumerate((live, own_location), 1)
     ]
     path.write_text(json.dumps(document))
     async with open_rig(tmp_path) as rig:
-        for file in (live, own):
+        for file in (live, own_location):
             await rig.objects.create(file, b"live")
         await rig.catalog.tables.drop(CALLER, ("a",), "outer", purge=True)
         row = (await rig.catalog.dropped.list(("a",), None, None)).items[0]
         await rig.catalog.dropped.purge(CALLER, row.id)
         assert await rig.objects.exists(live)
-        for file in (own, f"file://{path}"):
+        for file in (own_location, f"file://{path}"):
             assert not await rig.objects.exists(file)
 
 
 async def test_location_from_an_overwritten_metadata_file_is_not_signed(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        theirs = await move_table(rig)
-        created = await rig.catalog.tables.create(CONFINED_CALLER, ("a",), CreateTable(name="forged", schema=SCHEMA))
+        moved_table = await move_table(rig)
+        created_table = await rig.catalog.tables.create(
+            CONFINED_CALLER, ("a",), CreateTable(name="forged", schema=SCHEMA)
+        )
         assert await rig.catalog.load_location(("a",), "mine")
-        assert created.entry is not None
-        path = name_freely(created.entry.metadata_location)
-        path.write_text(json.dumps({**json.loads(path.read_text()), "location": theirs}))
+        assert created_table.entry is not None
+        path = name_freely(created_table.entry.metadata_location)
+        path.write_text(json.dumps({**json.loads(path.read_text()), "location": moved_table}))
         with pytest.raises(Forbidden, match="which the table has not claimed"):
             await rig.catalog.load_location(("a",), "forged")
 
@@ -272,20 +274,22 @@ async def test_location_from_an_overwritten_metadata_file_is_not_signed(tmp_path
 @pytest.mark.parametrize("moved", [False, True])
 async def test_overwritten_metadata_log_deletes_no_file_of_another_table(tmp_path: Path, moved: bool) -> None:
     async with open_rig(tmp_path) as rig:
-        theirs = await move_table(rig)
+        moved_table = await move_table(rig)
         victim = (await rig.catalog.tables.load(("b",), "moved")).entry
-        forged = await rig.catalog.tables.create(CONFINED_CALLER, ("a",), CreateTable(name="forged", schema=SCHEMA))
+        forged_table = await rig.catalog.tables.create(
+            CONFINED_CALLER, ("a",), CreateTable(name="forged", schema=SCHEMA)
+        )
         assert victim is not None
-        assert forged.entry is not None
-        path = name_freely(forged.entry.metadata_location)
+        assert forged_table.entry is not None
+        path = name_freely(forged_table.entry.metadata_location)
         document = json.loads(path.read_text())
         document["properties"] = {
-            "write.metadata.path": f"{forged.metadata.location}/metadata",
+            "write.metadata.path": f"{forged_table.metadata.location}/metadata",
             "write.metadata.delete-after-commit.enabled": "true",
             "write.metadata.previous-versions-max": "1",
         }
         log = [{"timestamp-ms": document["last-updated-ms"], "metadata-file": victim.metadata_location}]
-        location = theirs if moved else document["location"]
+        location = moved_table if moved else document["location"]
         path.write_text(json.dumps({**document, "location": location, "metadata-log": log}))
         set_property = {"action": "set-properties", "updates": {"a": "b"}}
         with pytest.raises(Forbidden) if moved else contextlib.nullcontext():
@@ -423,8 +427,8 @@ async def test_view_whose_file_was_replaced_by_another_views_is_neither_served_n
         assert victim is not None
         claims = await rig.store.claims(victim.uuid)
         path = name_freely(entry.metadata_location)
-        forged = {**json.loads(path.read_bytes()), "view-uuid": victim.uuid}
-        path.write_text(json.dumps(forged))
+        forged_view = {**json.loads(path.read_bytes()), "view-uuid": victim.uuid}
+        path.write_text(json.dumps(forged_view))
         rig.catalog.documents.cache.clear()
         with pytest.raises(Forbidden, match="overwritten"):
             await views.load(("a",), "view")

@@ -32,10 +32,10 @@ async def create_moved_table(rig: Rig) -> str:
     """Return the location of `b.t`, which was created in `a` and moved; it has a data file that no metadata names."""
     for path in (("a",), ("b",)):
         await rig.catalog.namespaces.create(CALLER, path, {})
-    created = await rig.catalog.tables.create(CALLER, ("a",), CreateTable(name="t", schema=SCHEMA))
+    created_table = await rig.catalog.tables.create(CALLER, ("a",), CreateTable(name="t", schema=SCHEMA))
     await rig.catalog.tables.rename(CALLER, TableIdentifier(("a",), "t"), TableIdentifier(("b",), "t"))
-    await rig.objects.create(f"{created.metadata.location}/data/secret.parquet", b"secret")
-    return created.metadata.location
+    await rig.objects.create(f"{created_table.metadata.location}/data/secret.parquet", b"secret")
+    return created_table.metadata.location
 
 
 async def housekeep(rig: Rig, clock: SimulatedClock, after_ms: int = _WEEK_MS + 1) -> None:

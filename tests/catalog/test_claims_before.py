@@ -45,10 +45,10 @@ class _UnavailableStorage:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._objects, name)
 
-    async def read(self, location: str, **more: Any) -> bytes:
+    async def read(self, location: str, **options: Any) -> bytes:
         if self.away:
             raise RetryLater("the storage does not answer")
-        return await self._objects.read(location, **more)
+        return await self._objects.read(location, **options)
 
 
 async def _prepare_old_server(home: Path) -> dict[str, str]:
@@ -57,9 +57,9 @@ async def _prepare_old_server(home: Path) -> dict[str, str]:
     """
     async with open_rig(home) as rig:
         results = {"moved": await move_table(rig)}
-        apart = {"write.metadata.path": f"{rig.settings.warehouse_uri()}/apart/meta"}
+        other_location = {"write.metadata.path": f"{rig.settings.warehouse_uri()}/apart/meta"}
         plans = await rig.catalog.tables.create(
-            CALLER, ("b",), CreateTable(name="apart", schema=SCHEMA, properties=apart)
+            CALLER, ("b",), CreateTable(name="apart", schema=SCHEMA, properties=other_location)
         )
         results["apart"] = plans.metadata.location
     with sqlite3.connect(home / "seamark.db") as connection:

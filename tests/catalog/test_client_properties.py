@@ -56,7 +56,7 @@ ORDINARY = (
 
 
 @pytest.mark.parametrize("name", CLIENT_PROPERTIES)
-def test_properties_with_hosts_secrets_or_code_for_clients_are_known(name: str) -> None:
+def test_properties_with_hosts_secrets_or_code_for_clients_are_recognised(name: str) -> None:
     assert configures_client(name)
 
 
@@ -79,13 +79,13 @@ async def test_every_operation_rejects_properties_that_steer_clients(tmp_path: P
         create = CreateTable(name="x", schema=SCHEMA, properties=bad)
         view = CreateView(name="w", schema=SCHEMA, view_version=VERSION, properties=bad)
         staged = (await catalog.tables.stage(CALLER, ("db",), CreateTable(name="y", schema=SCHEMA))).metadata
-        created = [
+        creation = [
             *creation_updates(staged.table_uuid, SCHEMA),
             {"action": "set-location", "location": staged.location},
             update,
         ]
         create_change = TableChange(
-            namespace=("db",), name="y", requirements=[{"type": "assert-create"}], updates=created
+            namespace=("db",), name="y", requirements=[{"type": "assert-create"}], updates=creation
         )
         document = _function()
         document["properties"] = bad

@@ -39,7 +39,7 @@ from tests.support.wrapper_capture import WrapperCapture
 DB = ("db",)
 
 
-def properties(**values: str) -> list[dict[str, Any]]:
+def build_property_update(**values: str) -> list[dict[str, Any]]:
     return [{"action": "set-properties", "updates": values}]
 
 
@@ -86,8 +86,8 @@ async def test_repeat_on_a_name_that_left_its_table_never_reports_failure(
 ) -> None:
     async with open_rig(tmp_path) as rig:
         await rig.table()
-        loaded = await rig.catalog.tables.load(DB, "t")
-        commit = _with_uuid(spell(str(loaded.metadata.table_uuid)), 7)
+        loaded_table = await rig.catalog.tables.load(DB, "t")
+        commit = _with_uuid(spell(str(loaded_table.metadata.table_uuid)), 7)
         commit[0][-1]["type"] = spell(commit[0][-1]["type"])
         await rig.commits.commit_table(CALLER, DB, "t", *commit)
         if fate == "renamed":
@@ -99,7 +99,7 @@ async def test_repeat_on_a_name_that_left_its_table_never_reports_failure(
         with pytest.raises(CommitUnknown, match="succeeded"):
             await rig.commits.commit_table(CALLER, DB, "t", *commit)
         with pytest.raises((CommitConflict, NoSuchTable)):
-            await rig.commits.commit_table(CALLER, DB, "t", *_with_uuid(str(loaded.metadata.table_uuid), 8))
+            await rig.commits.commit_table(CALLER, DB, "t", *_with_uuid(str(loaded_table.metadata.table_uuid), 8))
 
 
 async def test_repeated_transaction_gets_its_first_outcome_and_a_different_one_does_not(tmp_path: Path) -> None:
@@ -110,13 +110,13 @@ async def test_repeated_transaction_gets_its_first_outcome_and_a_different_one_d
             requirements, updates = append(number, None, 1)
             changes.append(TableChange(namespace=DB, name=name, requirements=requirements, updates=updates))
         await rig.commits.commit_transaction(CALLER, changes)
-        stands = [await rig.catalog.tables.entry(DB, name) for name in ("a", "b")]
+        entries = [await rig.catalog.tables.entry(DB, name) for name in ("a", "b")]
         await rig.commits.commit_transaction(CALLER, list(reversed(changes)))
-        assert [await rig.catalog.tables.entry(DB, name) for name in ("a", "b")] == stands
-        other = TableChange(namespace=DB, name="b", requirements=[], updates=properties(x="1"))
-        for refused in ([changes[0]], [changes[0], other]):
+        assert [await rig.catalog.tables.entry(DB, name) for name in ("a", "b")] == entries
+        other = TableChange(namespace=DB, name="b", requirements=[], updates=build_property_update(x="1"))
+        for invalid_changes in ([changes[0]], [changes[0], other]):
             with pytest.raises(CommitConflict):
-                await rig.commits.commit_transaction(CALLER, refused)
+                await rig.commits.commit_transaction(CALLER, invalid_changes)
 
 
 async def test_commit_on_an_old_base_is_a_conflict_and_leaves_no_file(tmp_path: Path) -> None:
@@ -134,10 +134,10 @@ async def test_lost_swap_is_repeated_while_its_requirements_hold(tmp_path: Path)
         await rig.table()
 
         async def intrude() -> None:
-            await other.commits.commit_table(CALLER, DB, "t", [], properties(theirs="1"))
+            await other.commits.commit_table(CALLER, DB, "t", [], build_property_update(theirs="1"))
 
         racing_store.intruder = intrude
-        table = await rig.commits.commit_table(CALLER, DB, "t", [], properties(ours="1"))
+        table = await rig.commits.commit_table(CALLER, DB, "t", [], build_property_update(ours="1"))
         assert {"ours", "theirs"} <= set(table.metadata.properties)
         await rig.publisher.close()
         log = {entry.metadata_file for entry in table.metadata.metadata_log}
@@ -162,7 +162,7 @@ async def test_transaction_moves_all_pointers_or_none(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await rig.table("a")
         await rig.table("b")
-        good = TableChange(namespace=DB, name="a", requirements=[], updates=properties(x="1"))
+        good = TableChange(namespace=DB, name="a", requirements=[], updates=build_property_update(x="1"))
         bad = TableChange(
             namespace=DB,
             name="b",
@@ -175,8 +175,8 @@ async def test_transaction_moves_all_pointers_or_none(tmp_path: Path) -> None:
         await rig.publisher.close()
         assert await rig.files() == before
         assert "x" not in (await rig.catalog.tables.load(DB, "a")).metadata.properties
-        fine = TableChange(namespace=DB, name="b", requirements=[], updates=properties(y="1"))
-        await rig.commits.commit_transaction(CALLER, [good, fine])
+        valid_change = TableChange(namespace=DB, name="b", requirements=[], updates=build_property_update(y="1"))
+        await rig.commits.commit_transaction(CALLER, [good, valid_change])
         assert (await rig.catalog.tables.load(DB, "a")).metadata.properties["x"] == "1"
         assert (await rig.catalog.tables.load(DB, "b")).metadata.properties["y"] == "1"
 
@@ -184,7 +184,7 @@ async def test_transaction_moves_all_pointers_or_none(tmp_path: Path) -> None:
 async def test_transaction_that_names_a_table_twice_is_rejected(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await rig.table()
-        change = TableChange(namespace=DB, name="t", requirements=[], updates=properties(x="1"))
+        change = TableChange(namespace=DB, name="t", requirements=[], updates=build_property_update(x="1"))
         with pytest.raises(BadRequest, match="two changes"):
             await rig.commits.commit_transaction(CALLER, [change, change])
 
@@ -193,10 +193,10 @@ async def test_commit_without_changes_writes_nothing(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await rig.table()
         before = await rig.files()
-        stands = await rig.catalog.tables.load(DB, "t")
-        same = [{"action": "set-location", "location": stands.metadata.location}]
+        loaded_table = await rig.catalog.tables.load(DB, "t")
+        same = [{"action": "set-location", "location": loaded_table.metadata.location}]
         table = await rig.commits.commit_table(CALLER, DB, "t", [], same)
-        assert table.entry == stands.entry
+        assert table.entry == loaded_table.entry
         assert await rig.files() == before
 
 
@@ -206,14 +206,14 @@ async def test_idempotency_key_is_recorded_with_the_commit_and_only_once(tmp_pat
         keyed = Caller(
             principal_name="w", request_id="r", idempotency=IdempotencyKey(key="k", scope="s", request_hash="h")
         )
-        table = await rig.commits.commit_table(keyed, DB, "t", [], properties(x="1"))
+        table = await rig.commits.commit_table(keyed, DB, "t", [], build_property_update(x="1"))
         record = await rig.store.idempotency("k", 0)
         assert record is not None
         assert table.entry is not None
         assert (record.status, record.metadata_location) == (200, table.entry.metadata_location)
         before = await rig.files()
         with pytest.raises(IdempotencyTaken):
-            await rig.commits.commit_table(keyed, DB, "t", [], properties(x="2"))
+            await rig.commits.commit_table(keyed, DB, "t", [], build_property_update(x="2"))
         await rig.publisher.close()
         assert await rig.files() == before
         assert (await rig.catalog.tables.load(DB, "t")).metadata.properties["x"] == "1"
@@ -270,7 +270,7 @@ async def test_missing_objects_are_named_in_the_error(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await rig.catalog.namespaces.create(CALLER, DB, {})
         with pytest.raises(NoSuchTable, match=r"Table does not exist: db\.none"):
-            await rig.commits.commit_table(CALLER, DB, "none", [], properties(x="1"))
+            await rig.commits.commit_table(CALLER, DB, "none", [], build_property_update(x="1"))
         with pytest.raises(NoSuchNamespace, match="Namespace does not exist: none"):
             await rig.catalog.tables.create(CALLER, ("none",), CreateTable(name="t", schema=SCHEMA))
         with pytest.raises(BadRequest, match="outside the warehouse"):
@@ -282,7 +282,7 @@ async def test_old_metadata_files_are_deleted_as_the_properties_say(tmp_path: Pa
         keep = {"write.metadata.previous-versions-max": "2", "write.metadata.delete-after-commit.enabled": "true"}
         await rig.table(properties=keep)
         for value in range(6):
-            table = await rig.commits.commit_table(CALLER, DB, "t", [], properties(x=str(value)))
+            table = await rig.commits.commit_table(CALLER, DB, "t", [], build_property_update(x=str(value)))
         await rig.publisher.close()
         assert table.entry is not None
         metadata_files = {log.metadata_file for log in table.metadata.metadata_log}
@@ -294,7 +294,7 @@ async def test_copy_never_deletes_the_metadata_files_of_its_source_table(tmp_pat
     async with open_rig(tmp_path) as rig:
         keep = {"write.metadata.previous-versions-max": "1", "write.metadata.delete-after-commit.enabled": "true"}
         await rig.table(properties=keep)
-        await rig.commits.commit_table(CALLER, DB, "t", [], properties(x="1"))
+        await rig.commits.commit_table(CALLER, DB, "t", [], build_property_update(x="1"))
         await rig.publisher.close()
         entry, files = await rig.catalog.tables.entry(DB, "t"), await rig.files()
         copied = json.loads(await rig.objects.read(entry.metadata_location))
@@ -305,7 +305,7 @@ async def test_copy_never_deletes_the_metadata_files_of_its_source_table(tmp_pat
         await rig.objects.create(place, json.dumps(copied).encode())
         await rig.catalog.tables.register(CALLER, DB, "copy", place, overwrite=False)
         for value in range(3):
-            await rig.commits.commit_table(CALLER, DB, "copy", [], properties(y=str(value)))
+            await rig.commits.commit_table(CALLER, DB, "copy", [], build_property_update(y=str(value)))
         await rig.publisher.close()
         assert files <= await rig.files()
         assert place not in await rig.files()
@@ -327,11 +327,11 @@ async def test_metadata_file_numbers_continue_after_register(tmp_path: Path) -> 
     async with open_rig(tmp_path) as rig:
         await rig.table()
         for value in range(3):
-            table = await rig.commits.commit_table(CALLER, DB, "t", [], properties(x=str(value)))
+            table = await rig.commits.commit_table(CALLER, DB, "t", [], build_property_update(x=str(value)))
         assert table.entry is not None
         await rig.catalog.tables.unregister(CALLER, DB, "t")
         await rig.catalog.tables.register(CALLER, DB, "u", table.entry.metadata_location, overwrite=False)
-        second_table = await rig.commits.commit_table(CALLER, DB, "u", [], properties(x="again"))
+        second_table = await rig.commits.commit_table(CALLER, DB, "u", [], build_property_update(x="again"))
         assert second_table.entry is not None
         names = [entry.metadata_location.rpartition("/")[2][:6] for entry in (table.entry, second_table.entry)]
         assert names == ["00003-", "00004-"]
@@ -340,41 +340,46 @@ async def test_metadata_file_numbers_continue_after_register(tmp_path: Path) -> 
 WRITERS = [Caller(principal_name=name, request_id=f"request-of-{name}") for name in ("ann", "bob")]
 
 
-async def publish(rig: Rig, loaded: LoadedTable, *snapshots: int, sequence: int = 1) -> LoadedTable:
+async def publish(rig: Rig, loaded_table: LoadedTable, *snapshots: int, sequence: int = 1) -> LoadedTable:
     """Publish consecutive appends by ann and bob in turn; ann's producer advances to `sequence`."""
-    assert loaded.entry is not None
+    assert loaded_table.entry is not None
     updates, happenings = [], []
-    parent, last = loaded.metadata.current_snapshot_id, loaded.metadata.last_sequence_number
+    parent, last = loaded_table.metadata.current_snapshot_id, loaded_table.metadata.last_sequence_number
     for number, snapshot_id in enumerate(snapshots):
-        added = append(snapshot_id, parent, last + 1 + number)[1]
-        updates += added
-        happenings.append(CommitEvent(WRITERS[number % 2], 5, snapshot_id, added[0]["snapshot"]["summary"]))
+        added_change = append(snapshot_id, parent, last + 1 + number)[1]
+        updates += added_change
+        happenings.append(CommitEvent(WRITERS[number % 2], 5, snapshot_id, added_change[0]["snapshot"]["summary"]))
         parent = snapshot_id
     now = SystemClock().now_ms()
     return await rig.publisher.publish(
         CALLER,
-        loaded.entry,
-        loaded.metadata,
-        apply_updates(loaded.metadata, read_updates(updates), now_ms=now),
+        loaded_table.entry,
+        loaded_table.metadata,
+        apply_updates(loaded_table.metadata, read_updates(updates), now_ms=now),
         events=happenings,
-        operations=[AdvanceProducer(loaded.entry.uuid, "ann", sequence, snapshots[0], now)],
+        operations=[AdvanceProducer(loaded_table.entry.uuid, "ann", sequence, snapshots[0], now)],
     )
 
 
 async def test_publication_changes_the_table_with_an_instant_for_each_snapshot(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await rig.table()
-        loaded = await rig.catalog.tables.load(DB, "t")
-        assert loaded.entry is not None
-        publication = await publish(rig, loaded, 7, 8, 9)
-        stands = await rig.catalog.tables.load(DB, "t")
+        loaded_table = await rig.catalog.tables.load(DB, "t")
+        assert loaded_table.entry is not None
+        publication = await publish(rig, loaded_table, 7, 8, 9)
+        current_table = await rig.catalog.tables.load(DB, "t")
         assert publication.entry is not None
-        assert stands.entry is not None
-        assert (stands.entry.metadata_location, stands.entry.version) == (publication.entry.metadata_location, 2)
-        assert [log.metadata_file for log in stands.metadata.metadata_log] == [loaded.entry.metadata_location]
-        assert [snapshot.parent_snapshot_id for snapshot in stands.metadata.snapshots] == [None, 7, 8]
-        assert await rig.files() == {loaded.entry.metadata_location, publication.entry.metadata_location}
-        instants = (await rig.store.instants(InstantFilter(uuid=stands.entry.uuid), 10))[1:]
+        assert current_table.entry is not None
+        assert (current_table.entry.metadata_location, current_table.entry.version) == (
+            publication.entry.metadata_location,
+            2,
+        )
+        assert [log.metadata_file for log in current_table.metadata.metadata_log] == [
+            loaded_table.entry.metadata_location
+        ]
+        assert [snapshot.parent_snapshot_id for snapshot in current_table.metadata.snapshots] == [None, 7, 8]
+        assert await rig.files() == {loaded_table.entry.metadata_location, publication.entry.metadata_location}
+        instants = (await rig.store.instants(InstantFilter(uuid=current_table.entry.uuid), 10))[1:]
         assert [(instant.action, instant.snapshot_id, instant.principal_name) for instant in instants] == [
             ("commit", 7, "ann"),
             ("commit", 8, "bob"),
@@ -387,7 +392,7 @@ async def test_publication_changes_the_table_with_an_instant_for_each_snapshot(t
             "operation": "append",
             "added-records": "1",
         }
-        state = await rig.store.producer(stands.entry.uuid, "ann")
+        state = await rig.store.producer(current_table.entry.uuid, "ann")
         assert state is not None
         assert (state.sequence, state.snapshot_id) == (1, 7)
 
@@ -395,12 +400,12 @@ async def test_publication_changes_the_table_with_an_instant_for_each_snapshot(t
 async def test_commit_that_cannot_be_published_leaves_no_trace(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await rig.table()
-        loaded = await rig.catalog.tables.load(DB, "t")
-        await rig.commits.commit_table(CALLER, DB, "t", [], properties(x="1"))
+        loaded_table = await rig.catalog.tables.load(DB, "t")
+        await rig.commits.commit_table(CALLER, DB, "t", [], build_property_update(x="1"))
         stands, before = await rig.catalog.tables.load(DB, "t"), await rig.files()
         assert stands.entry is not None
         with pytest.raises(CommitConflict, match="changed by another commit"):
-            await publish(rig, loaded, 7)
+            await publish(rig, loaded_table, 7)
         assert await rig.store.producer(stands.entry.uuid, "ann") is None
         with pytest.raises(ValueError, match="metadata is unchanged"):
             await rig.publisher.publish(
@@ -445,11 +450,11 @@ async def test_publication_with_a_lost_outcome_is_resolved_or_reported_as_unknow
     capture = WrapperCapture(LosingStore)
     async with open_rig(tmp_path, wrap_store=capture) as rig:
         await rig.table()
-        loaded, before = await rig.catalog.tables.load(DB, "t"), await rig.files()
-        assert loaded.entry is not None
+        loaded_table, before = await rig.catalog.tables.load(DB, "t"), await rig.files()
+        assert loaded_table.entry is not None
         capture.wrapper.loses, capture.wrapper.falls_silent = lost, silent
         try:
-            await publish(rig, loaded, 7, 8)
+            await publish(rig, loaded_table, 7, 8)
             outcome = "published"
         except (CommitConflict, CommitUnknown) as error:
             outcome = error.kind
@@ -457,7 +462,7 @@ async def test_publication_with_a_lost_outcome_is_resolved_or_reported_as_unknow
         settled = {"request": "commit_conflict", "reply": "published"}[lost]
         assert outcome == ("commit_unknown" if silent else settled)
         assert len(await rig.files() - before) == (0 if outcome == "commit_conflict" else 1)
-        state = await rig.store.producer(loaded.entry.uuid, "ann")
+        state = await rig.store.producer(loaded_table.entry.uuid, "ann")
         assert (state is not None) == (lost == "reply")
 
 
@@ -465,12 +470,14 @@ async def test_publications_and_commits_of_one_process_take_turns(tmp_path: Path
     async with open_rig(tmp_path) as rig:
         await rig.table()
         async with rig.publisher.lock(DB, "t"):
-            loaded = await rig.catalog.tables.load(DB, "t")
-            waiting = asyncio.create_task(rig.commits.commit_table(CALLER, DB, "t", [], properties(x="1")))
+            loaded_table = await rig.catalog.tables.load(DB, "t")
+            waiting_task = asyncio.create_task(
+                rig.commits.commit_table(CALLER, DB, "t", [], build_property_update(x="1"))
+            )
             for _ in range(20):
                 await asyncio.sleep(0.001)
-            publication = await publish(rig, loaded, 7)
-        after = await waiting
+            publication = await publish(rig, loaded_table, 7)
+        after = await waiting_task
         await rig.publisher.close()
         assert after.metadata.current_snapshot_id == 7
         assert after.entry is not None

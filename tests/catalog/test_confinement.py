@@ -31,33 +31,33 @@ async def _create_tenants(rig: Rig) -> str:
     for path in (("a",), ("b",)):
         await rig.catalog.namespaces.create(CALLER, path, {})
     await rig.catalog.tables.create(CONFINED_CALLER, ("a",), CreateTable(name="mine", schema=SCHEMA))
-    theirs = await rig.catalog.tables.create(CALLER, ("b",), CreateTable(name="t", schema=SCHEMA))
-    return theirs.metadata.location
+    other_table = await rig.catalog.tables.create(CALLER, ("b",), CreateTable(name="t", schema=SCHEMA))
+    return other_table.metadata.location
 
 
 async def test_every_operation_rejects_a_forbidden_location(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        theirs = await _create_tenants(rig)
+        tenants = await _create_tenants(rig)
         tables, namespaces = rig.catalog.tables, rig.catalog.namespaces
 
         def commit(**update: Any) -> Any:
             return rig.commits.commit_table(CONFINED_CALLER, ("a",), "mine", [], [update])
 
-        data_path = {"write.data.path": f"{theirs}/data"}
+        data_path = {"write.data.path": f"{tenants}/data"}
         attempts = {
-            "create": tables.create(CONFINED_CALLER, ("a",), CreateTable(name="x", schema=SCHEMA, location=theirs)),
+            "create": tables.create(CONFINED_CALLER, ("a",), CreateTable(name="x", schema=SCHEMA, location=tenants)),
             "stage": tables.stage(
-                CONFINED_CALLER, ("a",), CreateTable(name="x", schema=SCHEMA, location=f"{theirs}/x")
+                CONFINED_CALLER, ("a",), CreateTable(name="x", schema=SCHEMA, location=f"{tenants}/x")
             ),
             "create with a path": tables.create(
                 CONFINED_CALLER, ("a",), CreateTable(name="x", schema=SCHEMA, properties=data_path)
             ),
-            "move": commit(action="set-location", location=theirs),
+            "move": commit(action="set-location", location=tenants),
             "set a path": commit(action="set-properties", updates=data_path),
-            "namespace": namespaces.create(CONFINED_CALLER, ("a", "x"), {"location": theirs}),
-            "namespace property": namespaces.update_properties(CONFINED_CALLER, ("a",), [], {"location": theirs}),
+            "namespace": namespaces.create(CONFINED_CALLER, ("a", "x"), {"location": tenants}),
+            "namespace property": namespaces.update_properties(CONFINED_CALLER, ("a",), [], {"location": tenants}),
             "view": rig.catalog.views.create(
-                CONFINED_CALLER, ("a",), CreateView(name="v", schema=SCHEMA, view_version=VERSION, location=theirs)
+                CONFINED_CALLER, ("a",), CreateView(name="v", schema=SCHEMA, view_version=VERSION, location=tenants)
             ),
             "the namespace's own folder": commit(
                 action="set-location", location=rig.catalog.warehouse.namespace_location(("a",))
@@ -88,16 +88,16 @@ def _make_staged_creation(metadata: TableMetadata, **changed: str) -> TableChang
 
 async def test_staged_tables_use_the_location_that_an_admin_gave_the_namespace(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        theirs = await _create_tenants(rig)
-        far = f"{rig.catalog.warehouse.uri}/far"
-        await rig.catalog.namespaces.create(CALLER, ("a", "sub"), {"location": far})
+        tenants = await _create_tenants(rig)
+        far_location = f"{rig.catalog.warehouse.uri}/far"
+        await rig.catalog.namespaces.create(CALLER, ("a", "sub"), {"location": far_location})
         staged = (
             await rig.catalog.tables.stage(CONFINED_CALLER, ("a", "sub"), CreateTable(name="t", schema=SCHEMA))
         ).metadata
         with pytest.raises(Forbidden, match="wa"):
-            await rig.commits.commit_transaction(CONFINED_CALLER, [_make_staged_creation(staged, location=theirs)])
+            await rig.commits.commit_transaction(CONFINED_CALLER, [_make_staged_creation(staged, location=tenants)])
         await rig.commits.commit_transaction(CONFINED_CALLER, [_make_staged_creation(staged)])
-        assert (await rig.catalog.tables.load(("a", "sub"), "t")).metadata.location.startswith(f"{far}/t-")
+        assert (await rig.catalog.tables.load(("a", "sub"), "t")).metadata.location.startswith(f"{far_location}/t-")
 
 
 async def test_table_cannot_take_the_uuid_and_history_of_another_table(tmp_path: Path) -> None:
@@ -118,8 +118,10 @@ async def test_table_cannot_take_the_uuid_and_history_of_another_table(tmp_path:
 async def test_table_that_an_admin_placed_elsewhere_can_still_be_changed(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await _create_tenants(rig)
-        far = f"{rig.catalog.warehouse.uri}/far"
-        placed = CreateTable(name="far", schema=SCHEMA, location=far, properties={"write.data.path": f"{far}-data"})
+        far_location = f"{rig.catalog.warehouse.uri}/far"
+        placed = CreateTable(
+            name="far", schema=SCHEMA, location=far_location, properties={"write.data.path": f"{far_location}-data"}
+        )
         await rig.catalog.tables.create(CALLER, ("a",), placed)
         update = [{"action": "set-properties", "updates": {"x": "1"}}]
         table = await rig.commits.commit_table(CONFINED_CALLER, ("a",), "far", [], update)
@@ -132,8 +134,8 @@ def test_staging_pass_opens_one_table_for_a_limited_time() -> None:
     token = staging.issue(("a", "b"), "t", "s3://lake/a/b/t-1")
     assert staging.location(token, ("a", "b"), "t") == "s3://lake/a/b/t-1"
     head, body, mac = token.split(".")
-    forged = [f"{head}.{body}.{mac[:-4]}AAAA", "x", "", f"{head}.{body}.", token + "x", "a.b.c"]
-    for wrong in forged:
+    forged_tokens = [f"{head}.{body}.{mac[:-4]}AAAA", "x", "", f"{head}.{body}.", token + "x", "a.b.c"]
+    for wrong in forged_tokens:
         with pytest.raises(Forbidden):
             staging.location(wrong, ("a", "b"), "t")
     with pytest.raises(Forbidden):

@@ -26,7 +26,7 @@ from seamark.metaserver.store.operations import (
     SaveAudit,
     SaveMetricsReport,
 )
-from tests.api.client import Answer, Api, new_key
+from tests.api.client import Answer, Api, create_key
 from tests.attacks.world import SCHEMA
 from tests.server.rig import RunningServer, running
 from tests.store.samples import make_instant
@@ -65,9 +65,9 @@ async def test_entries_are_limited_for_each_namespace_separately(
             ("/v1/namespaces", {"namespace": ["a", "y"]}),
             ("/v1/namespaces", {"namespace": ["a", "x", "y"]}),
         ):
-            refused = await ask("ann", "POST", path, body)
-            assert refused.status == 403, path
-            assert "namespace_entries_limit" in refused.json["error"]["message"]
+            refusal = await ask("ann", "POST", path, body)
+            assert refusal.status == 403, path
+            assert "namespace_entries_limit" in refusal.json["error"]["message"]
         assert (await ask("bob", "POST", "/v1/namespaces/b/tables", {"name": "t", "schema": SCHEMA})).status == 200
         # Existing entries can be changed, moved within the namespace, and dropped.
         moved = {"source": {"namespace": ["a"], "name": "t0"}, "destination": {"namespace": ["a", "x"], "name": "t"}}
@@ -90,13 +90,13 @@ async def test_properties_of_a_namespace_and_its_descendants_are_limited_togethe
         for name in ("x", "y"):
             document = {"namespace": ["a", name], "properties": {"note": "n" * 2_000}}
             assert (await ask("ann", "POST", "/v1/namespaces", document)).status == 200
-        refused = await ask(
+        refusal = await ask(
             "ann", "POST", "/v1/namespaces", {"namespace": ["a", "z"], "properties": {"n": "n" * 2_000}}
         )
-        assert refused.status == 403
-        assert "namespace_properties_limit" in refused.json["error"]["message"]
-        changed = await ask("ann", "POST", "/v1/namespaces/a/properties", {"updates": {"n": "n" * 2_000}})
-        assert changed.status == 403
+        assert refusal.status == 403
+        assert "namespace_properties_limit" in refusal.json["error"]["message"]
+        answer = await ask("ann", "POST", "/v1/namespaces/a/properties", {"updates": {"n": "n" * 2_000}})
+        assert answer.status == 403
         # A change that needs no more space is possible at any size.
         for note in ("m" * 2_000, "m" * 1_900, "m" * 2_000):
             updated = await ask("ann", "POST", "/v1/namespaces/a%1Fx/properties", {"updates": {"note": note}})
@@ -110,13 +110,13 @@ async def test_writes_of_a_principal_are_limited_by_the_hour_and_others_continue
         statuses = []
         for number in range(40):
             body = {"updates": {"n": str(number)}}
-            key = {"Idempotency-Key": new_key()}
+            key = {"Idempotency-Key": create_key()}
             statuses.append((await ask("ann", "POST", "/v1/namespaces/a/properties", body, **key)).status)
         assert statuses[0] == 200
         assert statuses[-1] == 429
-        refused = await ask("ann", "POST", "/v1/namespaces/a/properties", {"updates": {"n": "x"}})
-        assert "database_rows_limit" in refused.json["error"]["message"]
-        assert refused.headers["Retry-After"]
+        refusal = await ask("ann", "POST", "/v1/namespaces/a/properties", {"updates": {"n": "x"}})
+        assert "database_rows_limit" in refusal.json["error"]["message"]
+        assert refusal.headers["Retry-After"]
         assert (await ask("ann", "GET", "/v1/namespaces/a")).status == 200
         assert (await ask("bob", "POST", "/v1/namespaces/b/properties", {"updates": {"n": "x"}})).status == 200
         # Rejected requests write nothing, so they are not recorded one by one.
@@ -173,13 +173,13 @@ def test_transaction_of_several_principals_counts_for_each() -> None:
 
 def test_any_content_of_an_operation_can_be_counted() -> None:
     shares = DatabaseShares(Settings(database_bytes_limit=10_000), SimulatedClock(0))
-    deep: list[Any] = []
+    deep_list: list[Any] = []
     for _ in range(50):
-        deep = [deep]
+        deep_list = [deep_list]
     report = MetricsReport(
         id="1", uuid="u", namespace=(), name="t", report_type="scan-report", snapshot_id=1, received_ms=0,
         principal_name="ann",
-        report={"number": 10**60, "text": "é\ud800", "deep": deep},
+        report={"number": 10**60, "text": "é\ud800", "deep": deep_list},
     )  # fmt: skip
     with set_principal("ann"):
         shares.charge([SaveMetricsReport(report, keep=1)])

@@ -29,8 +29,8 @@ DB = ("db",)
 
 async def _writer(rig: Rig, number: int, rounds: int, outcomes: dict[int, str]) -> None:
     """Append to the last known state, as an engine does, and record the answer to each attempt by snapshot id."""
-    for turn in range(rounds):
-        snapshot_id = number * 1000 + turn + 1
+    for round_number in range(rounds):
+        snapshot_id = number * 1000 + round_number + 1
         try:
             metadata = (await rig.catalog.tables.load(DB, "t")).metadata
         except RetryLater:

@@ -19,7 +19,7 @@ from seamark.metaserver.catalog.values import Caller
 from seamark.metaserver.commit.engine_commits import commit_manifests, engine_commits
 from seamark.metaserver.objects.port import ObjectStore
 from tests.catalog.appender import Appender, Row, _rows, read_list, read_snapshot
-from tests.catalog.appends import DB, append, commit, create, head, load
+from tests.catalog.appends import DB, append, commit, create, find_head, load
 from tests.catalog.rig import Rig, open_rig
 from tests.seeds import first_seed
 from tests.waits import until
@@ -91,7 +91,7 @@ def metrics_by_name(fields: Row) -> dict[str, dict[int, Any]]:
 
 async def read_metrics(rig: Rig) -> dict[str, dict[str, dict[int, Any]]]:
     """Return the metrics of each live file by its path."""
-    rows = [row for listing in read_list(head(await load(rig))) for row in _rows(listing["manifest_path"])]
+    rows = [row for listing in read_list(find_head(await load(rig))) for row in _rows(listing["manifest_path"])]
     return {row["data_file"]["file_path"]: metrics_by_name(row["data_file"]) for row in rows if row["status"] != 2}
 
 
@@ -99,13 +99,13 @@ async def read_metrics(rig: Rig) -> dict[str, dict[str, dict[int, Any]]]:
 async def test_unusable_metrics_are_corrected(tmp_path: Path, version: int) -> None:
     async with open_rig(tmp_path) as rig:
         await create(rig, version)
-        for number, (wrong, corrected) in enumerate(WRONG_METRICS):
+        for number, (wrong_metrics, corrected) in enumerate(WRONG_METRICS):
             path = f"file:///data/{number}.parquet"
-            client = await append(rig, {path: 3}, file=wrong)
+            client = await append(rig, {path: 3}, file=wrong_metrics)
             assert (await read_metrics(rig))[path] == metrics_by_name(corrected), number
-            manifests = [row["manifest_path"] for row in read_list(head(await load(rig)))]
+            manifests = [row["manifest_path"] for row in read_list(find_head(await load(rig)))]
             assert client.manifests[0] not in manifests
-            snapshot = read_snapshot(head(await load(rig)))
+            snapshot = read_snapshot(find_head(await load(rig)))
             assert len(snapshot) == number + 1
             file = snapshot[path]
             assert (file.snapshot_id, file.sequence_number) == (client.snapshot_id, client.sequence)
@@ -118,7 +118,7 @@ async def test_commit_with_correct_metrics_stays_as_the_engine_wrote_it(tmp_path
     async with open_rig(tmp_path) as rig:
         await create(rig, version)
         client = await append(rig, {"file:///data/a": 3}, file=RIGHT_METRICS)
-        snapshot = head(await load(rig))
+        snapshot = find_head(await load(rig))
         assert snapshot["manifest-list"] == client.manifest_list
         assert [row["manifest_path"] for row in read_list(snapshot)] == client.manifests
 
@@ -193,19 +193,19 @@ async def test_overtaken_and_merged_appends_are_corrected_too(tmp_path: Path) ->
             paths = {"file:///data/first"}
             for step in range(12):
                 # The appender writes files that it merges without metrics.
-                (wrong, corrected), merge = rng.choice(WRONG_METRICS), rng.choice((0, 1, 2))
-                late_appender = Appender(await load(rig), file=wrong, merge=merge)
+                (wrong_metrics, corrected), merge = rng.choice(WRONG_METRICS), rng.choice((0, 1, 2))
+                late_appender = Appender(await load(rig), file=wrong_metrics, merge=merge)
                 if rng.random() < 0.5:
                     await append(rig, {f"file:///data/{step}-other": 1}, file=RIGHT_METRICS, merge=rng.choice((0, 1)))
                     paths.add(f"file:///data/{step}-other")
                 await commit(rig, late_appender.commit({f"file:///data/{step}": 2}))
                 paths.add(f"file:///data/{step}")
-                result = await read_metrics(rig)
-                assert result.keys() == paths
-                assert result[f"file:///data/{step}"] == metrics_by_name(corrected), (
+                metrics = await read_metrics(rig)
+                assert metrics.keys() == paths
+                assert metrics[f"file:///data/{step}"] == metrics_by_name(corrected), (
                     f"seed {first_seed()}, {version}, {step}"
                 )
-                read_snapshot(head(await load(rig)))
+                read_snapshot(find_head(await load(rig)))
 
 
 async def test_commit_with_an_unreadable_manifest_is_not_changed(tmp_path: Path) -> None:
@@ -213,4 +213,4 @@ async def test_commit_with_an_unreadable_manifest_is_not_changed(tmp_path: Path)
         await create(rig, 2)
         client = Appender(await load(rig), file=WRONG_METRICS[0][0], listed={"manifest_length": 7})
         await commit(rig, client.commit({"file:///data/a": 3}))
-        assert head(await load(rig))["manifest-list"] == client.manifest_list
+        assert find_head(await load(rig))["manifest-list"] == client.manifest_list

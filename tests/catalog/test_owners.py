@@ -50,7 +50,7 @@ async def _owner(rig: Rig, name: str) -> str | None:
 
 
 @pytest.mark.parametrize("key", [RUN_AS, "Trino.Run-As-Owner", " trino.run-as-owner", "presto.view.owner", "definer"])
-def test_properties_from_which_engines_take_an_identity_are_known(key: str) -> None:
+def test_identity_properties_of_engines_are_recognised(key: str) -> None:
     assert determines_rights(key)
 
 
@@ -78,10 +78,10 @@ async def test_confined_writer_cannot_make_another_user_the_owner_of_a_view(tmp_
                 await attempt
             assert not await views.exists(("db",), "x"), description
         assert await _owner(rig, "v") == "admin"
-        own = await views.create(
+        own_view = await views.create(
             CONFINED_CALLER, ("db",), _view("own", **{RUN_AS: "wendy", "owner": "admin", "a": "b"})
         )
-        assert own.metadata.properties == {RUN_AS: "wendy", "owner": "wendy", "a": "b"}
+        assert own_view.metadata.properties == {RUN_AS: "wendy", "owner": "wendy", "a": "b"}
 
 
 async def test_user_who_changes_the_text_of_a_view_becomes_its_owner(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ ENCRYPTED_COLUMNS = "seamark.encrypted-columns"
 
 async def commit(rig: Rig, caller: Caller, *updates: dict[str, Any]) -> dict[str, str]:
     change = TableChange(namespace=("db",), name="t", requirements=[], updates=list(updates))
-    (loaded,) = await rig.commits.commit(caller, [change], is_single=True)
-    return loaded.metadata.properties
+    (loaded_table,) = await rig.commits.commit(caller, [change], is_single=True)
+    return loaded_table.metadata.properties
 
 
 async def test_server_records_who_set_each_property_of_a_policy(tmp_path: Path) -> None:
@@ -31,24 +31,24 @@ async def test_server_records_who_set_each_property_of_a_policy(tmp_path: Path) 
             OTTO, ("db",), {"history.expire.max-snapshot-age-ms": "1", **FORGED_SETTERS}
         )
         request = CreateTable(name="t", schema=SCHEMA, properties={COLUMNS: "id", "comment": "c", **FORGED_SETTERS})
-        created = await rig.catalog.tables.create(WENDY, ("db",), request)
-        assert setters_of(created.metadata.properties) == {COLUMNS: "wendy"}
-        changed = await commit(rig, OTTO, {"action": "set-properties", "updates": {SWITCH: "true", **FORGED_SETTERS}})
-        assert setters_of(changed) == {COLUMNS: "wendy", SWITCH: "otto"}
-        changed = await commit(rig, OTTO, {"action": "set-properties", "updates": {"comment": "d", **FORGED_SETTERS}})
-        assert setters_of(changed) == {COLUMNS: "wendy", SWITCH: "otto"}
+        created_table = await rig.catalog.tables.create(WENDY, ("db",), request)
+        assert setters_of(created_table.metadata.properties) == {COLUMNS: "wendy"}
+        change = await commit(rig, OTTO, {"action": "set-properties", "updates": {SWITCH: "true", **FORGED_SETTERS}})
+        assert setters_of(change) == {COLUMNS: "wendy", SWITCH: "otto"}
+        change = await commit(rig, OTTO, {"action": "set-properties", "updates": {"comment": "d", **FORGED_SETTERS}})
+        assert setters_of(change) == {COLUMNS: "wendy", SWITCH: "otto"}
         removal = {"action": "remove-properties", "removals": [SETTERS, COLUMNS]}
         assert setters_of(await commit(rig, OTTO, removal)) == {SWITCH: "otto"}
-        loaded = await rig.catalog.tables.load(("db",), "t")
+        loaded_table = await rig.catalog.tables.load(("db",), "t")
         policies = await load_policies(rig.store, ("db",))
-        assert setters_in_effect(loaded.metadata, policies) == {
+        assert setters_in_effect(loaded_table.metadata, policies) == {
             SWITCH: "otto",
             "history.expire.max-snapshot-age-ms": "otto",
         }
         await rig.catalog.namespaces.update_properties(WENDY, ("db",), [], {SWITCH: "false", **FORGED_SETTERS})
         policies = await load_policies(rig.store, ("db",))
         assert policies[SWITCH].principal_name == "wendy"
-        assert setters_in_effect(loaded.metadata, policies)[SWITCH] == "otto"  # The table's own policy counts.
+        assert setters_in_effect(loaded_table.metadata, policies)[SWITCH] == "otto"  # The table's own policy counts.
 
 
 async def test_no_names_are_recorded_without_logins(tmp_path: Path) -> None:
@@ -96,9 +96,9 @@ async def test_commit_cannot_publish_values_of_a_declared_encrypted_column(
             with pytest.raises(BadRequest, match=r"The column data is encrypted, and .* would publish its values"):
                 await commit(rig, CALLER, *updates)
         await commit(rig, CALLER, {"action": "set-properties", "updates": {COLUMNS: "id"}})
-        both = CreateTable(name="u", schema=SCHEMA, properties={**declaration, COLUMNS: "data"})
+        request = CreateTable(name="u", schema=SCHEMA, properties={**declaration, COLUMNS: "data"})
         with pytest.raises(BadRequest, match="data is encrypted"):
-            await rig.catalog.tables.create(CALLER, ("db",), both)
+            await rig.catalog.tables.create(CALLER, ("db",), request)
 
 
 async def test_published_column_cannot_be_declared_as_encrypted(tmp_path: Path) -> None:
@@ -112,5 +112,5 @@ async def test_published_column_cannot_be_declared_as_encrypted(tmp_path: Path) 
             await commit(rig, CALLER, {"action": "set-properties", "updates": {ENCRYPTED_COLUMNS: "data"}})
         with pytest.raises(BadRequest, match="'dat', but the table has no such column"):
             await commit(rig, CALLER, {"action": "set-properties", "updates": {ENCRYPTED_COLUMNS: "id, dat"}})
-        changed = await commit(rig, CALLER, {"action": "set-properties", "updates": {ENCRYPTED_COLUMNS: "id"}})
-        assert changed[COLUMNS] == "data"
+        change = await commit(rig, CALLER, {"action": "set-properties", "updates": {ENCRYPTED_COLUMNS: "id"}})
+        assert change[COLUMNS] == "data"

@@ -41,12 +41,12 @@ def test_quota_counts_amounts_that_are_neither_expired_nor_released(seed: int) -
         assert quota.has_room("a", now, 10**6 - maximum)
 
 
-def shares(**more: int) -> PlanShares:
-    return PlanShares(**{"leases": 20, "size_bytes": 1 << 30, "grace_s": 3600, **more})
+def build_shares(**options: int) -> PlanShares:
+    return PlanShares(**{"leases": 20, "size_bytes": 1 << 30, "grace_s": 3600, **options})
 
 
 def test_short_lease_counts_exactly_for_its_granted_time() -> None:
-    quota = shares()
+    quota = build_shares()
     for second in range(
         0, 7200, 6
     ):  # Ten at once, for hours: with leases of an hour and a grace period, only a few would be possible.
@@ -60,7 +60,7 @@ def test_short_lease_counts_exactly_for_its_granted_time() -> None:
 
 
 def test_withdrawn_lease_no_longer_counts_and_a_renewed_lease_counts_on() -> None:
-    quota = shares()
+    quota = build_shares()
     for number in range(10):
         quota.grant("trino", number, 0, 60, 1)
     assert quota.find_exhausted_limit("trino", 1) == "leases of one principal"
@@ -77,7 +77,7 @@ def test_withdrawn_lease_no_longer_counts_and_a_renewed_lease_counts_on() -> Non
 
 
 def test_lease_counts_for_the_principal_who_renewed_it_last() -> None:
-    quota = shares()
+    quota = build_shares()
     for number in range(10):
         quota.grant("trino", number, 0, 60, 1)
         quota.grant("mallory", number, 0, 3600)
@@ -86,7 +86,7 @@ def test_lease_counts_for_the_principal_who_renewed_it_last() -> None:
 
 
 def test_bytes_count_until_the_files_are_deleted_and_each_plan_has_a_minimum() -> None:
-    quota = shares(leases=10**6, size_bytes=20 * PLAN_BYTES_MIN)
+    quota = build_shares(leases=10**6, size_bytes=20 * PLAN_BYTES_MIN)
     for number in range(10):
         assert quota.find_exhausted_limit("rita", 0) is None
         quota.grant("rita", number, 0, 60, 1)
@@ -113,7 +113,7 @@ def test_default_quota_allows_300_one_minute_plans_and_a_40_kb_plan_each_three_s
 
 
 def test_expired_leases_are_forgotten() -> None:
-    quota = shares(leases=10**6)
+    quota = build_shares(leases=10**6)
     for number in range(40_000):
         quota.grant("trino", number, number, number + 10, 1)
     assert len(quota._granted) < 20_001

@@ -36,8 +36,8 @@ async def test_uuid_of_a_purged_table_cannot_be_reused(tmp_path: Path, ending: s
     async with open_rig(tmp_path) as rig:
         for path in (("a",), ("b",)):
             await rig.catalog.namespaces.create(CALLER, path, {})
-        theirs = await rig.catalog.tables.create(CALLER, ("b",), CreateTable(name="t", schema=SCHEMA))
-        victim = theirs.metadata.table_uuid
+        other_table = await rig.catalog.tables.create(CALLER, ("b",), CreateTable(name="t", schema=SCHEMA))
+        victim = other_table.metadata.table_uuid
         if ending == "purged":
             await rig.catalog.tables.drop(CALLER, ("b",), "t", purge=True)
             dropped = (await rig.catalog.dropped.list(("b",), None, None)).items[0]
@@ -50,9 +50,9 @@ async def test_uuid_of_a_purged_table_cannot_be_reused(tmp_path: Path, ending: s
         assert {instant.namespace for instant in await rig.store.instants(InstantFilter(uuid=victim), 100)} == {("b",)}
         await rig.commits.commit_transaction(CONFINED_CALLER, [await _stage_with_uuid(rig)])
         if ending == "unregistered":  # A caller who may register restores the table with its own UUID.
-            location = theirs.entry.metadata_location if theirs.entry else ""
-            back = await rig.catalog.tables.register(CALLER, ("b",), "again", location, overwrite=False)
-            assert back.metadata.table_uuid == victim
+            location = other_table.entry.metadata_location if other_table.entry else ""
+            registered = await rig.catalog.tables.register(CALLER, ("b",), "again", location, overwrite=False)
+            assert registered.metadata.table_uuid == victim
 
 
 class _LosesFirst:

@@ -10,7 +10,7 @@ import pytest
 from seamark.metaserver.commit.engine_commits import manifest_corrections
 from seamark.metaserver.commit.snapshots import manifests
 from tests.catalog.appender import ADDED, DELETED, EXISTING, Appender, Row, _list_schema, _rows, _write, read_list
-from tests.catalog.appends import append, commit, head, load
+from tests.catalog.appends import append, commit, find_head, load
 from tests.catalog.rig import Rig, open_rig
 
 
@@ -25,8 +25,8 @@ def entry(snapshot_id: int, status: int, number: int | None, data: Row) -> Row:
     }
 
 
-def vector(path: str, of: str, offset: int) -> Row:
-    position = {"referenced_data_file": of, "content_offset": offset, "content_size_in_bytes": 40}
+def vector(path: str, data_path: str, offset: int) -> Row:
+    position = {"referenced_data_file": data_path, "content_offset": offset, "content_size_in_bytes": 40}
     return {"content": 1, "file_path": path, "file_format": "PUFFIN", **position}
 
 
@@ -41,7 +41,7 @@ async def delete(rig: Rig, client: Appender, entries: list[Row]) -> dict[str, tu
     client.manifest_list = f"{client.folder}/snap-{client.snapshot_id}-client.avro"
     _write(client.manifest_list, _list_schema(3), rows, {"snapshot-id": str(client.snapshot_id)})
     await commit(rig, client._request({}, [], 0, is_append=False))
-    (listed_row,) = (row for row in read_list(head(await load(rig))) if row["content"] == 1)
+    (listed_row,) = (row for row in read_list(find_head(await load(rig))) if row["content"] == 1)
     assert listed_row["sequence_number"] == client.sequence
     rows_read = _rows(listed_row["manifest_path"])
     numbers = [client.sequence if item["sequence_number"] is None else item["sequence_number"] for item in rows_read]

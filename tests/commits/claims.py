@@ -45,16 +45,16 @@ class Claims:
         assert answer.status == 200, answer.raw
         return Claims(api, name, answer.json["metadata"]["location"])
 
-    def data(self, named: str, *partition: Any, rows: int = 1, spec_id: int = 0, **more: Any) -> dict[str, Any]:
+    def data(self, name: str, *partition: Any, rows: int = 1, spec_id: int = 0, **fields: Any) -> dict[str, Any]:
         return {
             "content": "data",
-            "file-path": f"{self.location}/data/{named}",
+            "file-path": f"{self.location}/data/{name}",
             "file-format": "parquet",
             "spec-id": spec_id,
             "partition": list(partition),
             "record-count": rows,
             "file-size-in-bytes": 1000,
-            **more,
+            **fields,
         }
 
     async def send(self, **body: Any) -> Answer:

@@ -82,17 +82,17 @@ class Lake:
     def path(self) -> str:
         return f"/api/v1/tables/db/{self.name}/commit"
 
-    async def commit(self, body: Mapping[str, Any], **more: Any) -> Any:
+    async def commit(self, body: Mapping[str, Any], **options: Any) -> Any:
         """Commit a change that must succeed, and return the answer's JSON."""
-        answer = await self.send(body, **more)
+        answer = await self.send(body, **options)
         assert answer.status == 200, answer.raw
         return answer.json
 
-    async def send(self, body: Mapping[str, Any], **more: Any) -> Answer:
-        return await self.api("POST", self.path, dict(body), **more)
+    async def send(self, body: Mapping[str, Any], **options: Any) -> Answer:
+        return await self.api("POST", self.path, dict(body), **options)
 
-    async def append(self, *parts: Sequence[Row], **more: Any) -> Any:
-        return await self.commit({"add": [self.data(rows) for rows in parts], **more})
+    async def append(self, *parts: Sequence[Row], **options: Any) -> Any:
+        return await self.commit({"add": [self.data(rows) for rows in parts], **options})
 
     async def wait_for_changes(self, count: int) -> None:
         """Wait until `count` changes are in the table's queue, or in the group that is being committed."""
@@ -135,7 +135,7 @@ class Lake:
         return document | (_metrics(columns) if metrics else {})
 
     def position_deletes(
-        self, positions: Iterable[tuple[str, int]], part: int | None = None, *, named: bool = False
+        self, positions: Iterable[tuple[str, int]], part: int | None = None, *, has_path_bounds: bool = False
     ) -> dict[str, Any]:
         listed_positions = sorted(positions)
         path = self._path("-deletes.parquet")
@@ -153,7 +153,7 @@ class Lake:
             "file-size-in-bytes": path.stat().st_size,
             "lower-bounds": {"keys": [PATH_ID], "values": [low]},
             "upper-bounds": {"keys": [PATH_ID], "values": [high]},
-            **({"referenced-data-file": listed_positions[0][0]} if named else {}),
+            **({"referenced-data-file": listed_positions[0][0]} if has_path_bounds else {}),
         }
 
     def vectors(self, positions: Mapping[str, Iterable[int]], part: int | None = None) -> list[dict[str, Any]]:
@@ -206,9 +206,9 @@ def _metrics(columns: Sequence[Sequence[Any]]) -> dict[str, Any]:
     upper: dict[int, str] = {}
     for (number, _, _, kind), column in zip(FIELDS, columns, strict=True):
         counts[number], nulls[number] = len(column), sum(value is None for value in column)
-        present = [value for value in column if value is not None]
-        if present:
-            lower[number], upper[number] = _hex(kind, min(present)), _hex(kind, max(present))
+        present_values = [value for value in column if value is not None]
+        if present_values:
+            lower[number], upper[number] = _hex(kind, min(present_values)), _hex(kind, max(present_values))
     return {name: {"keys": list(values), "values": list(values.values())} for name, values in (
         ("value-counts", counts), ("null-value-counts", nulls), ("lower-bounds", lower), ("upper-bounds", upper),
     )}  # fmt: skip

@@ -113,14 +113,14 @@ class Case:
         base: dict[str, StoredFile] = {}
         snapshot_id = 0
         for _ in range(rng.randint(1, 3)):
-            added = []
+            added_files = []
             for _ in range(rng.randint(1, 3)):
                 part = rng.choice(PARTS)
                 rows = [(item, part, f"r{rng.randrange(10**6)}") for item in rng.sample(range(6), rng.randint(1, 4))]
                 data = lake.data(rows)
                 base[data["file-path"]] = StoredFile(data["file-path"], part, rows)
-                added.append(data)
-            snapshot_id = (await lake.commit({"add": added}))["snapshot-id"]
+                added_files.append(data)
+            snapshot_id = (await lake.commit({"add": added_files}))["snapshot-id"]
         if rng.random() < 0.6:
             snapshot_id = await _delete_some(lake, base, version, snapshot_id, rng)
         changes: list[Change] = []
@@ -148,21 +148,21 @@ class Case:
 
     def _of_snapshot_isolation(self) -> list[Counter[Row]]:
         base = Counter(self.rows())
-        counts, two = Counter(self.first.apply(self.rows())), Counter(self.second.apply(self.rows()))
-        gone_one, gone_two = base - counts, base - two
+        counts, second_count = Counter(self.first.apply(self.rows())), Counter(self.second.apply(self.rows()))
+        gone_one, gone_two = base - counts, base - second_count
         both_write = gone_one & gone_two
-        if both_write and (counts - base or two - base):
+        if both_write and (counts - base or second_count - base):
             return []
-        return [base - (gone_one | gone_two) + (counts - base) + (two - base)]
+        return [base - (gone_one | gone_two) + (counts - base) + (second_count - base)]
 
     def must_commit(self) -> bool:
         """Return whether the second change must not be rejected."""
         first, second = self.first, self.second
         if second.blind:
             return True
-        apart = first.part != second.part
+        is_disjoint = first.part != second.part
         scoped = second.scope != "all" or second.isolation == "snapshot" or second.kind == "compact"
-        if apart and scoped:
+        if is_disjoint and scoped:
             return True
         appended = first.kind in ("append", "count")
         return appended and (second.isolation == "snapshot" or second.kind == "compact")
@@ -182,10 +182,10 @@ async def _delete_some(
     choice.deleted = {rng.randrange(len(choice.rows))}
     if version == 3:
         (choice.vector,) = lake.vectors({choice.path: choice.deleted}, choice.part)
-        added = [choice.vector]
+        added_files = [choice.vector]
     else:
-        added = [lake.position_deletes([(choice.path, at) for at in choice.deleted], choice.part)]
-    answer = await lake.commit({"add": added, "read-snapshot-id": snapshot_id})
+        added_files = [lake.position_deletes([(choice.path, at) for at in choice.deleted], choice.part)]
+    answer = await lake.commit({"add": added_files, "read-snapshot-id": snapshot_id})
     actual_snapshot_id: int = answer["snapshot-id"]
     return actual_snapshot_id
 
@@ -228,9 +228,9 @@ def _equality(case: Case, change: Change) -> dict[str, Any]:
 
 
 def _compact(case: Case, change: Change) -> dict[str, Any]:
-    mine = [item for item in case.base.values() if item.part == change.part]
-    rows = [row for item in mine for _, row in item.live]
-    return {"add": [case.lake.data(rows)], "remove": [{"file-path": item.path} for item in mine]}
+    part_files = [item for item in case.base.values() if item.part == change.part]
+    rows = [row for item in part_files for _, row in item.live]
+    return {"add": [case.lake.data(rows)], "remove": [{"file-path": item.path} for item in part_files]}
 
 
 def _rewrite_files(case: Case, change: Change) -> dict[str, Any]:
@@ -252,24 +252,24 @@ def _rewrite_files(case: Case, change: Change) -> dict[str, Any]:
     new_rows = (
         [change.update_row(row) for item in touched for _, row in item.live if change.matches(row)] if update else []
     )
-    added: list[Any] = [case.lake.data(new_rows)] if new_rows else []
-    removed: list[Any] = []
+    added_files: list[Any] = [case.lake.data(new_rows)] if new_rows else []
+    removed_files: list[Any] = []
     if change.how == "vectors":
-        merged = {item.path: hit[item.path] | item.deleted for item in touched}
-        added += case.lake.vectors(merged, change.part)
+        merged_positions = {item.path: hit[item.path] | item.deleted for item in touched}
+        added_files += case.lake.vectors(merged_positions, change.part)
         for item in touched:
             if item.vector is not None:
                 offset = item.vector["content-offset"]
-                removed.append({"file-path": item.vector["file-path"], "content-offset": offset})
+                removed_files.append({"file-path": item.vector["file-path"], "content-offset": offset})
     elif change.how == "named":
-        added += [
-            case.lake.position_deletes([(path, at) for at in spots], change.part, named=True)
+        added_files += [
+            case.lake.position_deletes([(path, at) for at in spots], change.part, has_path_bounds=True)
             for path, spots in hit.items()
         ]
     else:
         pairs = [(path, at) for path, spots in hit.items() for at in spots]
-        added.append(case.lake.position_deletes(pairs, change.part))
-    return {"add": added, "remove": removed}
+        added_files.append(case.lake.position_deletes(pairs, change.part))
+    return {"add": added_files, "remove": removed_files}
 
 
 _REALISED: dict[str, Callable[[Case, Change], dict[str, Any]]] = {

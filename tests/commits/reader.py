@@ -47,12 +47,12 @@ def read_avro(location: str) -> list[dict[str, Any]]:
     return list(fastavro.reader(io.BytesIO(local(location).read_bytes())))  # type: ignore[arg-type]
 
 
-def snapshot_of(metadata: dict[str, Any], snapshot_id: int | None = None) -> dict[str, Any] | None:
+def find_snapshot(metadata: dict[str, Any], snapshot_id: int | None = None) -> dict[str, Any] | None:
     expected = metadata.get("current-snapshot-id") if snapshot_id is None else snapshot_id
     return next((item for item in metadata.get("snapshots", []) if item["snapshot-id"] == expected), None)
 
 
-def manifests_of(snapshot: dict[str, Any]) -> list[dict[str, Any]]:
+def read_manifests(snapshot: dict[str, Any]) -> list[dict[str, Any]]:
     return read_avro(snapshot["manifest-list"])
 
 
@@ -96,10 +96,10 @@ def entries_of(manifest: dict[str, Any]) -> list[File]:
 def live_files(snapshot: dict[str, Any] | None) -> list[File]:
     if snapshot is None:
         return []
-    return [entry for manifest in manifests_of(snapshot) for entry in entries_of(manifest) if entry.status != 2]
+    return [entry for manifest in read_manifests(snapshot) for entry in entries_of(manifest) if entry.status != 2]
 
 
-def rows(snapshot: dict[str, Any] | None) -> list[Row]:
+def read_snapshot_rows(snapshot: dict[str, Any] | None) -> list[Row]:
     """Return the rows that a reader sees, in order."""
     files = live_files(snapshot)
     deletes = [file for file in files if file.content != 0]
@@ -109,12 +109,12 @@ def rows(snapshot: dict[str, Any] | None) -> list[Row]:
             continue
         table = pq.read_table(local(file.path))
         file_rows = list(zip(*(table.column(name).to_pylist() for name in NAMES), strict=True))
-        removed: set[int] = set()
+        removed_ids: set[int] = set()
         vectors = [delete for delete in deletes if delete.offset is not None and delete.referenced == file.path]
         assert len(vectors) <= 1, f"{file.path} has {len(vectors)} deletion vectors"
         for delete in deletes:
-            removed |= _find_deleted(delete, file, file_rows, bool(vectors))
-        rows += [row for at, row in enumerate(file_rows) if at not in removed]
+            removed_ids |= _find_deleted(delete, file, file_rows, bool(vectors))
+        rows += [row for at, row in enumerate(file_rows) if at not in removed_ids]
     return sorted(rows, key=repr)
 
 
@@ -141,9 +141,9 @@ def _find_deleted(delete: File, file: File, file_rows: list[Row], has_vector: bo
 
 def check(metadata: dict[str, Any], snapshot_id: int | None = None) -> None:
     """Check the invariants of every snapshot that the server made."""
-    snapshot = snapshot_of(metadata, snapshot_id)
+    snapshot = find_snapshot(metadata, snapshot_id)
     assert snapshot is not None
-    manifests = manifests_of(snapshot)
+    manifests = read_manifests(snapshot)
     assert len({manifest["manifest_path"] for manifest in manifests}) == len(manifests)
     by_manifest = [(manifest, entries_of(manifest)) for manifest in manifests]
     for manifest, entries in by_manifest:

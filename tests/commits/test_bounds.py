@@ -24,7 +24,7 @@ from seamark.metaserver.settings.settings import Settings
 from tests.api.client import Api
 from tests.commits.claims import Claims
 from tests.commits.lake import Lake
-from tests.commits.reader import live_files, snapshot_of
+from tests.commits.reader import find_snapshot, live_files
 from tests.server.rig import running
 from tests.waits import until
 
@@ -41,8 +41,8 @@ async def test_change_holds_no_more_decoded_manifests_than_its_limit(
         scope = {"filter": {"type": "eq", "term": "a", "value": 5}}
         body: dict[str, Any] = {"add": [table.data("new")], "read_snapshot_id": first["snapshot-id"], "scope": scope}
         if needs == "the files to remove":
-            removed = [{"file-path": table.data(name)["file-path"]} for name in ("first", "f0")]
-            body = {"read_snapshot_id": first["snapshot-id"], "remove": removed}
+            removed_files = [{"file-path": table.data(name)["file-path"]} for name in ("first", "f0")]
+            body = {"read_snapshot_id": first["snapshot-id"], "remove": removed_files}
         assert (await table.send(**body)).status == 409
         monkeypatch.setattr(change_application, "DECODED_BYTES_MAX", 1000)
         response = await table.send(**body)
@@ -80,7 +80,7 @@ async def test_entries_of_large_manifests_are_compared_off_the_event_loop(
         first = await lake.commit({"add": files})
         body = {"read-snapshot-id": first["snapshot-id"], "remove": [{"file-path": files[1]["file-path"]}]}
         assert (await lake.commit(body))["summary"]["total-data-files"] == "2"
-        paths = {live_file.path for live_file in live_files(snapshot_of(await lake.metadata()))}
+        paths = {live_file.path for live_file in live_files(find_snapshot(await lake.metadata()))}
         assert paths == {files[0]["file-path"], files[2]["file-path"]}
         assert threads
         assert threading.get_ident() not in threads
@@ -135,28 +135,33 @@ async def test_large_change_is_compared_off_the_event_loop(tmp_path: Path, monke
         files = [lake.data([(number, 0, "a"), (number, 1, "b")]) for number in range(4)]
         places = [file["file-path"] for file in files]
         first = (await lake.commit({"add": files}))["snapshot-id"]
-        deletes = [lake.position_deletes([(place, 0)], named=True) for place in places[:2]]
+        deletes = [lake.position_deletes([(place, 0)], has_path_bounds=True) for place in places[:2]]
         second = (await lake.commit({"add": deletes, "read-snapshot-id": first}))["snapshot-id"]
-        small = lake.data([(0, 1, "b")])
+        small_file = lake.data([(0, 1, "b")])
         answer = await lake.commit(
-            {"add": [small], "remove": [{"file-path": places[0]}], "operation": "replace", "read-snapshot-id": second}
+            {
+                "add": [small_file],
+                "remove": [{"file-path": places[0]}],
+                "operation": "replace",
+                "read-snapshot-id": second,
+            }
         )
         await lake.commit({"undo-snapshot-id": answer["snapshot-id"]})
         narrow = {"type": "in", "term": "id", "values": [0, 1]}
         await lake.commit({"add": [lake.equality_deletes([7])], "read-snapshot-id": second})
-        wide = {"type": "lt", "term": "id", "value": 100}
+        wide_filter = {"type": "lt", "term": "id", "value": 100}
         star_table = {"add": [lake.data([(5, 5, "c")])]}
         head = (await lake.commit(star_table))["snapshot-id"]
         await lake.commit({"remove": [{"file-path": places[2]}], "read-snapshot-id": head})
-        removal = {"read-snapshot-id": head, "add": [lake.data([(8, 8, "d")])], "scope": {"filter": wide}}
+        removal = {"read-snapshot-id": head, "add": [lake.data([(8, 8, "d")])], "scope": {"filter": wide_filter}}
         for body, status in (
             ({"remove": [{"file-path": places[3]}], "scope": {"filter": narrow}}, 409),
             ({"remove": [{"file-path": places[0]}]}, 409),
             ({"remove": [{"file-path": f"{places[0]}x"}]}, 409),
-            ({"add": [lake.position_deletes([(f"{places[0]}x", 0)], named=True)]}, 409),
+            ({"add": [lake.position_deletes([(f"{places[0]}x", 0)], has_path_bounds=True)]}, 409),
             (star_table | {"replace": {"filter": {"type": "eq", "term": "id", "value": 50}}}, 409),
-            ({"add": [lake.data([(6, 6, "c")])], "replace": {"filter": wide}}, 409),
-            ({"add": [lake.position_deletes([(place, 1)], named=True) for place in places]}, 409),
+            ({"add": [lake.data([(6, 6, "c")])], "replace": {"filter": wide_filter}}, 409),
+            ({"add": [lake.position_deletes([(place, 1)], has_path_bounds=True) for place in places]}, 409),
             (star_table, 409),
             (removal, 409),
         ):

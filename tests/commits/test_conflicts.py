@@ -10,7 +10,7 @@ import pytest
 
 from tests.api.client import Api
 from tests.commits.model import Case
-from tests.commits.reader import check, rows, snapshot_of
+from tests.commits.reader import check, find_snapshot, read_snapshot_rows
 from tests.seeds import first_seed
 from tests.server.rig import running
 
@@ -19,20 +19,20 @@ SEED = first_seed("COMMIT_SEED")
 
 async def _play(api: Api, seed: int, name: str, outcomes: Counter[str]) -> None:
     case = await Case.make(api, seed, name)
-    about = f"COMMIT_SEED={seed} {case.first} {case.second}"
+    label = f"COMMIT_SEED={seed} {case.first} {case.second}"
     bodies = [case.body(case.first), case.body(case.second)]
     first = await case.lake.send(bodies[0])
-    assert first.status == 200, (about, first.raw)
+    assert first.status == 200, (label, first.raw)
     second = await case.lake.send(bodies[1])
     metadata = await case.lake.metadata()
     check(metadata)
-    counts = Counter(rows(snapshot_of(metadata)))
+    counts = Counter(read_snapshot_rows(find_snapshot(metadata)))
     if second.status == 200:
-        assert counts in case.list_allowed_results(), (about, counts, case.list_allowed_results())
+        assert counts in case.list_allowed_results(), (label, counts, case.list_allowed_results())
     else:
-        assert second.error[:2] == (409, "CommitFailedException"), (about, second.raw)
-        assert not case.must_commit(), (about, second.error)
-        assert counts == Counter(case.first.apply(case.rows())), about
+        assert second.error[:2] == (409, "CommitFailedException"), (label, second.raw)
+        assert not case.must_commit(), (label, second.error)
+        assert counts == Counter(case.first.apply(case.rows())), label
     outcomes[f"{case.second.kind} {'committed' if second.status == 200 else 'refused'}"] += 1
 
 

@@ -18,7 +18,7 @@ from seamark.connector.client.errors import ServerFailed, Unreachable
 from seamark.metaserver.store.operations import AdvanceProducer
 from tests.api.client import Api
 from tests.commits.lake import SCHEMA, Lake
-from tests.commits.reader import check, rows, snapshot_of
+from tests.commits.reader import check, find_snapshot, read_snapshot_rows
 from tests.faults.rigs.http import Client
 from tests.faults.rigs.lossy_proxy import FATES, choose_fates, lossy_proxy
 from tests.faults.rigs.mortal import MortalServer
@@ -30,8 +30,8 @@ SEED = first_seed("FAULT_SEED")
 
 @pytest.fixture(params=["sqlite", "postgres"])
 async def api(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    more = {"database": request.getfixturevalue("postgres_url")} if request.param == "postgres" else {}
-    async with running(tmp_path, **more) as server:
+    server_options = {"database": request.getfixturevalue("postgres_url")} if request.param == "postgres" else {}
+    async with running(tmp_path, **server_options) as server:
         yield Api(server)
 
 
@@ -42,7 +42,7 @@ def make_numbered_change(lake: Lake, sequence: int, producer: str = "p") -> dict
 async def read_rows(lake: Lake) -> list[Any]:
     metadata = await lake.metadata()
     check(metadata)
-    return rows(snapshot_of(metadata))
+    return read_snapshot_rows(find_snapshot(metadata))
 
 
 async def test_sequence_is_committed_once_and_repeats_get_its_answer(api: Api) -> None:
@@ -104,11 +104,11 @@ async def test_repeat_reports_success_after_its_table_has_left_the_name(api: Api
     body = make_numbered_change(lake, 4)
     uuid = (await lake.commit(body))["table-uuid"]
     await _change_table_of_name(api, how)
-    refused = (409, "CommitFailedException") if how == "replaced" else (404, "NoSuchTableException")
-    for sequence, outcome in ((4, (500, "CommitStateUnknownException")), (5, refused)):
+    refusal = (409, "CommitFailedException") if how == "replaced" else (404, "NoSuchTableException")
+    for sequence, outcome in ((4, (500, "CommitStateUnknownException")), (5, refusal)):
         repeated_body = {**body, "table-uuid": uuid, "producer": {"id": "p", "sequence": sequence}}
         assert (await lake.send(repeated_body)).error[:2] == outcome
-    assert (await lake.send({**body, "table-uuid": uuid, "producer": None})).error[:2] == refused
+    assert (await lake.send({**body, "table-uuid": uuid, "producer": None})).error[:2] == refusal
 
 
 @pytest.mark.parametrize("how", ["renamed", "replaced"])
@@ -121,25 +121,25 @@ async def test_change_that_another_server_commits_meanwhile_is_not_rejected_late
         await api.server.components.store.transact([AdvanceProducer(uuid, "p", 1, 77, 0)])
         await _change_table_of_name(api, how)
     answers = await asyncio.gather(*tasks)
-    refused = (409, "CommitFailedException") if how == "replaced" else (404, "NoSuchTableException")
-    assert [answer.error[:2] for answer in answers] == [(500, "CommitStateUnknownException"), refused]
+    refusal = (409, "CommitFailedException") if how == "replaced" else (404, "NoSuchTableException")
+    assert [answer.error[:2] for answer in answers] == [(500, "CommitStateUnknownException"), refusal]
 
 
 def _lake(base_url: str, name: str) -> Lake:
     """Return a table behind a server of another process."""
     client = Client(base_url)
     client.call("POST", "/v1/namespaces", {"namespace": ["db"]})
-    status, loaded = client.call("POST", "/v1/namespaces/db/tables", {"name": name, "schema": SCHEMA})
+    status, created_table = client.call("POST", "/v1/namespaces/db/tables", {"name": name, "schema": SCHEMA})
     assert status == 200
-    folder = Path(loaded["metadata"]["location"].removeprefix("file://"))
+    folder = Path(created_table["metadata"]["location"].removeprefix("file://"))
     (folder / "data").mkdir(parents=True)
     return Lake(None, folder, name, 2, ())  # type: ignore[arg-type]
 
 
 def _ids(base_url: str, name: str) -> list[int]:
-    _, loaded = Client(base_url).call("GET", f"/v1/namespaces/db/tables/{name}")
-    check(loaded["metadata"])
-    return sorted(row[0] for row in rows(snapshot_of(loaded["metadata"])))
+    _, loaded_table = Client(base_url).call("GET", f"/v1/namespaces/db/tables/{name}")
+    check(loaded_table["metadata"])
+    return sorted(row[0] for row in read_snapshot_rows(find_snapshot(loaded_table["metadata"])))
 
 
 def test_lost_requests_and_replies_lose_and_duplicate_nothing(tmp_path: Path) -> None:

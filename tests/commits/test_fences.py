@@ -21,13 +21,13 @@ async def test_only_the_change_with_an_old_fencing_number_is_rejected_from_its_g
         lake = await Lake.create(Api(server))
         (fence,) = await server.components.store.transact([TakeLease(SERVICES, "a", now_ms=0, until_ms=10)])
         await lake.append([(0, 0, "a")], fence=fence)
-        (later,) = await server.components.store.transact([TakeLease(SERVICES, "b", now_ms=20, until_ms=30)])
-        assert later > fence
+        (later_lease,) = await server.components.store.transact([TakeLease(SERVICES, "b", now_ms=20, until_ms=30)])
+        assert later_lease > fence
         bodies = [{"add": [lake.data([(n, 0, "a")])]} | ({"fence": fence} if n % 2 else {}) for n in range(1, 9)]
         async with server.components.engine_commits.publisher.lock(("db",), "t"):
             tasks = [asyncio.create_task(lake.send(body)) for body in bodies]
             await lake.wait_for_changes(8)
         answers = await asyncio.gather(*tasks)
         assert [answer.status for answer in answers] == [409, 200] * 4
-        await lake.append([(9, 0, "a")], fence=later)
+        await lake.append([(9, 0, "a")], fence=later_lease)
         assert int((await lake.metadata())["snapshots"][-1]["summary"]["total-records"]) == 6

@@ -22,9 +22,9 @@ from seamark.metaserver.commit.snapshots.snapshot_writer import SnapshotWriter
 from seamark.metaserver.objects.local import LocalObjects
 from seamark.metaserver.store.model import EntryKind, RegisteredIndexFile
 from seamark.metaserver.store.port import InstantFilter
-from tests.api.client import Api, new_key
+from tests.api.client import Api, create_key
 from tests.commits.lake import Lake
-from tests.commits.reader import check, manifests_of, rows, snapshot_of
+from tests.commits.reader import check, find_snapshot, read_manifests, read_snapshot_rows
 from tests.server.rig import running
 from tests.waits import until
 
@@ -51,7 +51,7 @@ async def test_concurrent_appends_never_fail_and_share_transactions(tmp_path: Pa
         metadata = await lake.metadata()
         check(metadata)
         expected = sorted(writer * 100 + turn for writer in range(WRITERS) for turn in range(TURNS))
-        assert sorted(row[0] for row in rows(snapshot_of(metadata))) == expected
+        assert sorted(row[0] for row in read_snapshot_rows(find_snapshot(metadata))) == expected
         assert _read_counter(api, "seamark_commit_changes_total") == WRITERS * TURNS
         assert _read_counter(api, "seamark_commit_groups_total") < WRITERS * TURNS / 2
         chain = sorted(metadata["snapshots"], key=lambda snapshot: snapshot["sequence-number"])
@@ -75,7 +75,7 @@ async def test_racing_replicas_lose_no_append(tmp_path: Path, postgres_url: str)
         metadata = await lake.metadata()
         check(metadata)
         expected = sorted(writer * 100 + turn for writer in range(8) for turn in range(TURNS))
-        assert sorted(row[0] for row in rows(snapshot_of(metadata))) == expected
+        assert sorted(row[0] for row in read_snapshot_rows(find_snapshot(metadata))) == expected
 
 
 async def test_replica_that_loses_every_race_commits_in_the_end(
@@ -127,7 +127,7 @@ async def test_replica_that_loses_every_race_commits_in_the_end(
         metadata = await lake.metadata()
         check(metadata)
         assert metadata["properties"][name] == "yes"
-        assert {0, 1, 2} <= {row[0] for row in rows(snapshot_of(metadata))}
+        assert {0, 1, 2} <= {row[0] for row in read_snapshot_rows(find_snapshot(metadata))}
 
 
 @pytest.mark.parametrize("ending", ["-m1.avro", ".avro", "snap-"])
@@ -164,7 +164,7 @@ async def test_no_pointer_moves_before_all_files_of_a_change_are_stored(
         assert late_results
         metadata = await lake.metadata()
         check(metadata)
-        assert sorted(row[0] for row in rows(snapshot_of(metadata))) == [0, 2]
+        assert sorted(row[0] for row in read_snapshot_rows(find_snapshot(metadata))) == [0, 2]
 
 
 async def test_rejected_change_does_not_block_others(tmp_path: Path) -> None:
@@ -173,15 +173,17 @@ async def test_rejected_change_does_not_block_others(tmp_path: Path) -> None:
         victim = lake.data([(0, 0, "v")])
         base = await lake.commit({"add": [victim]})
         remove = {"remove": [{"file-path": victim["file-path"]}], "read-snapshot-id": base["snapshot-id"]}
-        sent = [lake.send(remove) for _ in range(3)] + [lake.send({"add": [lake.data([(n, 0, "a")])]}) for n in (1, 2)]
-        answers = await asyncio.gather(*sent)
+        requests = [lake.send(remove) for _ in range(3)] + [
+            lake.send({"add": [lake.data([(n, 0, "a")])]}) for n in (1, 2)
+        ]
+        answers = await asyncio.gather(*requests)
         # The first change may be compared with the appends: then none of the three is allowed.
         assert [answer.status for answer in answers[3:]] == [200, 200]
         assert sum(answer.status == 200 for answer in answers[:3]) <= 1
         assert all(answer.error[1] == "CommitFailedException" for answer in answers[:3] if answer.status != 200)
         metadata = await lake.metadata()
         check(metadata)
-        assert {row[0] for row in rows(snapshot_of(metadata))} >= {1, 2}
+        assert {row[0] for row in read_snapshot_rows(find_snapshot(metadata))} >= {1, 2}
 
 
 async def test_bug_triggered_by_one_change_fails_only_that_change_and_leaves_no_files(
@@ -207,12 +209,12 @@ async def test_bug_triggered_by_one_change_fails_only_that_change_and_leaves_no_
         assert [answer.status for answer in answers] == [200, 200, 500, 200]
         metadata = await lake.metadata()
         check(metadata)
-        head = snapshot_of(metadata)
+        head = find_snapshot(metadata)
         assert head is not None
-        assert sorted(row[0] for row in rows(head)) == [0, 1, 3]
+        assert sorted(row[0] for row in read_snapshot_rows(head)) == [0, 1, 3]
         assert _read_counter(lake.api, "seamark_commit_groups_total") == 2
         await server.components.commits.close()
-        manifest_paths = {manifest["manifest_path"] for manifest in manifests_of(head)}
+        manifest_paths = {manifest["manifest_path"] for manifest in read_manifests(head)}
     avro = {path.as_uri() for path in (lake.folder / "metadata").glob("*-m*.avro")}
     assert avro == manifest_paths
 
@@ -244,42 +246,42 @@ async def test_index_file_of_another_index_fails_only_its_change(
         answers += await asyncio.gather(*tasks)
         assert [answer.status for answer in answers] == [200, 200, 409, 200]
         assert "another index" in answers[2].error[2]
-        assert sorted(row[0] for row in rows(snapshot_of(await lake.metadata()))) == [0, 1, 3]
+        assert sorted(row[0] for row in read_snapshot_rows(find_snapshot(await lake.metadata()))) == [0, 1, 3]
 
 
 async def test_taken_key_within_a_group_fails_only_its_change(tmp_path: Path) -> None:
     async with running(tmp_path) as server:
         lake = await Lake.create(Api(server))
-        body, key = {"add": [lake.data([(1, 0, "a")])]}, new_key()
+        body, key = {"add": [lake.data([(1, 0, "a")])]}, create_key()
         appends = [lake.append([(n, 0, "b")]) for n in (2, 3, 4)]
         answers = await asyncio.gather(lake.send(body, key=key), lake.send(body, key=key), *appends)
         assert sorted(answer.status for answer in answers[:2])[0] == 200
-        assert sorted(row[0] for row in rows(snapshot_of(await lake.metadata()))) == [1, 2, 3, 4]
+        assert sorted(row[0] for row in read_snapshot_rows(find_snapshot(await lake.metadata()))) == [1, 2, 3, 4]
 
 
 async def test_same_key_twice_in_one_group_gets_one_answer_for_both(tmp_path: Path) -> None:
     async with running(tmp_path) as server:
         lake = await Lake.create(Api(server))
-        key = new_key()
+        key = create_key()
         body = {"add": [lake.data([(1, 0, "a")])]}
         other_changes = [{"add": [lake.data([(number, 0, "b")])]} for number in (2, 3, 4)]
         async with server.components.engine_commits.publisher.lock(("db",), "t"):
             # The first change is a group by itself; all that arrive while it waits are another group.
-            alone = asyncio.create_task(lake.send(other_changes[0]))
+            first_commit = asyncio.create_task(lake.send(other_changes[0]))
             await lake.wait_for_changes(1)
             tasks = [asyncio.create_task(lake.send(body, key=key)) for _ in range(2)]
             await lake.wait_for_changes(3)  # The order in which two changes are sent does not determine which is first.
-            later = (lake.send(other_changes[1], key=key), lake.send(other_changes[2]))
-            tasks += [asyncio.create_task(item) for item in later]
+            later_requests = (lake.send(other_changes[1], key=key), lake.send(other_changes[2]))
+            tasks += [asyncio.create_task(item) for item in later_requests]
             await lake.wait_for_changes(5)
-        first, twin, other_body, last = await asyncio.gather(*tasks)
-        assert {(await alone).status, first.status, twin.status, last.status} == {200}
+        first, twin, other_body, last_answer = await asyncio.gather(*tasks)
+        assert {(await first_commit).status, first.status, twin.status, last_answer.status} == {200}
         assert first.json["snapshot-id"] == twin.json["snapshot-id"]
         assert (first.json["duplicate"], twin.json["duplicate"]) == (False, False)
         assert other_body.error[:2] == (422, "UnprocessableEntityException")
         metadata = await lake.metadata()
         check(metadata)
-        assert sorted(row[0] for row in rows(snapshot_of(metadata))) == [1, 2, 4]
+        assert sorted(row[0] for row in read_snapshot_rows(find_snapshot(metadata))) == [1, 2, 4]
 
 
 @pytest.mark.parametrize("action", ["committed", "refused", "repeated"])

@@ -9,17 +9,17 @@ import pytest
 
 from tests.api.client import Api
 from tests.commits.claims import Claims, struct
-from tests.commits.reader import manifests_of, snapshot_of
+from tests.commits.reader import find_snapshot, read_manifests
 from tests.server.rig import running
 
 
 async def _manifests(table: Claims) -> dict[int, int]:
     """Return the number of manifests in the current snapshot, by partition spec."""
     answer = await table.api("GET", f"/v1/namespaces/db/tables/{table.name}")
-    head = snapshot_of(answer.json["metadata"])
+    head = find_snapshot(answer.json["metadata"])
     assert head is not None
     results: dict[int, int] = {}
-    for manifest in manifests_of(head):
+    for manifest in read_manifests(head):
         results[manifest["partition_spec_id"]] = results.get(manifest["partition_spec_id"], 0) + 1
     return results
 

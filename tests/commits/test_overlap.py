@@ -38,7 +38,7 @@ POOLS: dict[int, list[Any]] = {
 }
 
 
-def _table(specs: list[PartitionSpec]) -> TableMetadata:
+def _build_table(specs: list[PartitionSpec]) -> TableMetadata:
     fields = tuple(Field(number, f"c{number}", False, kind) for number, kind in KINDS.items())
     return TableMetadata(
         format_version=2,
@@ -77,12 +77,12 @@ def test_partitions_beyond_the_comparison_limit_count_as_overlapping(
         PartitionSpec(number, (PartitionField("f", transform, 1, (), 1000 + number),))
         for number, transform in enumerate(("bucket[4]", "bucket[8]"))
     ]
-    partitions = PartitionOverlap(_table(specs))
+    partitions = PartitionOverlap(_build_table(specs))
     targets = Targets(partitions, [(0, (3,))] * 2 + [(1, (5,))])
-    apart, inside = partitions.partition(1, (2,)), partitions.partition(1, (7,))
+    other_partition, inside = partitions.partition(1, (2,)), partitions.partition(1, (7,))
     assert targets.contain(inside)
-    assert not any(targets.overlap(apart) for _ in range(49))
-    assert targets.overlap(apart)
+    assert not any(targets.overlap(other_partition) for _ in range(49))
+    assert targets.overlap(other_partition)
     assert not targets.contain(inside)
     assert targets.contain(partitions.partition(1, (5,))), "its own spec is looked up"
 
@@ -93,13 +93,13 @@ def test_proved_relations_of_two_partitions_hold_for_every_row() -> None:
     rng = random.Random(seed)
     proved = 0
     rows = [dict(zip(POOLS, values, strict=True)) for values in itertools.product(*POOLS.values())]
-    for turn in itertools.count():
+    for round_number in itertools.count():
         # Some random cases prove little; the test requires that enough was proved in total.
-        if turn >= 60 and proved > 500:
+        if round_number >= 60 and proved > 500:
             break
-        assert turn < 600, (seed, proved)
+        assert round_number < 600, (seed, proved)
         spec, other = _some_spec(rng, 0), _some_spec(rng, 1)
-        partitions = PartitionOverlap(_table([spec, other]))
+        partitions = PartitionOverlap(_build_table([spec, other]))
         pairs = [(_tuple(spec, row), _tuple(other, row)) for row in rows]
         together = set(pairs)
         lefts, rights = sorted({left for left, _ in pairs}, key=repr), sorted({right for _, right in pairs}, key=repr)
@@ -123,7 +123,7 @@ def test_partitions_of_the_same_spec_are_found_by_value_and_others_one_by_one() 
     rows = [dict(zip(POOLS, values, strict=True)) for values in itertools.product(*POOLS.values())]
     for _ in range(60):
         specs = [_some_spec(rng, 0), _some_spec(rng, 1)]
-        partitions = PartitionOverlap(_table(specs))
+        partitions = PartitionOverlap(_build_table(specs))
         expected = [
             (n, _tuple(specs[n], rng.choice(rows))) for n in (rng.randint(0, 1) for _ in range(rng.randint(1, 6)))
         ]
@@ -155,13 +155,13 @@ def test_partitions_of_the_same_spec_are_found_by_value_and_others_one_by_one() 
 def test_comparing_a_thousand_partitions_with_a_thousand_needs_about_one_lookup_each(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    partitions = PartitionOverlap(_table([PartitionSpec(0, (PartitionField("f", "identity", 1, (), 1000),))]))
-    looks = 0
+    partitions = PartitionOverlap(_build_table([PartitionSpec(0, (PartitionField("f", "identity", 1, (), 1000),))]))
+    look_count = 0
     constraints = PartitionOverlap.constraints
 
     def count_looks(self: PartitionOverlap, partition: Any) -> Any:
-        nonlocal looks
-        looks += 1
+        nonlocal look_count
+        look_count += 1
         return constraints(self, partition)
 
     monkeypatch.setattr(PartitionOverlap, "constraints", count_looks)
@@ -171,12 +171,12 @@ def test_comparing_a_thousand_partitions_with_a_thousand_needs_about_one_lookup_
     for number in range(500, 1500):
         partition_value = partitions.partition(0, (number,))
         assert targets.overlap(partition_value) == targets.contain(partition_value) == (number < 1000)
-    assert looks == 3000
+    assert look_count == 3000
 
 
 @pytest.mark.parametrize("zeros", [(0.0, -0.0), (-0.0, 0.0)])
 def test_zeros_are_distinct_and_nan_equals_nan(zeros: tuple[float, float]) -> None:
-    partitions = PartitionOverlap(_table([PartitionSpec(0, (PartitionField("f", "identity", 4, (), 1000),))]))
+    partitions = PartitionOverlap(_build_table([PartitionSpec(0, (PartitionField("f", "identity", 4, (), 1000),))]))
     targets = Targets(partitions, [(0, (zeros[0],)), (0, (math.nan,))])
     assert targets.contain(partitions.partition(0, (zeros[0],)))
     assert not targets.overlap(partitions.partition(0, (zeros[1],)))
@@ -191,12 +191,12 @@ def _two_partitions(
         PartitionSpec(number, (PartitionField("f", transform, source, (), 1000 + number),))
         for number, (transform, _) in enumerate((first, other))
     ]
-    partitions = PartitionOverlap(_table(specs))
+    partitions = PartitionOverlap(_build_table(specs))
     return partitions, (0, (first[1],)), (1, (other[1],))
 
 
 @pytest.mark.parametrize(
-    ("first", "other", "apart"),
+    ("first", "other", "are_disjoint"),
     [
         (("bucket[8]", 3), ("bucket[16]", 11), False),
         (("bucket[8]", 3), ("bucket[16]", 4), True),
@@ -212,20 +212,20 @@ def _two_partitions(
     ],
 )
 def test_partitions_of_different_specs_are_disjoint_if_no_row_can_be_in_both(
-    first: Any, other: Any, apart: bool
+    first: Any, other: Any, are_disjoint: bool
 ) -> None:
     partitions, a, b = _two_partitions(first, other)
-    assert Targets(partitions, [b]).overlap(partitions.partition(*a)) is not apart
+    assert Targets(partitions, [b]).overlap(partitions.partition(*a)) is not are_disjoint
 
 
 def test_bucket_is_contained_in_that_of_half_as_many() -> None:
-    partitions, half, whole = _two_partitions(("bucket[8]", 3), ("bucket[16]", 11))
-    assert Targets(partitions, [half]).contain(partitions.partition(*whole))
-    assert not Targets(partitions, [whole]).contain(partitions.partition(*half))
+    partitions, half, whole_partition = _two_partitions(("bucket[8]", 3), ("bucket[16]", 11))
+    assert Targets(partitions, [half]).contain(partitions.partition(*whole_partition))
+    assert not Targets(partitions, [whole_partition]).contain(partitions.partition(*half))
 
 
 @pytest.mark.parametrize(
-    ("transform", "stored", "value", "apart"),
+    ("transform", "stored_value", "value", "are_disjoint"),
     [
         ("month", -1, -1, False),
         ("month", 0, -1, False),
@@ -238,11 +238,11 @@ def test_bucket_is_contained_in_that_of_half_as_many() -> None:
     ],
 )
 def test_dates_before_1970_may_be_one_too_high_as_old_java_wrote_them(
-    transform: str, stored: int, value: int, apart: bool
+    transform: str, stored_value: int, value: int, are_disjoint: bool
 ) -> None:
-    partitions, a, b = _two_partitions((transform, stored), ("identity", value), source=3)
-    assert Targets(partitions, [b]).overlap(partitions.partition(*a)) is not apart
-    assert Targets(partitions, [a]).overlap(partitions.partition(*b)) is not apart
+    partitions, a, b = _two_partitions((transform, stored_value), ("identity", value), source=3)
+    assert Targets(partitions, [b]).overlap(partitions.partition(*a)) is not are_disjoint
+    assert Targets(partitions, [a]).overlap(partitions.partition(*b)) is not are_disjoint
 
 
 @pytest.mark.parametrize(("width", "apart"), [(1 << 30, True), ((1 << 30) + 1, False)])
@@ -272,7 +272,7 @@ def _matches(expression: Expression, value: Any) -> bool:
                 return value is None or nan or value not in literals
             if value is None or nan:
                 return False
-            compared = {
+            compared_pairs = {
                 Op.LT: lambda: value < literals[0],
                 Op.LT_EQ: lambda: value <= literals[0],
                 Op.GT: lambda: value > literals[0],
@@ -280,7 +280,7 @@ def _matches(expression: Expression, value: Any) -> bool:
                 Op.EQ: lambda: value == literals[0],
                 Op.IN: lambda: value in literals,
             }
-            return bool(compared[op]())
+            return bool(compared_pairs[op]())
     raise AssertionError(expression)
 
 
@@ -301,7 +301,7 @@ def test_every_row_that_a_filter_excludes_matches_its_rest() -> None:
     seed = first_seed()
     print(f"rest: seed {seed}")
     rng = random.Random(seed)
-    table = _table([PartitionSpec(0, ())])
+    table = _build_table([PartitionSpec(0, ())])
     for _ in range(400):
         json = _some_filter(rng)
         bound = bind(parse_expression(json), table.current_schema, table.schemas, case_sensitive=True)

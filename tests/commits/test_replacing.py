@@ -29,7 +29,7 @@ async def test_scope_of_a_partition_outside_doubles_is_rejected(api: Api) -> Non
 
 async def test_equality_deletes_of_both_zeros_are_compared_with_files_of_another_spec(api: Api) -> None:
     table = await Claims.create(api, {"x": "double"}, [("x", "identity")])
-    read = (await table.commit(add=[table.data("a", 1.0)]))["snapshot-id"]
+    read_snapshot = (await table.commit(add=[table.data("a", 1.0)]))["snapshot-id"]
     fields = [{"name": "p", "transform": "identity", "source-id": 1, "field-id": 1000}]
     fields.append({"name": "q", "transform": "void", "source-id": 1, "field-id": 1001})
     await table.update(
@@ -39,7 +39,7 @@ async def test_equality_deletes_of_both_zeros_are_compared_with_files_of_another
     equality = {"content": "equality-deletes", "equality-ids": [1]}
     for zeros in ([-0.0], [0.0, -0.0]):
         deletes = [table.data(f"deletes{zero}", zero, **equality) for zero in zeros]
-        response = await table.send(read_snapshot_id=read, add=deletes)
+        response = await table.send(read_snapshot_id=read_snapshot, add=deletes)
         assert response.error[:2] == (409, "CommitFailedException"), zeros
 
 
@@ -59,10 +59,10 @@ async def test_replaced_rows_are_protected_whatever_else_was_read(
 ) -> None:
     table = await Claims.create(api, {"x": "long", "p": "int"}, [("p", "identity")])
     first = table.data("base", 1, **_metrics_of_value(5))
-    read = (await table.commit(add=[first, table.data("other", 2)]))["snapshot-id"]
+    read_snapshot = (await table.commit(add=[first, table.data("other", 2)]))["snapshot-id"]
     await table.commit(add=[table.data("theirs", 1, **_metrics_of_value(100))])
     body: dict[str, Any] = {
-        "read_snapshot_id": read,
+        "read_snapshot_id": read_snapshot,
         "replace": {"partitions": "written"},
         "add": [table.data("mine", 1, rows=2)],
     }
@@ -88,12 +88,12 @@ async def test_filter_uses_the_columns_of_its_schema_after_they_have_swapped_nam
         "upper-bounds": [ten] * 2,
     }
     column_metrics = {name: {"keys": [1, 2], "values": values} for name, values in metrics.items()}
-    read = (await table.commit(add=[table.data("partly", rows=5, **column_metrics)]))["snapshot-id"]
+    read_snapshot = (await table.commit(add=[table.data("partly", rows=5, **column_metrics)]))["snapshot-id"]
 
     def body(name: str, schema_id: int) -> dict[str, Any]:
         filter = {"type": "gt", "term": name, "value": 5}
         return {
-            "read_snapshot_id": read,
+            "read_snapshot_id": read_snapshot,
             "schema_id": schema_id,
             "replace": {"filter": filter},
             "add": [table.data(f"new-{schema_id}")],

@@ -42,18 +42,18 @@ class Model:
     count: int = 0
     read: int | None = None
 
-    def file(self, rows: int, **more: Any) -> dict[str, Any]:
+    def file(self, rows: int, **fields: Any) -> dict[str, Any]:
         self.count += 1
-        return self.table.data(f"{self.count}", rows=rows, **more)
+        return self.table.data(f"{self.count}", rows=rows, **fields)
 
     async def commit(self, add: list[dict[str, Any]], remove: list[dict[str, Any]] | None = None) -> None:
         answer = await self.table.commit(read_snapshot_id=self.read, add=add, remove=remove or [])
         self.read = answer["snapshot-id"]
 
     async def append(self) -> None:
-        added = [self.file(self.rng.randint(1, 20)) for _ in range(self.rng.randint(1, 3))]
-        self.files |= {item["file-path"]: File(item["record-count"]) for item in added}
-        await self.commit(added)
+        added_files = [self.file(self.rng.randint(1, 20)) for _ in range(self.rng.randint(1, 3))]
+        self.files |= {item["file-path"]: File(item["record-count"]) for item in added_files}
+        await self.commit(added_files)
 
     async def delete(self) -> None:
         """Delete rows of one file or two.
@@ -69,12 +69,12 @@ class Model:
             if in_one_file:
                 loose += len(spots)
                 continue
-            more: dict[str, Any] = {**DELETES, "referenced-data-file": path}
+            delete_fields: dict[str, Any] = {**DELETES, "referenced-data-file": path}
             if self.version == 3:
                 if file.vector is not None:
                     remove.append({"file-path": file.vector, "content-offset": OFFSET})
-                more |= {"file-format": "puffin", "content-offset": OFFSET, "content-size-in-bytes": 50}
-            data_file = self.file(len(file.deleted if self.version == 3 else spots), **more)
+                delete_fields |= {"file-format": "puffin", "content-offset": OFFSET, "content-size-in-bytes": 50}
+            data_file = self.file(len(file.deleted if self.version == 3 else spots), **delete_fields)
             file.vector, file.named = (
                 data_file["file-path"],
                 data_file["record-count"] + (self.version == 2) * file.named,
@@ -84,8 +84,8 @@ class Model:
         await self.commit(add + ([self.file(loose, **DELETES)] if loose else []), remove)
 
     async def delete_by_value(self) -> None:
-        more: dict[str, Any] = {"content": "equality-deletes", "equality-ids": [1]}
-        await self.commit([self.file(1, **more)])
+        delete_fields: dict[str, Any] = {"content": "equality-deletes", "equality-ids": [1]}
+        await self.commit([self.file(1, **delete_fields)])
         self.by_value = True
 
     async def replace(self) -> str:
@@ -99,20 +99,20 @@ class Model:
         live = rows - sum(len(file.deleted) for file in files)
         minimum = rows - self.loose - sum(file.named for file in files)
         stated_rows = self.rng.choice([live, live, rows, rows + 1, rows + 5, minimum, minimum - 1, minimum - 3])
-        added, is_under = max(0, stated_rows), not self.by_value and max(0, stated_rows) < minimum
-        is_right = added <= rows and not is_under
-        assert is_right or added != live
-        new_file = [self.file(added)] if added else []
+        added_rows, is_under = max(0, stated_rows), not self.by_value and max(0, stated_rows) < minimum
+        is_right = added_rows <= rows and not is_under
+        assert is_right or added_rows != live
+        new_file = [self.file(added_rows)] if added_rows else []
         remove = [{"file-path": path} for path in chosen_files]
         answer = await self.table.send(operation="replace", read_snapshot_id=self.read, add=new_file, remove=remove)
-        assert answer.status == (200 if is_right else 400), (answer.raw, added, minimum, rows)
+        assert answer.status == (200 if is_right else 400), (answer.raw, added_rows, minimum, rows)
         if not is_right:
             assert "operation is replace" in answer.error[2]
             return "too few rows" if is_under else "too many rows"
         self.read = answer.json["snapshot-id"]
         for path in chosen_files:
             del self.files[path]
-        self.files |= {item["file-path"]: File(added) for item in new_file}
+        self.files |= {item["file-path"]: File(added_rows) for item in new_file}
         return "replaced"
 
 
@@ -140,9 +140,9 @@ async def test_replacement_is_rejected_exactly_if_it_cannot_have_the_same_rows(a
 async def test_overwrite_may_have_any_rows(api: Api) -> None:
     table = await Claims.create(api, {"x": "long"})
     old_file = table.data("old", rows=3)
-    read = (await table.commit(add=[old_file]))["snapshot-id"]
+    read_snapshot = (await table.commit(add=[old_file]))["snapshot-id"]
     body: dict[str, Any] = {
-        "read_snapshot_id": read,
+        "read_snapshot_id": read_snapshot,
         "add": [table.data("new", rows=7)],
         "remove": [{"file-path": old_file["file-path"]}],
     }
@@ -156,15 +156,15 @@ async def test_rows_of_new_files_that_are_deleted_at_once_do_not_count(api: Api)
     """A writer replaced one of the files while it was rewritten with others."""
     table = await Claims.create(api, {"x": "long"})
     old_file = table.data("old", rows=3)
-    read = (await table.commit(add=[old_file]))["snapshot-id"]
+    read_snapshot = (await table.commit(add=[old_file]))["snapshot-id"]
     new_file = table.data("new", rows=5)
     body: dict[str, Any] = {
         "operation": "replace",
-        "read_snapshot_id": read,
+        "read_snapshot_id": read_snapshot,
         "remove": [{"file-path": old_file["file-path"]}],
     }
-    more: dict[str, Any] = {**DELETES, "referenced-data-file": new_file["file-path"]}
-    response = await table.send(**body, add=[new_file, table.data("one", rows=1, **more)])
+    delete_fields: dict[str, Any] = {**DELETES, "referenced-data-file": new_file["file-path"]}
+    response = await table.send(**body, add=[new_file, table.data("one", rows=1, **delete_fields)])
     assert response.error[:2] == (400, "BadRequestException")
-    await table.commit(**body, add=[new_file, table.data("two", rows=2, **more)])
+    await table.commit(**body, add=[new_file, table.data("two", rows=2, **delete_fields)])
     assert await table.live() == ["new"]

@@ -16,7 +16,7 @@ from seamark.connector.write.appends import append
 from seamark.connector.write.upserts import upsert
 from tests.connector.lake import catalog_at
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_compaction import create, rows
+from tests.connector.write.test_compaction import build_rows, create
 from tests.seeds import examples
 
 TRIES_MAX = 8
@@ -37,12 +37,12 @@ def test_row_changes_of_pyiceberg_commit_beside_upserts_of_other_rows(server: Se
     def upsert_until_over(writer: int) -> None:
         with closing(IndexClient(server.url)) as client:
             while not is_over.is_set():
-                upsert(client, "db.t", rows([1000 * (writer + 1) + upsert_counts[writer] % 50]), keys=["id"])
+                upsert(client, "db.t", build_rows([1000 * (writer + 1) + upsert_counts[writer] % 50]), keys=["id"])
                 upsert_counts[writer] += 1
 
     with catalog_at(server.url) as catalog, closing(IndexClient(server.url)) as client:
         create(catalog, 2)
-        append(client, "db.t", rows(range(changes)))
+        append(client, "db.t", build_rows(range(changes)))
         writers = [threading.Thread(target=upsert_until_over, args=(writer,)) for writer in range(2)]
         for writer in writers:
             writer.start()

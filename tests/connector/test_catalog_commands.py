@@ -70,10 +70,10 @@ def test_namespace_is_created_shown_changed_and_dropped(client: IndexClient) -> 
 def test_each_change_command_prints_json(client: IndexClient) -> None:
     assert run_json(client, "namespace", "create", "a", "--property", "k=v")["properties"]["k"] == "v"
     assert run_json(client, "namespace", "set", "a", "k=w")["properties"]["k"] == "w"
-    created = run_json(client, "table", "create", "a.t", "--column", "id:long")
-    assert [field["name"] for field in created["schemas"][0]["fields"]] == ["id"]
+    created_table = run_json(client, "table", "create", "a.t", "--column", "id:long")
+    assert [field["name"] for field in created_table["schemas"][0]["fields"]] == ["id"]
     assert run_json(client, "table", "set", "a.t", "x=y")["properties"]["x"] == "y"
-    assert run_json(client, "table", "rename", "a.t", "a.u")["table-uuid"] == created["table-uuid"]
+    assert run_json(client, "table", "rename", "a.t", "a.u")["table-uuid"] == created_table["table-uuid"]
     assert run_json(client, "index", "create", "a.u", "--kind", "bloom", "--columns", "id")["name"] == "id_bloom"
     assert run_json(client, "index", "pause", "a.u", "id_bloom")["state"] == "paused"
     assert run_json(client, "index", "resume", "a.u", "id_bloom")["state"] == "enabled"
@@ -143,17 +143,17 @@ def test_dropped_table_is_restored(shop: IndexClient) -> None:
     (entry,) = run_json(shop, "undrop")
     assert (entry["namespace"], entry["name"], entry["purge"]) == (["shop"], "sales", False)
     assert "shop.sales" in run_command(shop, "undrop")
-    refused = call(shop, "table", "show", "shop.sales")
-    assert "Table does not exist: shop.sales; seamark undrop shop.sales restores what was dropped" in refused.output
+    refusal = call(shop, "table", "show", "shop.sales")
+    assert "Table does not exist: shop.sales; seamark undrop shop.sales restores what was dropped" in refusal.output
     assert "shop.orders is restored" in run_command(shop, "undrop", "shop.sales", "--to", "shop.orders")
     assert run_command(shop, "undrop").strip() == "Nothing was dropped that can be restored."
     assert "2 rows" in run_command(shop, "table", "show", "shop.orders")
     assert "can be restored" in call(shop, "undrop", "shop.sales").output
     run_command(shop, "table", "drop", "shop.orders", answer="y\n")
     run_command(shop, "table", "create", "shop.orders", "--column", "id:long")
-    refused = call(shop, "undrop", "shop.orders")
-    assert refused.exit_code == 1
-    assert "Table already exists: shop.orders; --to NAME restores it under another name" in refused.output
+    refusal = call(shop, "undrop", "shop.orders")
+    assert refusal.exit_code == 1
+    assert "Table already exists: shop.orders; --to NAME restores it under another name" in refusal.output
 
 
 def _retain(client: IndexClient, name: str, *, is_view: bool = False) -> Path:
@@ -185,11 +185,11 @@ def test_retained_entries_are_listed_and_released(shop: IndexClient) -> None:
     assert run_json(shop, "retained", "release", "shop.orders", "--yes")["released"]["id"] == entry["id"]
     assert foreign_file.exists()
     assert run_json(shop, "retained", "list") == []
-    refused = call(shop, "retained", "release", "shop.orders")
-    assert refused.exit_code == 1
+    refusal = call(shop, "retained", "release", "shop.orders")
+    assert refusal.exit_code == 1
     assert (
         "No dropped table or view shop.orders keeps its location; seamark retained list shows the entries"
-        in refused.output
+        in refusal.output
     )
 
 
@@ -198,10 +198,10 @@ def test_retained_entry_is_chosen_by_id_if_several_have_the_name(shop: IndexClie
     run_command(shop, "table", "create", "shop.orders", "--column", "id:long")
     foreign_file = _retain(shop, "shop.orders")
     first, second = entries = run_json(shop, "retained", "list")
-    refused = call(shop, "retained", "release", "shop.orders", "--yes")
+    refusal = call(shop, "retained", "release", "shop.orders", "--yes")
     assert (
         f"2 dropped entries had the name shop.orders; choose one of them with --id: {first['id']}, {second['id']}"
-        in refused.output
+        in refusal.output
     )
     unknown = call(shop, "retained", "purge", "shop.orders", "--id", "none", "--yes")
     assert "No dropped table or view shop.orders with the id none keeps its location" in unknown.output
@@ -313,22 +313,22 @@ def test_jobs_find_a_table_whose_namespace_has_a_dot(client: IndexClient) -> Non
 def test_policy_is_set_listed_shown_and_dropped(shop: IndexClient) -> None:
     columns = ("--column", "id:long")
     run_command(shop, "table", "create", "shop.returns", *columns)
-    own, inherited = "seamark.compaction.enabled", "seamark.statistics.enabled"
+    property_name, inherited = "seamark.compaction.enabled", "seamark.statistics.enabled"
     assert "No table" in run_command(shop, "policy", "list")
     assert run_json(shop, "policy", "list", "shop") == []
-    run_command(shop, "policy", "set", "shop.orders", f"{own}=true")
+    run_command(shop, "policy", "set", "shop.orders", f"{property_name}=true")
     assert "follow the new policy" in run_command(shop, "policy", "set", "shop", "--namespace", f"{inherited}=true")
     listing = {tuple(one["table"]): one["properties"] for one in run_json(shop, "policy", "list")}
     sources = {table: {entry["name"]: entry["source"] for entry in found} for table, found in listing.items()}
     assert sources == {
-        ("shop", "orders"): {own: "table", inherited: "namespace"},
+        ("shop", "orders"): {property_name: "table", inherited: "namespace"},
         ("shop", "returns"): {inherited: "namespace"},
     }
     text = run_command(shop, "policy", "list", "shop")
     assert "shop.returns" in text
     assert "namespace shop" in text
     properties = run_json(shop, "policy", "show", "shop.orders")["properties"]
-    assert next(name["value"] for name in properties if name["name"] == own) == "true"
+    assert next(name["value"] for name in properties if name["name"] == property_name) == "true"
     run_command(shop, "policy", "drop", "shop.orders")
     assert [one["table"] for one in run_json(shop, "policy", "list")] == [["shop", "orders"], ["shop", "returns"]]
     run_command(shop, "policy", "drop", "shop", inherited, "--namespace")
@@ -355,10 +355,10 @@ def test_invalid_policy_is_refused_before_a_request(
 
 
 def test_policy_command_of_earlier_versions_works(shop: IndexClient) -> None:
-    own = "seamark.compaction.enabled"
-    run_command(shop, "policy", "shop.orders", "--set", f"{own}=true")
-    run_command(shop, "policy", "--namespace", "shop", "--set", f"{own}=false")
-    assert own in run_command(shop, "policy", "shop.orders")
-    run_command(shop, "policy", "shop.orders", "--unset", own)
-    (entry,) = (name for name in run_json(shop, "policy", "shop.orders")["properties"] if name["name"] == own)
+    property_name = "seamark.compaction.enabled"
+    run_command(shop, "policy", "shop.orders", "--set", f"{property_name}=true")
+    run_command(shop, "policy", "--namespace", "shop", "--set", f"{property_name}=false")
+    assert property_name in run_command(shop, "policy", "shop.orders")
+    run_command(shop, "policy", "shop.orders", "--unset", property_name)
+    (entry,) = (name for name in run_json(shop, "policy", "shop.orders")["properties"] if name["name"] == property_name)
     assert (entry["value"], entry["source"]) == ("false", "namespace")

@@ -27,14 +27,14 @@ from seamark.connector.client.errors import (
 from seamark.connector.client.names import hide_credentials, split_name
 from seamark.connector.client.values import At, parse_as_of
 from seamark.connector.sql.session import SqlSession
-from tests.api.plans.planned import append, file_of
+from tests.api.plans.planned import append, build_data_file
 from tests.connector.server_thread import ServerThread
-from tests.planner.lakes.history import random_lake
+from tests.planner.lakes.history import write_random_lake
 
 
 def tens(count: int, first: int = 0) -> list[Any]:
     """Return files. File n contains the ids from 10 n to 10 n + 9."""
-    return [file_of(f"file:///t/{n:03d}.parquet", 10 * n, 10 * n + 9) for n in range(first, first + count)]
+    return [build_data_file(f"file:///t/{n:03d}.parquet", 10 * n, 10 * n + 9) for n in range(first, first + count)]
 
 
 @pytest.fixture
@@ -64,22 +64,22 @@ def test_pages_of_a_listing_are_from_one_snapshot(server: ServerThread, client: 
     server.run(append(server.api, "t", tens(2, 100), snapshot_id=2, parent=1))
     remaining_values = [page.column("file_path").to_pylist() for page in pages]
     assert [first.num_rows, *(len(page) for page in remaining_values)] == [3, 3, 1]
-    whole = [*first.column("file_path").to_pylist(), *(path for page in remaining_values for path in page)]
-    assert whole == [f"file:///t/{n:03d}.parquet" for n in range(7)]
+    all_paths = [*first.column("file_path").to_pylist(), *(path for page in remaining_values for path in page)]
+    assert all_paths == [f"file:///t/{n:03d}.parquet" for n in range(7)]
     assert client.files("db.t").num_rows == 9
     assert client.files("db.t", at=At(snapshot_id=1)).num_rows == 7
     assert client.files("db.t", at=At(ref="main")).num_rows == 9
 
 
 def test_pages_with_different_dictionaries_are_joined_to_one_table(server: ServerThread) -> None:
-    lake = random_lake(3, server.home / "lake")
+    lake = write_random_lake(3, server.home / "lake")
     body = {"name": "lake", "metadata-location": lake.metadata_location}
     assert server.run(server.api("POST", "/v1/namespaces/db/register", body)).status == 200
     with_client = SeamarkClient(server.url)
-    whole = with_client.files("db.lake")
+    all_paths = with_client.files("db.lake")
     pages = list(with_client.iter_files("db.lake", page_files=1))
-    assert len(pages) == whole.num_rows > 5
-    assert [row for page in pages for row in page.to_pylist()] == whole.to_pylist()
+    assert len(pages) == all_paths.num_rows > 5
+    assert [row for page in pages for row in page.to_pylist()] == all_paths.to_pylist()
     with_client.close()
 
 
@@ -132,8 +132,8 @@ def test_client_is_pickled_without_its_connections(client: SeamarkClient) -> Non
 def test_copies_of_a_client_use_its_connections(server: ServerThread, client: SeamarkClient) -> None:
     """`close` of the client closes the connections of its copies."""
     fresh_client = client.reading_fresh_rows()
-    for each in (client, fresh_client, fresh_client.reading_commits()):
-        each.partitions("db.t")
+    for any_client in (client, fresh_client, fresh_client.reading_commits()):
+        any_client.partitions("db.t")
     pool = client._connections.get().connection_from_url(server.url)
     assert pool.num_connections == 1
     client.close()
@@ -144,9 +144,9 @@ def test_copies_of_a_client_use_its_connections(server: ServerThread, client: Se
 def test_name_with_several_levels_can_contain_dots() -> None:
     assert split_name("a.b.t") == ("a", "b", "t")
     assert split_name(r"a\.b.t") == ("a.b", "t")
-    for wrong in ("", ".", "a..t", "a.", "a\\"):
+    for invalid_value in ("", ".", "a..t", "a.", "a\\"):
         with pytest.raises(ValueError, match="not a name"):
-            split_name(wrong)
+            split_name(invalid_value)
 
 
 # Servers that misbehave
@@ -190,7 +190,7 @@ BUSY = (503, {"Retry-After": "0"}, b'{"error":{"message":"busy","type":"ServiceU
 EMPTY_TIMELINE = (200, {}, json.dumps({"instants": [], "next-since": None}).encode())
 
 
-def test_busy_server_is_asked_again_with_the_token() -> None:
+def test_busy_server_is_requested_again_with_the_token() -> None:
     with serve_answers(BUSY, BUSY, EMPTY_TIMELINE) as (url, request):
         client = SeamarkClient(url, token="hunter2")
         assert list(client.timeline()) == []
@@ -238,16 +238,16 @@ def test_messages_hide_the_password_of_a_url() -> None:
     assert repr(client) == "<SeamarkClient http://127.0.0.1:9>"
     with pytest.raises(ValueError, match=r"^'lake:8181' is not the URL of a server"):
         SeamarkClient("ann:hunter2@lake:8181")
-    for plain in ("http://lake:8181", "http://lake/a@b", "http://[::1]:8181?x=@"):
-        assert hide_credentials(plain) == plain
+    for invalid_url in ("http://lake:8181", "http://lake/a@b", "http://[::1]:8181?x=@"):
+        assert hide_credentials(invalid_url) == invalid_url
 
 
 def test_as_of_time_is_parsed_to_the_millisecond() -> None:
     """As a float of seconds, each of these times would lose a millisecond, and name the snapshot before."""
     for expected in (1_079_337_347_472, 2_165_497_250_429, 2_183_226_373_411):
-        at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=expected)
-        assert parse_as_of(at.isoformat()) == expected
-        assert parse_as_of(at.replace(tzinfo=None).isoformat()) == expected
+        expected_time = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=expected)
+        assert parse_as_of(expected_time.isoformat()) == expected
+        assert parse_as_of(expected_time.replace(tzinfo=None).isoformat()) == expected
     assert parse_as_of("1969-12-31T23:59:59.999") == -1
     assert parse_as_of("2026-10-25T02:30+02:00") == parse_as_of("2026-10-25T00:30")
 

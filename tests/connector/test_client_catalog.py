@@ -41,10 +41,10 @@ def test_table_is_loaded_below_the_servers_prefix_with_vended_credentials(tmp_pa
         create(server.url)
         append(server.url, "db.t", [[1, 2], [3]])
         client = SeamarkClient(server.url)
-        loaded = client.load_table("db.t")
-        metadata = decode_table(loaded.metadata, loaded.location)
+        loaded_table = client.load_table("db.t")
+        metadata = decode_table(loaded_table.metadata, loaded_table.location)
         assert (metadata.location, [snapshot.snapshot_id for snapshot in metadata.snapshots]) == (
-            loaded.location,
+            loaded_table.location,
             [metadata.current_snapshot_id],
         )
         assert [field.name for field in metadata.current_schema.fields] == SCHEMA.names
@@ -64,10 +64,10 @@ def test_credentials_of_the_longest_prefix_win_and_are_in_no_repr(monkeypatch: p
     )
     client = SeamarkClient("http://127.0.0.1:9")
     monkeypatch.setattr(client, "_request", lambda method, path, *_, **__: b"{}" if path == "/v1/config" else answer)
-    loaded = client.load_table("db.t")
-    assert loaded.storage == {
+    loaded_table = client.load_table("db.t")
+    assert loaded_table.storage == {
         "s3.endpoint": "http://s3",
         "s3.access-key-id": "mine",
         "s3.session-token": "hush",
     }
-    assert "hush" not in repr(loaded)
+    assert "hush" not in repr(loaded_table)

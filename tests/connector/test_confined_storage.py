@@ -28,7 +28,7 @@ def warehouse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "warehouse"
 
 
-def test_own_files_are_read_and_written(warehouse: Path) -> None:
+def test_files_of_the_table_are_read_and_written(warehouse: Path) -> None:
     for location in (f"file://{warehouse}/t/f", f"{warehouse}/t/f", f"file:{warehouse}/t//f"):
         assert bytes(Storage().read(location)) == b"own"
     Storage().write(f"file://{warehouse}/t/deep/new", [b"x"])
@@ -133,11 +133,11 @@ def test_client_follows_no_link_in_the_folder_of_a_table(tmp_path: Path, monkeyp
     (tmp_path / "warehouse").symlink_to("disk")
     (tmp_path / "disk/ns/t/link").symlink_to("../u")
     (tmp_path / "disk/ns/v").symlink_to("u")
-    own = Storage.of_table({}, f"file://{tmp_path}/warehouse/ns/t/")
-    assert bytes(own.read(f"file:{tmp_path}/warehouse/ns/t/data/f")) == b"own"
+    table_storage = Storage.of_table({}, f"file://{tmp_path}/warehouse/ns/t/")
+    assert bytes(table_storage.read(f"file:{tmp_path}/warehouse/ns/t/data/f")) == b"own"
     for place in ("t/link/f", "t/../t/link/f"):
         with pytest.raises(PermissionError, match="symbolic link"):
-            own.read(f"file://{tmp_path}/warehouse/ns/{place}")
+            table_storage.read(f"file://{tmp_path}/warehouse/ns/{place}")
     replaced = Storage.of_table({}, f"{tmp_path}/warehouse/ns/v")
     with pytest.raises(PermissionError, match="symbolic link"):
         replaced.read(f"{tmp_path}/warehouse/ns/v/f")

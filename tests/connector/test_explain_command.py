@@ -11,12 +11,12 @@ import pytest
 
 from seamark.commands.catalog.expression_text import expression_text
 from seamark.commands.explain import suggest_improvements
-from tests.api.plans.planned import append, file_of
+from tests.api.plans.planned import append, build_data_file
 from tests.connector.server_thread import ServerThread
 from tests.support.commands import invoke_seamark
 
 
-def seamark(*arguments: str, env: dict[str, str] | None = None) -> tuple[int, str]:
+def run_explain(*arguments: str, env: dict[str, str] | None = None) -> tuple[int, str]:
     return invoke_seamark("explain", *arguments, env=env)
 
 
@@ -24,13 +24,13 @@ def seamark(*arguments: str, env: dict[str, str] | None = None) -> tuple[int, st
 def url(server: ServerThread) -> str:
     """Return the URL of a server that has `db.t`."""
     server.run(server.api.table())
-    files = [file_of(f"file:///t/[{n}].parquet", 10 * n, 10 * n + 9) for n in range(4)]
+    files = [build_data_file(f"file:///t/[{n}].parquet", 10 * n, 10 * n + 9) for n in range(4)]
     server.run(append(server.api, "t", files, snapshot_id=1))
     return server.url
 
 
 def test_explain_shows_stages_and_unused_conditions(url: str) -> None:
-    code, text = seamark("db.t", "id > 15 AND length(data) = 1", "--url", url)
+    code, text = run_explain("db.t", "id > 15 AND length(data) = 1", "--url", url)
     assert code == 0
     for part in (
         "Snapshot 1",
@@ -41,14 +41,14 @@ def test_explain_shows_stages_and_unused_conditions(url: str) -> None:
     ):
         assert part in text, text
     assert "parquet" not in text
-    _, text = seamark("db.t", "id > 15", "--files", "--limit", "2", "--url", url)
+    _, text = run_explain("db.t", "id > 15", "--files", "--limit", "2", "--url", url)
     assert "The first 2 of 3 files" in text
     assert "file:///t/[1].parquet" in text
     assert "[3]" not in text
 
 
 def test_explain_says_why_a_condition_did_not_prune_and_what_would_help(url: str) -> None:
-    _, text = seamark("db.t", "id >= 1 AND data = 'x' AND id <> 'abc'", "--url", url)
+    _, text = run_explain("db.t", "id >= 1 AND data = 'x' AND id <> 'abc'", "--url", url)
     for part in (
         "id did not prune: bounds of id allow it in 4 of 4 files",
         "How many files an index would keep is not known (its values are not sampled): "
@@ -60,22 +60,22 @@ def test_explain_says_why_a_condition_did_not_prune_and_what_would_help(url: str
         "Readers check the rows of 4 files by: ",
     ):
         assert part in " ".join(text.split()), text
-    _, text = seamark("db.t", "id > 15", "--url", url)
+    _, text = run_explain("db.t", "id > 15", "--url", url)
     assert "id prunes little: bounds of id allow it in 3 of 4 files" in text
-    _, text = seamark("db.t", "id <> 15", "--url", url)
+    _, text = run_explain("db.t", "id <> 15", "--url", url)
     assert text.count("id did not prune") == 1
-    _, text = seamark("db.t", "id = 15", "--url", url)
+    _, text = run_explain("db.t", "id = 15", "--url", url)
     assert "prune" not in text
     assert "check the rows of 1 file by" in text
 
 
 def test_explain_reports_a_column_without_bounds(server: ServerThread) -> None:
     server.run(server.api.table())
-    files = [file_of(f"file:///t/{n}.parquet", n, n) for n in range(4)]
+    files = [build_data_file(f"file:///t/{n}.parquet", n, n) for n in range(4)]
     for file in files:
         del file.metrics[2]
     server.run(append(server.api, "t", files, snapshot_id=1))
-    _, text = seamark("db.t", "data = 'x'", "--url", server.url)
+    _, text = run_explain("db.t", "data = 'x'", "--url", server.url)
     assert "data did not prune: no file has bounds of data" in text
     assert "Sorted by" not in text
 
@@ -92,16 +92,16 @@ def test_suggested_command_quotes_the_names_that_writers_chose() -> None:
 
 
 def test_predicate_without_a_usable_part_has_exit_code_3(url: str) -> None:
-    for more in ((), ("--json",)):
-        code, text = seamark("db.t", "id = 'abc'", *more, "--url", url)
+    for flags in ((), ("--json",)):
+        code, text = run_explain("db.t", "id = 'abc'", *flags, "--url", url)
         assert code == 3
-    code, text = seamark("db.t", "id = 'abc'", "--url", url)
+    code, text = run_explain("db.t", "id = 'abc'", "--url", url)
     assert "Readers check the rows of 4 files by what is not used" in text
     assert "Not used: id = 'abc': 'abc' is not a literal of id" in text
 
 
 def test_explain_prints_the_servers_answer_as_json(url: str) -> None:
-    code, text = seamark("db.t", "--json", "--ref", "main", env={"SEAMARK_URL": url})
+    code, text = run_explain("db.t", "--json", "--ref", "main", env={"SEAMARK_URL": url})
     assert code == 0
     _, _, answer = text.partition("\n{")  # The server in this process logs to the same output.
     assert json.loads("{" + answer)["files"] == 4
@@ -110,7 +110,7 @@ def test_explain_prints_the_servers_answer_as_json(url: str) -> None:
 def test_explain_shows_the_results_of_joins(url: str) -> None:
     join = {"table": ["db", "t"], "on": {"id": "id"}, "predicate": "id > 15"}
     nested = {"table": ["db", "t"], "on": {"id": "id"}, "joins": [join]}
-    code, text = seamark("db.t", "--join", json.dumps(join), "--join", json.dumps(nested), "--url", url)
+    code, text = run_explain("db.t", "--join", json.dumps(join), "--join", json.dumps(nested), "--url", url)
     assert code == 0, text
     assert text.count("Join with db.t: left out, a data file cannot be read") == 3, text
     assert "To read: 4 files" in text
@@ -118,13 +118,13 @@ def test_explain_shows_the_results_of_joins(url: str) -> None:
 
 def test_query_is_explained_table_by_table(url: str) -> None:
     query = "SELECT count(*) FROM db.t a JOIN db.t b ON a.data = b.data WHERE a.id > 15 AND a.id + 1 > b.id"
-    code, text = seamark("--sql", query, "--url", url)
+    code, text = run_explain("--sql", query, "--url", url)
     assert code == 0, text
     assert text.count("Snapshot 1") == 2
     assert 'Condition: "id" > 15' in text
     assert "Condition: none on its own columns that could leave files out" in text
     assert "Files to read: db.t 3 of 4, db.t 4 of 4." in text
-    code, text = seamark(
+    code, text = run_explain(
         "--sql", "SELECT 1 FROM t WHERE id > 15", "--namespace", "db", "--dialect", "duckdb", "--json", "--url", url
     )
     assert code == 0, text
@@ -137,7 +137,7 @@ def test_query_with_unused_conditions_is_not_said_to_match_all_rows(url: str) ->
         ("id > 15 AND idd = 1", "Not used: idd: no table of the query has such a column; did you mean id."),
         ("length(data) = 1", "Condition: none on its own columns that could leave files out"),
     ):
-        code, text = seamark("--sql", f"SELECT 1 FROM db.t WHERE {where}", "--url", url)
+        code, text = run_explain("--sql", f"SELECT 1 FROM db.t WHERE {where}", "--url", url)
         assert code == 0, text
         assert expected in text
         assert "all rows match" not in text
@@ -154,7 +154,7 @@ def test_refused_query_is_reported_with_the_reason(url: str) -> None:
         (("db.t", "SELECT 1 FROM db.t WHERE id = 1"), 2, "set --sql to the query"),
         (("db.t", "WHERE id = 1"), 2, "Send the predicate alone, without SELECT or WHERE"),
     ):
-        ended, text = seamark(*arguments, "--url", url)
+        ended, text = run_explain(*arguments, "--url", url)
         assert ended == code, text
         assert expected in text, text
 
@@ -188,12 +188,12 @@ def test_expression_is_shown_as_sql(value: object, text: str) -> None:
 
 def test_explain_finds_the_server_of_a_home_folder(url: str, tmp_path: Path) -> None:
     home = tmp_path / "a-home"
-    code, text = seamark("db.t", "--home", str(home))
+    code, text = run_explain("db.t", "--home", str(home))
     assert code == 2
     assert "--url" in text
     home.mkdir()
     (home / "server.json").write_text(json.dumps({"url": url, "port": 1, "pid": 1}))
-    assert seamark("db.t", "--home", str(home))[0] == 0
+    assert run_explain("db.t", "--home", str(home))[0] == 0
 
 
 def test_exit_code_of_explain_distinguishes_the_causes_of_failure(url: str) -> None:
@@ -207,6 +207,6 @@ def test_exit_code_of_explain_distinguishes_the_causes_of_failure(url: str) -> N
         (("db.t", "--join", '{"table": ["db", "t"], "on": {"id": "idd"}}'), 2, "idd"),
         (("db.t", "--join", '{"table": ["db", "none"], "on": {"id": "id"}}'), 1, "db.none"),
     ):
-        assert seamark(*arguments, "--url", url)[0] == code
-        assert expected in seamark(*arguments, "--url", url)[1]
-    assert seamark("db.t", "--url", "nonsense")[0] == 2
+        assert run_explain(*arguments, "--url", url)[0] == code
+        assert expected in run_explain(*arguments, "--url", url)[1]
+    assert run_explain("db.t", "--url", "nonsense")[0] == 2

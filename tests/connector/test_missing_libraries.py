@@ -31,6 +31,6 @@ def test_error_of_a_missing_library_names_the_install_command(library: str, stat
     code = BLOCKED.format(library=library, statement=statement)
     completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert completed.returncode == 1
-    last = completed.stderr.strip().splitlines()[-1]
-    assert last.startswith("ModuleNotFoundError: ")
-    assert extra in last
+    last_line = completed.stderr.strip().splitlines()[-1]
+    assert last_line.startswith("ModuleNotFoundError: ")
+    assert extra in last_line

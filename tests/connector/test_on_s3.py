@@ -34,7 +34,7 @@ from seamark.formats.iceberg.expressions.expression import TRUE
 from seamark.formats.iceberg.metadata.snapshot import MAIN
 from tests.connector.jobs.test_file_merges import ARROW, BY_PART, SCHEMA
 from tests.connector.parquet import encrypted
-from tests.connector.write.test_upserts import BY_ID, MODES, create, read_rows, rows
+from tests.connector.write.test_upserts import BY_ID, MODES, build_rows, create, read_rows
 from tests.faults.rigs.mortal_statement import run_killed_at
 from tests.seeds import first_seed, quick
 from tests.services.s3 import S3
@@ -89,28 +89,28 @@ def test_rows_in_s3_are_written_changed_and_read(lake: Lake, mode: str, version:
     table = f"t{version}{mode[:1]}"
     client, name = lake.client, f"db.{table}"
     create(client, table, version=version, properties=BY_ID)
-    append(client, name, rows((1, "de", 1), (2, "fr", 1), (3, None, 1), (4, "it", 1)))
-    report = upsert(client, name, rows((2, "es", 2), (9, "at", 2)), keys=["id"], mode=mode)
+    append(client, name, build_rows((1, "de", 1), (2, "fr", 1), (3, None, 1), (4, "it", 1)))
+    report = upsert(client, name, build_rows((2, "es", 2), (9, "at", 2)), keys=["id"], mode=mode)
     assert (report.inserted, report.updated) == (1, 1)
     assert delete(client, name, keys=pa.table({"id": [3, 77]}), mode=mode).deleted == 1
     assert delete(client, name, where="land = 'it'", mode=mode).deleted == 1
     assert read_rows(client, name) == [(1, "de", 1, None), (2, "es", 2, None), (9, "at", 2, None)]
-    overwrite(client, name, rows((5, "ch", 5)), where="ts >= 1")
+    overwrite(client, name, build_rows((5, "ch", 5)), where="ts >= 1")
     expected = [(5, "ch", 5, None)]
     assert read_rows(client, name) == expected
     if version == 2:  # PyIceberg applies the deletes of version 2, too.
         with lake.catalog() as catalog:
-            read = catalog.load_table(name).scan().to_arrow().sort_by("id").to_pylist()
-        assert [tuple(one.values()) for one in read] == expected
+            actual_rows = catalog.load_table(name).scan().to_arrow().sort_by("id").to_pylist()
+        assert [tuple(one.values()) for one in actual_rows] == expected
 
 
 def test_concurrent_engine_appends_both_commit_and_leave_no_extra_file(lake: Lake) -> None:
     create(lake.client, "stock", version=2, properties={"seamark.commit.rebase": "append"})
-    append(lake.client, "db.stock", rows((0, "de", 0)))
+    append(lake.client, "db.stock", build_rows((0, "de", 0)))
     with lake.catalog() as catalog:
         handles = [catalog.load_table("db.stock") for _ in range(3)]
         for number, handle in enumerate(handles, start=1):  # Each append is based on the snapshot before both appends.
-            handle.append(rows((number, "fr", number)).cast(handle.schema().as_arrow()))
+            handle.append(build_rows((number, "fr", number)).cast(handle.schema().as_arrow()))
         table = catalog.load_table("db.stock")
         actual_rows = table.scan().to_arrow()
         assert sorted(actual_rows["id"].to_pylist()) == [0, 1, 2, 3]
@@ -127,7 +127,7 @@ def test_unfinished_uploads_of_killed_writers_are_aborted(lake: Lake) -> None:
     """Only uploads of the table's files that are old enough are aborted, and the table stays unchanged."""
     for name in ("uploads", "neighbour"):
         create(lake.client, name, version=2)
-        append(lake.client, f"db.{name}", rows((1, "de", 1)))
+        append(lake.client, f"db.{name}", build_rows((1, "de", 1)))
     folder, other = (
         lake.client.load_table(f"db.{name}").location.removeprefix(f"s3://{lake.bucket}/")
         for name in ("uploads", "neighbour")
@@ -155,8 +155,8 @@ def test_unfinished_uploads_of_killed_writers_are_aborted(lake: Lake) -> None:
         age_uploads(lake)
         begin(young)
         before = lake.files("")
-        planned = remove_orphan_files(lake.client, "db.uploads", dry_run=True)
-        assert (planned.uploads, planned.files) == (len(aborted), 0)
+        dry_report = remove_orphan_files(lake.client, "db.uploads", dry_run=True)
+        assert (dry_report.uploads, dry_report.files) == (len(aborted), 0)
         assert list_unfinished_keys() == {*aborted, *kept_keys, young}
         assert remove_orphan_files(lake.client, "db.uploads").uploads == len(aborted)
         assert list_unfinished_keys() == {*kept_keys, young}
@@ -204,9 +204,9 @@ def table_of_parts(lake: Lake, version: int) -> None:
 
 def read_table(client: IndexClient) -> dict[int, dict[str, Any]]:
     """Return the rows by id, decrypted with the keys of the environment."""
-    opened = open_table(client, "db.t", At(ref=MAIN))
-    reader = TaskReader(plan_read(opened, ARROW.names, TRUE), opened.storage, keys=encrypted.keys())
-    return {row["id"]: row for batch in reader.read_all(plan(client, opened)) for row in batch.to_pylist()}
+    opened_table = open_table(client, "db.t", At(ref=MAIN))
+    reader = TaskReader(plan_read(opened_table, ARROW.names, TRUE), opened_table.storage, keys=encrypted.keys())
+    return {row["id"]: row for batch in reader.read_all(plan(client, opened_table)) for row in batch.to_pylist()}
 
 
 def encrypt_all(lake: Lake, configuration: Any) -> None:
@@ -238,9 +238,9 @@ def test_statements_merge_files_and_drop_columns_in_s3(
     sizes: list[int] = []
     blocks = SourceFile.read
 
-    def read_counted_block(source: SourceFile, at: int, size: int) -> bytes:
+    def read_counted_block(source: SourceFile, offset: int, size: int) -> bytes:
         sizes.append(size)
-        return blocks(source, at, size)
+        return blocks(source, offset, size)
 
     monkeypatch.setattr(SourceFile, "read", read_counted_block)
     report = run_statement(lake.client, MergeFiles(("db", "t")), utc=True)

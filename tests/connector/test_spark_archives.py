@@ -50,13 +50,13 @@ def test_modules_of_a_deleted_archive_are_found_again_when_it_returns(tmp_path: 
 def test_unchanged_archive_is_not_read_again(tmp_path: Path) -> None:
     path = tmp_path / "modules.zip"
     write(path, ["one"])
-    ours, pythons = ArchiveFinder(str(path)), zipimporter(str(path))
+    finder, pythons = ArchiveFinder(str(path)), zipimporter(str(path))
     before = path.stat()
     with path.open("r+b") as file:  # The new content has the same size and time.
         file.write(b"\0" * before.st_size)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    ours.invalidate_caches()
-    assert ours.find_spec("one") is not None
+    finder.invalidate_caches()
+    assert finder.find_spec("one") is not None
     if sys.version_info < (3, 12):  # A finder that reads it again finds no archive.
         pythons.invalidate_caches()
         assert pythons.find_spec("one") is None

@@ -33,9 +33,9 @@ FIELDS = [
 ]
 
 
-@pytest.mark.parametrize("indexed", [True, False])
+@pytest.mark.parametrize("is_indexed", [True, False])
 def test_counts_of_rows_and_pages_equal_those_of_the_files(
-    client: IndexClient, monkeypatch: pytest.MonkeyPatch, indexed: bool
+    client: IndexClient, monkeypatch: pytest.MonkeyPatch, is_indexed: bool
 ) -> None:
     monkeypatch.setattr(choosing, "PAGE_ROWS", 100)
     seed = first_seed()
@@ -46,7 +46,7 @@ def test_counts_of_rows_and_pages_equal_those_of_the_files(
         ids = [number + 4 * place for place in range(len(keys))]
         schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("k", pa.int64())])
         append(client, "db.t", pa.table({"id": ids, "k": keys}, schema))
-    if indexed:
+    if is_indexed:
         client.put_index("db.t", "by_k", kind="bitmap", columns=["k"])
         with closing(InProcessWorkers()) as workers:
             build(client, "db.t", "by_k", workers)
@@ -56,12 +56,12 @@ def test_counts_of_rows_and_pages_equal_those_of_the_files(
         expected = RemainingRows()
         for keys in files:
             places = [place for place, key in enumerate(keys) if key == request]
-            if indexed and places:
+            if is_indexed and places:
                 pages = {place // 100 for place in places}
                 expected.planned += len(keys)
                 expected.touched += min(len(keys), 100 * len(pages))
                 expected.chosen += len(places)
-            elif not indexed and min(keys) <= request <= max(keys):
+            elif not is_indexed and min(keys) <= request <= max(keys):
                 expected.planned += len(keys)
                 expected.touched += len(keys)
                 expected.chosen += len(keys)

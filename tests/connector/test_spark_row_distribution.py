@@ -20,15 +20,15 @@ def test_task_owns_files_only_if_it_has_all_their_keys() -> None:
     field = Field(1, "id", True, "long")
     keys = pa.array(range(5000))
     outcomes = set()
-    for width, buckets, theirs in itertools.product((1, 6, 8, 16), (1, 2, 3, 6, 8), (1, 2, 4, 6, 8, 16, 32)):
+    for width, buckets, iceberg_count in itertools.product((1, 6, 8, 16), (1, 2, 3, 6, 8), (1, 2, 4, 6, 8, 16, 32)):
         distribution = upserting.RowDistribution((field,), min(width, buckets), 1, width)
         places = distribution.assign_tasks([keys])
         assert places.max() < distribution.tasks
-        spec = PartitionSpec(0, (PartitionField("b", f"bucket[{theirs}]", 1),))
-        codes = apply_transform(f"bucket[{theirs}]", "long", keys).codes
-        apart = any(len(set(places[codes == code].tolist())) > 1 for code in range(theirs))
-        assert distribution.owns(spec) == (not apart), (width, buckets, theirs)
-        outcomes.add(apart)
+        spec = PartitionSpec(0, (PartitionField("b", f"bucket[{iceberg_count}]", 1),))
+        codes = apply_transform(f"bucket[{iceberg_count}]", "long", keys).codes
+        is_scattered = any(len(set(places[codes == code].tolist())) > 1 for code in range(iceberg_count))
+        assert distribution.owns(spec) == (not is_scattered), (width, buckets, iceberg_count)
+        outcomes.add(is_scattered)
     assert outcomes == {True, False}
 
 
@@ -36,18 +36,18 @@ def test_rows_of_one_bucket_with_many_keys_are_spread_over_all_tasks(monkeypatch
     """An example is one tenant in a table with buckets by tenant, whose keys are tenant and number."""
     monkeypatch.setattr(upserting, "find_record_index", lambda *_: None)
     spec = PartitionSpec(0, (PartitionField("b", "bucket[16]", 1),))
-    opened: Any = SimpleNamespace(metadata=SimpleNamespace(default_spec=spec, partition_specs=(spec,)))
+    opened_table: Any = SimpleNamespace(metadata=SimpleNamespace(default_spec=spec, partition_specs=(spec,)))
     fields = [Field(1, "tenant", True, "string"), Field(2, "id", True, "long")]
     count = 20_000
-    for both in (fields, fields[::-1]):
+    for join_fields in (fields, fields[::-1]):
         columns = {"tenant": pa.array(["acme"] * count, pa.large_string()), "id": pa.array(range(count))}
-        distribution = upserting.RowDistribution.of(opened, both, 16 * upserting.TASK_ROWS, 4, None)
+        distribution = upserting.RowDistribution.of(opened_table, join_fields, 16 * upserting.TASK_ROWS, 4, None)
         assert distribution.tasks == 16
-        sizes = Counter(distribution.assign_tasks([columns[one.name] for one in both]).tolist())
+        sizes = Counter(distribution.assign_tasks([columns[one.name] for one in join_fields]).tolist())
         assert max(sizes.values()) < 1.2 * count / distribution.tasks, sizes
         assert not distribution.owns(spec)
-    alone = upserting.RowDistribution.of(opened, fields[:1], 16 * upserting.TASK_ROWS, 4, None)
-    assert (alone.tasks, alone.owns(spec)) == (16, True)
+    single_distribution = upserting.RowDistribution.of(opened_table, fields[:1], 16 * upserting.TASK_ROWS, 4, None)
+    assert (single_distribution.tasks, single_distribution.owns(spec)) == (16, True)
 
 
 def test_number_of_tasks_depends_on_the_rows_if_keys_are_looked_up(
@@ -55,7 +55,7 @@ def test_number_of_tasks_depends_on_the_rows_if_keys_are_looked_up(
 ) -> None:
     monkeypatch.setattr(upserting, "find_record_index", lambda *_: "record(id)")
     spec = PartitionSpec(0, ())
-    opened: Any = SimpleNamespace(metadata=SimpleNamespace(default_spec=spec, partition_specs=(spec,)))
+    opened_table: Any = SimpleNamespace(metadata=SimpleNamespace(default_spec=spec, partition_specs=(spec,)))
     for count, cores, tasks in (
         (1, 4000, 1),
         (20_000, 4000, 1),
@@ -64,5 +64,5 @@ def test_number_of_tasks_depends_on_the_rows_if_keys_are_looked_up(
         (200_000, 4, 4),
         (9_000_000, 4, 9),
     ):
-        distribution = upserting.RowDistribution.of(opened, [Field(1, "id", True, "long")], count, cores, None)
+        distribution = upserting.RowDistribution.of(opened_table, [Field(1, "id", True, "long")], count, cores, None)
         assert distribution.tasks == tasks, (count, cores)

@@ -20,14 +20,16 @@ def test_pairs_are_all_rows_with_equal_keys() -> None:
     seed = first_seed()
     rng = random.Random(seed)
     for _ in range(200):
-        stored = np.array([rng.randrange(6) for _ in range(rng.randrange(8))], dtype=np.int64)
+        stored_buckets = np.array([rng.randrange(6) for _ in range(rng.randrange(8))], dtype=np.int64)
         keys = np.array([rng.randrange(-1, 6) for _ in range(rng.randrange(8))], dtype=np.int64)
-        expected = sorted((s, g) for s, key in enumerate(stored) for g, other in enumerate(keys) if key == other)
-        pairs = match_rows(stored, keys, len(expected))
+        expected = sorted(
+            (s, g) for s, key in enumerate(stored_buckets) for g, other in enumerate(keys) if key == other
+        )
+        pairs = match_rows(stored_buckets, keys, len(expected))
         assert pairs is not None
         assert sorted(zip(*map(np.ndarray.tolist, pairs), strict=True)) == expected, f"seed {seed}"
         if expected:
-            assert match_rows(stored, keys, len(expected) - 1) is None
+            assert match_rows(stored_buckets, keys, len(expected) - 1) is None
 
 
 def test_rows_have_the_ordinal_of_their_key() -> None:

@@ -63,10 +63,10 @@ class RecordedPage:
     async def violations(self) -> list[str]:
         """Return the serious and critical violations that axe finds."""
         await self.run(AXE.read_text() + "\n;0")
-        result = await self.run("axe.run(document).then((result) => result.violations)")
+        violations = await self.run("axe.run(document).then((result) => result.violations)")
         return [
             f"{item['id']}: {item['help']}: {[node['html'][:200] for node in item['nodes'][:3]]}"
-            for item in result
+            for item in violations
             if item["impact"] in ("serious", "critical")
         ]
 
@@ -90,15 +90,15 @@ async def open_page(browser: Browser, url: str, theme: str = "light") -> AsyncIt
     )
     context.set_default_timeout(PATIENCE_MS)
     page = await context.new_page()
-    watched = RecordedPage(page, url)
+    recorded_page = RecordedPage(page, url)
 
     def on_request(request: Request) -> None:
-        watched.hosts.add(urlsplit(request.url).netloc)
+        recorded_page.hosts.add(urlsplit(request.url).netloc)
 
     page.on("request", on_request)
-    page.on("console", lambda message: message.type == "error" and watched.errors.append(message.text))
-    page.on("pageerror", lambda error: watched.errors.append(str(error)))
+    page.on("console", lambda message: message.type == "error" and recorded_page.errors.append(message.text))
+    page.on("pageerror", lambda error: recorded_page.errors.append(str(error)))
     try:
-        yield watched
+        yield recorded_page
     finally:
         await context.close()

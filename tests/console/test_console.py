@@ -13,8 +13,8 @@ from tests.console.browser import RecordedPage, open_browser, open_page
 from tests.console.world import (
     SCHEMA,
     ask,
+    build_content_file,
     change,
-    content_file,
     create_table,
     create_tokens,
     make_large,
@@ -49,70 +49,70 @@ PAGES = {
 """A text of the shown data, by address"""
 
 
-async def see(watched: RecordedPage, text: str) -> None:
-    await watched.page.get_by_text(text).first.wait_for()
+async def wait_for_text(recorded_page: RecordedPage, text: str) -> None:
+    await recorded_page.page.get_by_text(text).first.wait_for()
 
 
-def check(watched: RecordedPage, server: RunningServer) -> None:
-    assert watched.errors == []
-    assert watched.hosts == {server.url.removeprefix("http://")}
+def check(recorded_page: RecordedPage, server: RunningServer) -> None:
+    assert recorded_page.errors == []
+    assert recorded_page.hosts == {server.url.removeprefix("http://")}
 
 
 async def test_every_page_shows_its_data_and_updates_with_changes(tmp_path: Path) -> None:
-    async with running(tmp_path) as server, open_browser() as browser, open_page(browser, server.url) as watched:
+    async with running(tmp_path) as server, open_browser() as browser, open_page(browser, server.url) as recorded_page:
         before, after = await make_orders(server)
         for address, text in PAGES.items():
-            await watched.open(address)
-            await see(watched, text)
-            assert await watched.violations() == [], address
+            await recorded_page.open(address)
+            await wait_for_text(recorded_page, text)
+            assert await recorded_page.violations() == [], address
         module = "new URL('format.js', document.querySelector('script[type=module]').src)"
         sizes = [0, 999, 1023, 1024, 1280, 30_000, 104_806, 10**6, 512 << 20, 999_999_999, 1 << 40]
-        output = await watched.run(f"import({module}).then((format) => {sizes}.map(format.size))")
+        output = await recorded_page.run(f"import({module}).then((format) => {sizes}.map(format.size))")
         assert output == [show_size(size) for size in sizes], "as on the command line"
         texts = ["0", "249,998", "499,998", "749,998", "999,998"]
         marks = [{"position": at / 4, "text": text} for at, text in enumerate(texts)]
         input_text = f"{json.dumps(marks)}, {[at / 4 for at in range(len(texts))]}"
         charts = f"import({module.replace('format', 'charts')})"
-        output = await watched.run(
+        output = await recorded_page.run(
             f"{charts}.then((one) => [270, 420].map((width) => one.labelsOf({input_text}, width)))"
         )
         assert output == [["0", "", "", "", "999,998"], texts], "labels do not overlap in a narrow window"
-        await watched.open("#/tables")
-        await watched.page.get_by_label("Search").fill("ord")
-        await watched.page.get_by_role("link", name="db.orders").click()
-        await watched.page.get_by_role("link", name="Layout").click()
-        await watched.page.get_by_role("button", name="Before and after the last rewrite").click()
-        await see(watched, "Ranges of the files: before")
-        assert f"snapshot={after}" in watched.page.url
-        assert f"before={before}" in watched.page.url
-        await watched.page.get_by_role("link", name="Explain").click()
-        box = watched.page.get_by_label("Predicate or query in SQL")
+        await recorded_page.open("#/tables")
+        await recorded_page.page.get_by_label("Search").fill("ord")
+        await recorded_page.page.get_by_role("link", name="db.orders").click()
+        await recorded_page.page.get_by_role("link", name="Layout").click()
+        await recorded_page.page.get_by_role("button", name="Before and after the last rewrite").click()
+        await wait_for_text(recorded_page, "Ranges of the files: before")
+        assert f"snapshot={after}" in recorded_page.page.url
+        assert f"before={before}" in recorded_page.page.url
+        await recorded_page.page.get_by_role("link", name="Explain").click()
+        box = recorded_page.page.get_by_label("Predicate or query in SQL")
         await box.fill("customer_id = 4711")
-        await watched.page.keyboard.press("Control+Enter")
-        await see(watched, "of 480: 8.3 %")
-        text = await watched.page.inner_text("main")
+        await recorded_page.page.keyboard.press("Control+Enter")
+        await wait_for_text(recorded_page, "of 480: 8.3 %")
+        text = await recorded_page.page.inner_text("main")
         assert "Layouts that would help" not in text, "each of the 40 partitions has a file for the value"
         await box.fill("country LIKE '%A'")
-        await watched.page.keyboard.press("Control+Enter")
-        await see(watched, "Only the parts that cannot prune")
+        await recorded_page.page.keyboard.press("Control+Enter")
+        await wait_for_text(recorded_page, "Only the parts that cannot prune")
         await box.fill("amount BETWEEN 5 AND 9")
-        await watched.page.keyboard.press("Control+Enter")
-        await see(watched, "Clustered by customer_id, amount")
-        await see(watched, "seamark table set db.orders seamark.clustering.columns=customer_id,amount")
-        await watched.page.get_by_role("link", name="Timeline").last.click()
-        await watched.page.get_by_text("live", exact=True).wait_for()
+        await recorded_page.page.keyboard.press("Control+Enter")
+        await wait_for_text(recorded_page, "Clustered by customer_id, amount")
+        await wait_for_text(recorded_page, "seamark table set db.orders seamark.clustering.columns=customer_id,amount")
+        await recorded_page.page.get_by_role("link", name="Timeline").last.click()
+        await recorded_page.page.get_by_text("live", exact=True).wait_for()
         location = await create_table(server, "other")
-        await change(server, "orders", [content_file(f"{location}/x", {"id": (1, 2)}, rows=31_337, day=20_000)])
-        await see(watched, "31,337")  # Without a reload
-        await watched.page.get_by_role("link", name="Health").click()
-        await watched.page.get_by_role("button", name="Expire snapshots: dry run").click()
-        await see(watched, "Would remove 0 snapshots")
-        check(watched, server)
+        await change(server, "orders", [build_content_file(f"{location}/x", {"id": (1, 2)}, rows=31_337, day=20_000)])
+        await wait_for_text(recorded_page, "31,337")  # Without a reload
+        await recorded_page.page.get_by_role("link", name="Health").click()
+        await recorded_page.page.get_by_role("button", name="Expire snapshots: dry run").click()
+        await wait_for_text(recorded_page, "Would remove 0 snapshots")
+        check(recorded_page, server)
 
 
-async def sign_in(watched: RecordedPage, token: str) -> None:
-    await watched.page.get_by_label("Token").fill(token)
-    await watched.page.get_by_role("button", name="Sign in").click()
+async def sign_in(recorded_page: RecordedPage, token: str) -> None:
+    await recorded_page.page.get_by_label("Token").fill(token)
+    await recorded_page.page.get_by_role("button", name="Sign in").click()
 
 
 async def test_user_signs_in_and_sees_what_its_grants_allow(tmp_path: Path) -> None:
@@ -124,38 +124,38 @@ async def test_user_signs_in_and_sees_what_its_grants_allow(tmp_path: Path) -> N
             body = {"name": f"t_{namespace}", "schema": SCHEMA}
             await ask(server, "POST", f"/v1/namespaces/{namespace}/tables", body, admin)
 
-        async with open_page(browser, server.url) as watched:
-            await watched.page.goto(f"{server.url}/#/tables")
-            await sign_in(watched, "wrong")
-            await see(watched, "The server does not accept this token.")
-            await sign_in(watched, reader)
-            await see(watched, "db.t_db")
-            assert "secret" not in await watched.page.inner_text("main")
-            assert reader not in await watched.run("JSON.stringify(localStorage) + document.cookie + location")
-            for address, refused in (("#/admin", "listAudit"), ("#/timeline", "listTimeline")):
-                await watched.open(address)
-                await see(watched, f"rita may not {refused}")
-            await watched.open("#/table/secret/t_secret")
-            await see(watched, "rita may not loadTable in secret")
-            await watched.open("#/table/db/t_db/health")
-            await watched.page.get_by_role("button", name="Expire snapshots: dry run").click()
-            await see(watched, "rita may not expireSnapshots in db")
+        async with open_page(browser, server.url) as recorded_page:
+            await recorded_page.page.goto(f"{server.url}/#/tables")
+            await sign_in(recorded_page, "wrong")
+            await wait_for_text(recorded_page, "The server does not accept this token.")
+            await sign_in(recorded_page, reader)
+            await wait_for_text(recorded_page, "db.t_db")
+            assert "secret" not in await recorded_page.page.inner_text("main")
+            assert reader not in await recorded_page.run("JSON.stringify(localStorage) + document.cookie + location")
+            for address, refused_operation in (("#/admin", "listAudit"), ("#/timeline", "listTimeline")):
+                await recorded_page.open(address)
+                await wait_for_text(recorded_page, f"rita may not {refused_operation}")
+            await recorded_page.open("#/table/secret/t_secret")
+            await wait_for_text(recorded_page, "rita may not loadTable in secret")
+            await recorded_page.open("#/table/db/t_db/health")
+            await recorded_page.page.get_by_role("button", name="Expire snapshots: dry run").click()
+            await wait_for_text(recorded_page, "rita may not expireSnapshots in db")
             await ask(server, "DELETE", "/api/v1/tokens/rita", token=admin)
-            await watched.page.get_by_role("link", name="Indexes").click()
-            await watched.page.get_by_label("Token").wait_for()  # The token is revoked.
-            assert all("(Unauthorized)" in error or "(Forbidden)" in error for error in watched.errors)
-            await sign_in(watched, admin)
-            await watched.page.get_by_role("button", name="Sign out").wait_for()  # The page is loaded again.
-            await watched.open("#/admin")
-            await see(watched, "rita")
-            await watched.page.get_by_role("button", name="Sign out").click()
-            await watched.page.get_by_label("Token").wait_for()
-            assert await watched.run("sessionStorage.length") == 0
+            await recorded_page.page.get_by_role("link", name="Indexes").click()
+            await recorded_page.page.get_by_label("Token").wait_for()  # The token is revoked.
+            assert all("(Unauthorized)" in error or "(Forbidden)" in error for error in recorded_page.errors)
+            await sign_in(recorded_page, admin)
+            await recorded_page.page.get_by_role("button", name="Sign out").wait_for()  # The page is loaded again.
+            await recorded_page.open("#/admin")
+            await wait_for_text(recorded_page, "rita")
+            await recorded_page.page.get_by_role("button", name="Sign out").click()
+            await recorded_page.page.get_by_label("Token").wait_for()
+            assert await recorded_page.run("sessionStorage.length") == 0
 
 
 async def test_names_and_texts_of_others_are_shown_as_text(tmp_path: Path) -> None:
     markup = "<img src=x onerror=alert(1)>"
-    async with running(tmp_path) as server, open_browser() as browser, open_page(browser, server.url) as watched:
+    async with running(tmp_path) as server, open_browser() as browser, open_page(browser, server.url) as recorded_page:
         await ask(server, "POST", "/v1/namespaces", {"namespace": [markup], "properties": {}})
         schema = {"type": "struct", "fields": [{"id": 1, "name": markup, "type": "long", "required": False}]}
         body = {"name": markup, "schema": schema, "properties": {markup: f"</code>{markup}"}}
@@ -164,11 +164,11 @@ async def test_names_and_texts_of_others_are_shown_as_text(tmp_path: Path) -> No
         place = f"#/table/{quote(markup, safe='')}/{quote(markup, safe='')}"
         predicate = quote(f"`{markup}` = 1 OR {markup}", safe="")
         for address in ("#/tables", place, f"{place}/layout", f"{place}/explain?where={predicate}", "#/timeline"):
-            await watched.open(address)
-            await watched.page.wait_for_function("text => document.body.innerText.includes(text)", arg=markup)
-            assert await watched.run("document.images.length") == 0
-        assert all("400 (Bad Request)" in error for error in watched.errors)
-        assert watched.hosts == {server.url.removeprefix("http://")}
+            await recorded_page.open(address)
+            await recorded_page.page.wait_for_function("text => document.body.innerText.includes(text)", arg=markup)
+            assert await recorded_page.run("document.images.length") == 0
+        assert all("400 (Bad Request)" in error for error in recorded_page.errors)
+        assert recorded_page.hosts == {server.url.removeprefix("http://")}
 
 
 @pytest.mark.slow
@@ -179,21 +179,21 @@ async def test_running_jobs_are_shown_with_their_progress(tmp_path: Path) -> Non
         job | {"started-ms": 1, "progress": progress},
         job | {"started-ms": 2, "progress": dict.fromkeys(progress, 0)},
     ]
-    later = {"service": "indexing", "namespace": ["db"], "table": "u", "uuid": "u", "asked-ms": 1, "failures": 2}
-    waiting = [later | {"due-ms": 2}, later | {"table": "v", "due-ms": 4_102_444_800_000}]
-    state = {"jobs": jobs, "waiting": waiting, "complete": False}
-    async with running(tmp_path) as server, open_browser() as browser, open_page(browser, server.url) as watched:
-        await watched.page.route("**/api/v1/jobs", lambda route: route.fulfill(json=state))
-        await watched.open("#/services")
-        await see(watched, "30 of 120 files, 1 MiB of 4 MiB")
-        await see(watched, "reads no data files, or has just begun")
-        await see(watched, "in its turn")
-        await see(watched, "not before 2100-01-01 00:00:00 UTC")
-        await see(watched, "The first 2; more jobs wait.")
-        assert await watched.violations() == []
+    waiting_job = {"service": "indexing", "namespace": ["db"], "table": "u", "uuid": "u", "asked-ms": 1, "failures": 2}
+    waiting_jobs = [waiting_job | {"due-ms": 2}, waiting_job | {"table": "v", "due-ms": 4_102_444_800_000}]
+    state = {"jobs": jobs, "waiting": waiting_jobs, "complete": False}
+    async with running(tmp_path) as server, open_browser() as browser, open_page(browser, server.url) as recorded_page:
+        await recorded_page.page.route("**/api/v1/jobs", lambda route: route.fulfill(json=state))
+        await recorded_page.open("#/services")
+        await wait_for_text(recorded_page, "30 of 120 files, 1 MiB of 4 MiB")
+        await wait_for_text(recorded_page, "reads no data files, or has just begun")
+        await wait_for_text(recorded_page, "in its turn")
+        await wait_for_text(recorded_page, "not before 2100-01-01 00:00:00 UTC")
+        await wait_for_text(recorded_page, "The first 2; more jobs wait.")
+        assert await recorded_page.violations() == []
         jobs.clear()
-        await see(watched, "No job is running.")  # Without a reload
-        check(watched, server)
+        await wait_for_text(recorded_page, "No job is running.")  # Without a reload
+        check(recorded_page, server)
 
 
 async def test_the_streams_page_shows_offsets_pauses_and_rates_without_a_reload(tmp_path: Path) -> None:
@@ -203,75 +203,81 @@ async def test_the_streams_page_shows_offsets_pauses_and_rates_without_a_reload(
         **{"oldest-ms": 1, "fresh-files": 3, "paused": None},
     }
     state = {"streams": [listing, listing | {"table": "u", "paused": "a move of the table"}], "next-page-token": None}
-    async with running(tmp_path) as server, open_browser() as browser, open_page(browser, server.url) as watched:
-        await watched.page.route("**/api/v1/streams*", lambda route: route.fulfill(json=state))
-        await watched.open("#/streams")
-        await see(watched, "a move of the table")
-        await see(watched, "1,200")
-        await see(watched, "1,700")
-        await see(watched, "1 MiB")
-        assert await watched.violations() == []
+    async with running(tmp_path) as server, open_browser() as browser, open_page(browser, server.url) as recorded_page:
+        await recorded_page.page.route("**/api/v1/streams*", lambda route: route.fulfill(json=state))
+        await recorded_page.open("#/streams")
+        await wait_for_text(recorded_page, "a move of the table")
+        await wait_for_text(recorded_page, "1,200")
+        await wait_for_text(recorded_page, "1,700")
+        await wait_for_text(recorded_page, "1 MiB")
+        assert await recorded_page.violations() == []
         shards[1]["durable"] = 1_000_200
-        await see(watched, "1,001,700")
-        rates = await watched.page.locator("tbody tr:first-child td:nth-child(3)").all_inner_texts()
+        await wait_for_text(recorded_page, "1,001,700")
+        rates = await recorded_page.page.locator("tbody tr:first-child td:nth-child(3)").all_inner_texts()
         assert float(rates[0].replace(",", "")) > 0
-        check(watched, server)
+        check(recorded_page, server)
 
 
 async def test_keyboard_reaches_the_content_first(tmp_path: Path) -> None:
-    async with running(tmp_path) as server, open_browser() as browser, open_page(browser, server.url) as watched:
-        await watched.open("#/tables")
-        await see(watched, "seamark connect pyiceberg")
+    async with running(tmp_path) as server, open_browser() as browser, open_page(browser, server.url) as recorded_page:
+        await recorded_page.open("#/tables")
+        await wait_for_text(recorded_page, "seamark connect pyiceberg")
         await create_table(server, "first")
-        await watched.page.reload()
-        await see(watched, "1 of 1 table")
-        await watched.page.keyboard.press("Tab")
-        assert await watched.run("document.activeElement.textContent") == "Skip to the content"
-        await watched.page.keyboard.press("Enter")
-        assert await watched.run("document.activeElement.id") == "main"
+        await recorded_page.page.reload()
+        await wait_for_text(recorded_page, "1 of 1 table")
+        await recorded_page.page.keyboard.press("Tab")
+        assert await recorded_page.run("document.activeElement.textContent") == "Skip to the content"
+        await recorded_page.page.keyboard.press("Enter")
+        assert await recorded_page.run("document.activeElement.id") == "main"
         for _ in range(20):
-            await watched.page.keyboard.press("Tab")
-            if await watched.run("document.activeElement.hash") == "#/table/db/first":
+            await recorded_page.page.keyboard.press("Tab")
+            if await recorded_page.run("document.activeElement.hash") == "#/table/db/first":
                 break
         else:
             raise AssertionError("no table within reach")
-        await watched.page.keyboard.press("Enter")
-        await watched.page.get_by_role("heading", name="first").wait_for()
-        assert await watched.run("document.activeElement.id") == "main"  # So that a screen reader continues there
+        await recorded_page.page.keyboard.press("Enter")
+        await recorded_page.page.get_by_role("heading", name="first").wait_for()
+        assert await recorded_page.run("document.activeElement.id") == "main"  # So that a screen reader continues there
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1360, 420])
 async def test_axe_finds_nothing_serious_on_any_page(theme: str, width: int, tmp_path: Path) -> None:
-    async with running(tmp_path) as server, open_browser() as browser, open_page(browser, server.url, theme) as watched:
-        await watched.page.set_viewport_size({"width": width, "height": 900})
+    async with (
+        running(tmp_path) as server,
+        open_browser() as browser,
+        open_page(browser, server.url, theme) as recorded_page,
+    ):
+        await recorded_page.page.set_viewport_size({"width": width, "height": 900})
         before, after = await make_orders(server)
-        compared = f"{TABLE}/layout?column=customer_id&snapshot={after}&before={before}"
-        for address in (*PAGES, compared, f"{TABLE}/explain", "#/table/db/nothing"):
-            await watched.open(address)
-            assert await watched.violations() == [], address
-            assert await watched.run("document.documentElement.scrollWidth <= innerWidth"), f"{address} is too wide"
-            for summary in await watched.page.locator("summary").all():
+        comparison_url = f"{TABLE}/layout?column=customer_id&snapshot={after}&before={before}"
+        for address in (*PAGES, comparison_url, f"{TABLE}/explain", "#/table/db/nothing"):
+            await recorded_page.open(address)
+            assert await recorded_page.violations() == [], address
+            assert await recorded_page.run("document.documentElement.scrollWidth <= innerWidth"), (
+                f"{address} is too wide"
+            )
+            for summary in await recorded_page.page.locator("summary").all():
                 await summary.click()
-            assert await watched.violations() == [], address
-        await watched.run("document.querySelector('h1').insertAdjacentElement('afterend', new Image())")
-        assert await watched.violations() != [], "axe finds nothing at all"
+            assert await recorded_page.violations() == [], address
+        await recorded_page.run("document.querySelector('h1').insertAdjacentElement('afterend', new Image())")
+        assert await recorded_page.violations() != [], "axe finds nothing at all"
 
 
 @pytest.mark.slow
 async def test_console_shows_ten_thousand_tables_and_a_hundred_thousand_files(tmp_path: Path) -> None:
-    async with running(tmp_path) as server, open_browser() as browser, open_page(browser, server.url) as watched:
+    async with running(tmp_path) as server, open_browser() as browser, open_page(browser, server.url) as recorded_page:
         await make_many(server, 10_000)
         await make_large(server, 100_000)
-        await watched.open("#/tables")
-        await see(watched, "10,002 of 10,002 tables in all namespaces")
-        assert await watched.page.locator(".long li").count() < 100
-        await watched.page.get_by_label("Search").fill("events 07777")
-        await watched.page.get_by_role("link", name="many.events_07777").wait_for()
-        await watched.open("#/table/db/large/layout?column=customer_id")
-        await see(watched, "about 100 files")
-        assert await watched.page.locator(".ranges rect.solid").count() == 1000
-        await watched.open(f"#/table/db/large/explain?{WHERE}")
-        await see(watched, "of 100,000:")
-        assert watched.errors == []
+        await recorded_page.open("#/tables")
+        await wait_for_text(recorded_page, "10,002 of 10,002 tables in all namespaces")
+        assert await recorded_page.page.locator(".long li").count() < 100
+        await recorded_page.page.get_by_label("Search").fill("events 07777")
+        await recorded_page.page.get_by_role("link", name="many.events_07777").wait_for()
+        await recorded_page.open("#/table/db/large/layout?column=customer_id")
+        await wait_for_text(recorded_page, "about 100 files")
+        assert await recorded_page.page.locator(".ranges rect.solid").count() == 1000
+        await recorded_page.open(f"#/table/db/large/explain?{WHERE}")
+        await wait_for_text(recorded_page, "of 100,000:")
+        assert recorded_page.errors == []

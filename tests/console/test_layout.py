@@ -15,7 +15,7 @@ from seamark.formats.iceberg.types.values import decode_json, encode
 from seamark.formats.index.packing import Form
 from seamark.metaserver.planner.lookup.layout import read_layouts
 from seamark.metaserver.planner.lookup.lookup import FoundFiles, RequestedColumn
-from tests.console.world import IDS, ask, change, content_file, create_table
+from tests.console.world import IDS, ask, build_content_file, change, create_table
 from tests.seeds import first_seed
 from tests.server.rig import RunningServer, running
 
@@ -45,16 +45,16 @@ def sort_values(column: str, values: tuple[Any, Any]) -> Range:
 def draw_files(location: str, count: int, rng: random.Random) -> tuple[list[dict[str, Any]], list[dict[str, Range]]]:
     bounds = []
     for _ in range(count):
-        own = {}
+        own_files = {}
         for column in COLUMNS:
             if rng.random() < 0.9:
                 first = draw(column, rng)
-                own[column] = sort_values(column, (first, first if rng.random() < 0.2 else draw(column, rng)))
-        bounds.append(own)
+                own_files[column] = sort_values(column, (first, first if rng.random() < 0.2 else draw(column, rng)))
+        bounds.append(own_files)
     sizes = [rng.choice((0, 1, 2, 1023, 1024, rng.randrange(1 << 34))) for _ in bounds]
     content_files = [
-        content_file(f"{location}/data/{rng.getrandbits(64):x}.parquet", own, size=size)
-        for own, size in zip(bounds, sizes, strict=True)
+        build_content_file(f"{location}/data/{rng.getrandbits(64):x}.parquet", own_files, size=size)
+        for own_files, size in zip(bounds, sizes, strict=True)
     ]
     return content_files, bounds
 
@@ -111,11 +111,11 @@ def check(
     if expected.values:
         kind = {"id": "long", "customer_id": "long", "country": "string", "amount": "double", "day": "date"}[column]
         edges = [answer["marks"][0]["value"], answer["marks"][-1]["value"]]
-        decoded = [encode(kind, decode_json(kind, value)) for value in edges]
+        decoded_values = [encode(kind, decode_json(kind, value)) for value in edges]
         plain = [
             value.decode() if isinstance(value, bytes) else value for value in (expected.values[0], expected.values[-1])
         ]
-        assert decoded == [encode(kind, value) for value in plain]
+        assert decoded_values == [encode(kind, value) for value in plain]
     for number, layout in enumerate(answer["snapshots"]):
         ranges = expected.snapshots[number]
         assert (layout["files"], layout["bounded-files"]) == (files[number], len(ranges))
@@ -136,10 +136,10 @@ def check_bars(actual_bars: list[dict[str, Any]], expected: ExpectedLayout, rang
     assert sum(bar["files"] for bar in actual_bars) == len(ranges)
     remaining_ranges = sorted(ranges)
     for bar in actual_bars:
-        own, remaining_ranges = remaining_ranges[: bar["files"]], remaining_ranges[bar["files"] :]
+        bar_files, remaining_ranges = remaining_ranges[: bar["files"]], remaining_ranges[bar["files"] :]
         assert abs(bar["files"] - len(ranges) / len(actual_bars)) < 1
-        ends = sorted(high for _, high in own)
-        expected_marks = (own[0][0], ends[(len(ends) - 1) // 2], ends[-1])
+        ends = sorted(high for _, high in bar_files)
+        expected_marks = (bar_files[0][0], ends[(len(ends) - 1) // 2], ends[-1])
         positions = [expected.position[value] for value in expected_marks]
         assert [bar["low"], bar["median"], bar["high"]] == pytest.approx(positions, abs=1e-12)
 
@@ -163,18 +163,20 @@ async def one_table(server: RunningServer, name: str, rng: random.Random) -> Non
     ids = [await change(server, name, first), await change(server, name, second)]
     for column in COLUMNS:
         bars, points, by_rank = rng.choice((1, 3, 500)), rng.choice((1, 4, 400)), rng.random() < 0.3
-        later, earlier = [*first_bounds, *second_bounds], first_bounds
-        ranges = [[own[column] for own in bounds if column in own] for bounds in (later, earlier)]
-        compared = rng.random() < 0.6
+        later_bounds, earlier = [*first_bounds, *second_bounds], first_bounds
+        ranges = [[own[column] for own in bounds if column in own] for bounds in (later_bounds, earlier)]
+        has_comparison = rng.random() < 0.6
         query = f"bars={bars}&points={points}&scale={'rank' if by_rank else 'value'}"
-        if compared:
+        if has_comparison:
             query += f"&snapshot-id={ids[1]}&compare-to={ids[0]}"
         answer = await ask(server, "GET", f"/api/v1/tables/db/{name}/layout/{column}?{query}")
-        expected = ExpectedLayout(column, ranges if compared else ranges[:1], by_rank)
-        files = [len(later), len(earlier)]
+        expected = ExpectedLayout(column, ranges if has_comparison else ranges[:1], by_rank)
+        files = [len(later_bounds), len(earlier)]
         check(answer, column, expected, files, bars, points)
         check_sizes(answer["snapshots"][0], [*first, *second])
-        assert [snapshot["snapshot-id"] for snapshot in answer["snapshots"]] == (ids[::-1] if compared else [ids[1]])
+        assert [snapshot["snapshot-id"] for snapshot in answer["snapshots"]] == (
+            ids[::-1] if has_comparison else [ids[1]]
+        )
 
 
 @pytest.mark.parametrize("tables", [8, pytest.param(150, marks=pytest.mark.slow)])
@@ -190,7 +192,7 @@ async def test_layout_equals_that_of_a_loop_over_the_files(tables: int, tmp_path
 async def test_column_without_a_layout_is_rejected(tmp_path: Path) -> None:
     async with running(tmp_path) as server:
         location = await create_table(server, "t")
-        await change(server, "t", [content_file(f"{location}/data/a", {"id": (1, 2)})])
+        await change(server, "t", [build_content_file(f"{location}/data/a", {"id": (1, 2)})])
         for path, message in (
             ("nothing", "Cannot find column 'nothing'"),
             ("id?scale=log", "it must be value or rank"),

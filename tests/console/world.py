@@ -16,7 +16,7 @@ from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.store.model import Entry, EntryKind, Grant
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import CreateEntry, CreateNamespace
-from tests.server.rig import RunningServer, some_settings
+from tests.server.rig import RunningServer, build_settings
 
 COLUMNS = (("id", "long"), ("customer_id", "long"), ("country", "string"), ("amount", "double"), ("day", "date"))
 IDS = {name: number for number, (name, _) in enumerate(COLUMNS, start=1)}
@@ -32,7 +32,9 @@ Bounds = dict[str, tuple[Any, Any]]
 _ADDED_AT_ONCE = 1_000
 
 
-def content_file(path: str, bounds: Bounds, rows: int = 1000, size: int = 1 << 20, **partition: Any) -> dict[str, Any]:
+def build_content_file(
+    path: str, bounds: Bounds, rows: int = 1000, size: int = 1 << 20, **partition: Any
+) -> dict[str, Any]:
     """Return a data file as clients send it.
 
     Args:
@@ -63,7 +65,7 @@ def content_file(path: str, bounds: Bounds, rows: int = 1000, size: int = 1 << 2
 async def create_tokens(home: Path) -> dict[str, str]:
     """Return secrets of an admin, and of Rita, a reader of `db`; called before the server starts."""
     clock = SystemClock()
-    async with open_store(some_settings(home).database_url(), clock=clock) as store:
+    async with open_store(build_settings(home).database_url(), clock=clock) as store:
         await store.transact([CreateNamespace(path=("db",), properties={})])
         return {
             "admin": await create_token(store, clock, "admin", None, [Grant("admin", "admin")]),
@@ -79,23 +81,23 @@ async def ask(server: RunningServer, method: str, path: str, body: Any = None, t
         return await answer.json() if text else None
 
 
-async def create_table(server: RunningServer, name: str, *, partitioned: bool = False, **more: Any) -> str:
+async def create_table(server: RunningServer, name: str, *, partitioned: bool = False, **options: Any) -> str:
     """Create a table of `db`, and return its location."""
     # The target size is that of the files, so that a layout has as many.
-    properties = {"format-version": "2", "write.target-file-size-bytes": str(1 << 20), **more.pop("properties", {})}
+    properties = {"format-version": "2", "write.target-file-size-bytes": str(1 << 20), **options.pop("properties", {})}
     body = {
         "name": name,
         "schema": SCHEMA,
         "properties": properties,
         **({"partition-spec": BY_DAY} if partitioned else {}),
     }
-    answer = await ask(server, "POST", "/v1/namespaces/db/tables", body | more)
+    answer = await ask(server, "POST", "/v1/namespaces/db/tables", body | options)
     return str(answer["metadata"]["location"])
 
 
-async def change(server: RunningServer, name: str, add: Sequence[dict[str, Any]], **more: Any) -> int:
+async def change(server: RunningServer, name: str, add: Sequence[dict[str, Any]], **options: Any) -> int:
     """Commit a change, and return the id of its snapshot."""
-    answer = await ask(server, "POST", f"/api/v1/tables/db/{name}/commit", {"add": list(add), **more})
+    answer = await ask(server, "POST", f"/api/v1/tables/db/{name}/commit", {"add": list(add), **options})
     return int(answer["snapshot-id"])
 
 
@@ -113,25 +115,25 @@ def make_unclustered(location: str, count: int, rng: random.Random, days: int = 
             "amount": (rng.random() * 5, 900 + rng.random() * 100),
             "day": (day, day),
         }
-        yield content_file(
+        yield build_content_file(
             f"{location}/data/a-{number}.parquet", bounds, size=int((1 << 18) * 2 ** (rng.random() * 5)), day=day
         )
 
 
 def make_clustered(location: str, count: int, rng: random.Random, days: int = 40) -> Iterator[dict[str, Any]]:
     """Yield files of one day each; within a day they are ordered by customer."""
-    each = -(-count // days)
+    rows_per_day = -(-count // days)
     for number in range(count):
-        day, part = FIRST_DAY + number // each, number % each
-        low = part * 1_000_000 // each
+        day, part = FIRST_DAY + number // rows_per_day, number % rows_per_day
+        low = part * 1_000_000 // rows_per_day
         bounds = {
             "id": (number, 1_000_000 - number),
-            "customer_id": (low, low + 1_000_000 // each - 1),
+            "customer_id": (low, low + 1_000_000 // rows_per_day - 1),
             "country": ("AT", "US"),
             "amount": (0.5, 999.5),
             "day": (day, day),
         }
-        yield content_file(
+        yield build_content_file(
             f"{location}/data/b-{number}.parquet", bounds, 1250, (1 << 24) + rng.randrange(1 << 22), day=day
         )
 

@@ -15,16 +15,16 @@ GUARDED_VIEWS = "(definer|invoker|hiding|summary|lending|keeping|opening)(~plan~
 ALL_PRIVILEGES = ["SELECT", "INSERT", "DELETE", "UPDATE", "OWNERSHIP", "GRANT_SELECT"]
 
 
-def _guarded_table_rule(user: str, table: str, **more: Any) -> dict[str, Any]:
-    return {"user": user, "schema": "guarded", "table": table, "privileges": ["SELECT"], **more}
+def _guarded_table_rule(user: str, table: str, **fields: Any) -> dict[str, Any]:
+    return {"user": user, "schema": "guarded", "table": table, "privileges": ["SELECT"], **fields}
 
 
-def _ruled_table_rule(user: str, table: str, **more: Any) -> dict[str, Any]:
-    return {"user": user, "schema": "ruled", "table": table, "privileges": ["SELECT"], **more}
+def _ruled_table_rule(user: str, table: str, **fields: Any) -> dict[str, Any]:
+    return {"user": user, "schema": "ruled", "table": table, "privileges": ["SELECT"], **fields}
 
 
-def _cubed_table_rule(user: str, **more: Any) -> dict[str, Any]:
-    return {"user": user, "schema": "cubed", "table": "orders", "privileges": ["SELECT"], **more}
+def _cubed_table_rule(user: str, **fields: Any) -> dict[str, Any]:
+    return {"user": user, "schema": "cubed", "table": "orders", "privileges": ["SELECT"], **fields}
 
 
 def _masked_table_rule(*columns: str) -> list[dict[str, Any]]:

@@ -27,5 +27,5 @@ def trino_lake(tmp_path_factory: pytest.TempPathFactory, s3: S3) -> Iterator[Tri
 @pytest.fixture(scope="package")
 def shop(tmp_path_factory: pytest.TempPathFactory, trino_lake: TrinoLake) -> Iterator[Shop]:
     """Open a shop in the folder's Trino, and a proxy before it."""
-    with open_shop(tmp_path_factory.mktemp("shop"), trino_lake) as opened:
-        yield opened
+    with open_shop(tmp_path_factory.mktemp("shop"), trino_lake) as shop:
+        yield shop

@@ -93,7 +93,7 @@ def connect(port: int, **options: Any) -> Any:
     return trino.dbapi.connect(port=port, **arguments)  # type: ignore[no-untyped-call]
 
 
-def rows_of(port: int, sql: str, parameters: Any = None, **options: Any) -> list[list[Any]]:
+def query_rows(port: int, sql: str, parameters: Any = None, **options: Any) -> list[list[Any]]:
     connection = connect(port, **options)
     try:
         rows: list[list[Any]] = connection.cursor().execute(sql, parameters).fetchall()
@@ -104,8 +104,8 @@ def rows_of(port: int, sql: str, parameters: Any = None, **options: Any) -> list
 
 def run_both_ways(shop: Shop, sql: str, parameters: Any = None, **options: Any) -> list[list[Any]]:
     """Run a statement through the proxy and without it, check that the rows are equal, and return them."""
-    direct = rows_of(shop.trino.port, sql, parameters, **options)
-    assert rows_of(shop.proxy.port, sql, parameters, **options) == direct
+    direct = query_rows(shop.trino.port, sql, parameters, **options)
+    assert query_rows(shop.proxy.port, sql, parameters, **options) == direct
     return direct
 
 
@@ -137,9 +137,9 @@ def reads_plans(shop: Shop, explained: str) -> bool:
     snapshots.
     """
     with urllib.request.urlopen(f"{shop.seamark.base_url}/v1/namespaces/shop/tables/orders", timeout=60) as answer:
-        own = {snapshot["snapshot-id"] for snapshot in json.load(answer)["metadata"]["snapshots"]}
-    read = {int(match) for match in re.findall(r"orders\$data@(\d+)", explained)}
-    return bool(read) and own.isdisjoint(read)
+        snapshot_ids = {snapshot["snapshot-id"] for snapshot in json.load(answer)["metadata"]["snapshots"]}
+    read_snapshots = {int(match) for match in re.findall(r"orders\$data@(\d+)", explained)}
+    return bool(read_snapshots) and snapshot_ids.isdisjoint(read_snapshots)
 
 
 def explain_over_plans(shop: Shop, sql: str, **options: Any) -> str:
@@ -150,7 +150,7 @@ def explain_over_plans(shop: Shop, sql: str, **options: Any) -> str:
     """
 
     def answer_over_plans() -> str:
-        explained = str(rows_of(shop.proxy.port, sql, **options)[0][0])
+        explained = str(query_rows(shop.proxy.port, sql, **options)[0][0])
         return explained if reads_plans(shop, explained) else ""
 
     return str(eventually(answer_over_plans))

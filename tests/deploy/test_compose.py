@@ -22,7 +22,7 @@ import yaml
 from seamark.commands.main import cli
 from seamark.connector.client.engines import catalog_conf
 from seamark.metaserver.settings.settings import Settings
-from tests.docs.commands import subcommands
+from tests.docs.commands import list_subcommands
 from tests.services import postgres, s3, trino
 from tests.services.process import DEPLOY, REPO
 
@@ -68,9 +68,9 @@ def test_compose_file_follows_the_compose_specification() -> None:
 
 def test_schema_rejects_a_misspelt_key() -> None:
     schema = json.loads((Path(__file__).parent / "compose-spec.json").read_text())
-    broken = {**COMPOSE, "services": {"s3": {**SERVICES["s3"], "healthchek": {}}}}
+    broken_compose = {**COMPOSE, "services": {"s3": {**SERVICES["s3"], "healthchek": {}}}}
     with pytest.raises(jsonschema.ValidationError, match="healthchek"):
-        jsonschema.Draft202012Validator(schema).validate(broken)
+        jsonschema.Draft202012Validator(schema).validate(broken_compose)
 
 
 def test_compose_has_its_services_with_health_checks() -> None:
@@ -81,8 +81,10 @@ def test_compose_has_its_services_with_health_checks() -> None:
 
 def test_every_mounted_file_and_every_named_volume_exists() -> None:
     for service, description in SERVICES.items():
-        for inside, outside in list_mounted_files(service).items():
-            assert outside.exists(), f"{service} mounts {outside} at {inside}; run `make jars` if it is a jar folder"
+        for inside, container_path in list_mounted_files(service).items():
+            assert container_path.exists(), (
+                f"{service} mounts {container_path} at {inside}; run `make jars` if it is a jar folder"
+            )
         for volume in description.get("volumes", []):
             assert volume.startswith(".") or volume.split(":")[0] in COMPOSE["volumes"]
         for path in description.get("env_file", []):
@@ -113,8 +115,10 @@ def test_images_have_the_tested_versions() -> None:
 
 def test_spark_defaults_equal_those_that_the_connector_would_write() -> None:
     store = {"s3.endpoint": "http://s3:7070", "s3.path-style-access": "true"}
-    written = {key: value for key, value in read_spark_defaults().items() if key.startswith("spark.sql.catalog.")}
-    assert written == catalog_conf("seamark", "http://seamark:8181", extra=store)
+    spark_settings = {
+        key: value for key, value in read_spark_defaults().items() if key.startswith("spark.sql.catalog.")
+    }
+    assert spark_settings == catalog_conf("seamark", "http://seamark:8181", extra=store)
 
 
 def test_server_settings_are_known_and_agree_with_other_services() -> None:
@@ -139,7 +143,7 @@ def test_indexer_uses_the_servers_image_and_the_engines_token_and_keys() -> None
     service, spark = SERVICES["indexer"], SERVICES["spark"]["environment"]
     assert service["image"] == SERVICES["seamark"]["image"]
     name, *arguments = service["command"]
-    command = subcommands(cli)[name]
+    command = list_subcommands(cli)[name]
     parameters = command.make_context(name, list(arguments)).params
     assert parameters["url"] == "http://seamark:8181"
     assert not parameters["once"]

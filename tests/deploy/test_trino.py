@@ -180,12 +180,12 @@ def test_trino_reads_a_plan_table_like_the_table(lake: Lake, version: int) -> No
         assert live_paths <= files
         assert (live_paths == files) == (predicate == "true"), predicate
         assert {path for *_, path, _ in expected} <= live_paths
-        joined = f"SELECT count(*) FROM {plan} a JOIN {schema}.t b ON a.id = b.id JOIN {plan} c ON b.id = c.id"
-        assert rows(joined) == rows(f"SELECT count(*) FROM {plan}")
-    then = make_plan(lake, f"plans{version}.t", "id = 21", at=At(snapshot_id=before))
+        join = f"SELECT count(*) FROM {plan} a JOIN {schema}.t b ON a.id = b.id JOIN {plan} c ON b.id = c.id"
+        assert rows(join) == rows(f"SELECT count(*) FROM {plan}")
+    old_plan = make_plan(lake, f"plans{version}.t", "id = 21", at=At(snapshot_id=before))
     expected = rows(f"SELECT day FROM {schema}.t FOR VERSION AS OF {before} WHERE id = 21")
-    assert rows(f'SELECT day FROM {schema}."{then}" WHERE id = 21') == expected
-    assert rows(f'SELECT day FROM {schema}."{then}" FOR VERSION AS OF {before} WHERE id = 21') == expected
+    assert rows(f'SELECT day FROM {schema}."{old_plan}" WHERE id = 21') == expected
+    assert rows(f'SELECT day FROM {schema}."{old_plan}" FOR VERSION AS OF {before} WHERE id = 21') == expected
     assert expected != rows(f"SELECT day FROM {schema}.t WHERE id = 21")
     assert rows(f"SHOW TABLES FROM {schema}") == [["t"]]
 
@@ -236,14 +236,19 @@ def test_trino_and_seamark_read_each_others_statistics(trino_lake: TrinoLake) ->
         return {row[0]: row[2] for row in rows("SHOW STATS FOR counted.t") if row[0] and row[2] is not None}
 
     compute_statistics(client, "counted.t")
-    ours = show_stats()
-    assert {name: ours[name] for name in "kdatfb" if name in ours} == {"k": 7, "d": 500, "f": 3, "b": 2}
-    assert ours["at"] == 40
-    assert ours["n"] == pytest.approx(9000, rel=0.05)
-    assert ours["s"] == pytest.approx(9000, rel=0.05)
+    seamark_stats = show_stats()
+    assert {name: seamark_stats[name] for name in "kdatfb" if name in seamark_stats} == {
+        "k": 7,
+        "d": 500,
+        "f": 3,
+        "b": 2,
+    }
+    assert seamark_stats["at"] == 40
+    assert seamark_stats["n"] == pytest.approx(9000, rel=0.05)
+    assert seamark_stats["s"] == pytest.approx(9000, rel=0.05)
     rows("ALTER TABLE counted.t EXECUTE drop_extended_stats")
     rows("ANALYZE counted.t")
-    assert show_stats() == pytest.approx(ours, rel=0.05)
+    assert show_stats() == pytest.approx(seamark_stats, rel=0.05)
     # Trino merges the sketches of new rows with those of the previous snapshot. Then Seamark merges its own with
     # Trino's.
     rows("INSERT INTO counted.t SELECT n, n % 9, CAST(n AS varchar), 1, DATE '2021-01-01', 9, true "

@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy
 
 from seamark.commands.installation.java import java_25_home
-from tests.deploy.shop import Shop, post, rows_of, run_both_ways
+from tests.deploy.shop import Shop, post, query_rows, run_both_ways
 from tests.services.java import SHORT_LIVED
 from tests.services.needs import NEEDS_TRINO
 from tests.services.process import ServiceFailed
@@ -29,10 +29,10 @@ WHERE a.id = 12 AND b.id < 8000 ORDER BY b.id"""
 
 
 def client_jar(pattern: str) -> str:
-    result = sorted((JARS / "clients").glob(pattern))
-    if not result:
+    jar_paths = sorted((JARS / "clients").glob(pattern))
+    if not jar_paths:
         raise ServiceFailed(f"no {pattern} in {JARS / 'clients'}: run `make trino`")
-    return str(result[-1])
+    return str(jar_paths[-1])
 
 
 def java(*arguments: str) -> str:
@@ -107,11 +107,11 @@ def test_sqlalchemy_gets_equal_results_through_the_proxy(shop: Shop) -> None:
                 sqlalchemy.Table(name, tables, *[sqlalchemy.Column(one["name"], one["type"]) for one in columns[name]])
                 for name in ("orders", "countries")
             )
-            chosen = sqlalchemy.select(orders.c.id, orders.c.note, countries.c.name).select_from(
+            query = sqlalchemy.select(orders.c.id, orders.c.note, countries.c.name).select_from(
                 orders.join(countries, orders.c.country == countries.c.code)
             )
             with engine.connect() as connection:
-                rows = connection.execute(chosen.where(orders.c.id.in_([12, 4711])).order_by(orders.c.id)).all()
+                rows = connection.execute(query.where(orders.c.id.in_([12, 4711])).order_by(orders.c.id)).all()
             actual.append(
                 (rows, {name: [(one["name"], str(one["type"])) for one in columns[name]] for name in columns})
             )
@@ -130,7 +130,7 @@ def test_spooled_results_are_fetched_through_the_proxy(shop: Shop, encoding: str
     rows = run_both_ways(shop, MANY_ROWS_QUERY, encoding=encoding)
     assert len(rows) == 8000
     assert shop.proxy.statements("rewritten") == before + 1
-    assert rows == rows_of(shop.trino.port, MANY_ROWS_QUERY)
+    assert rows == query_rows(shop.trino.port, MANY_ROWS_QUERY)
     assert run_both_ways(shop, ONE_ROW_QUERY, encoding=encoding) == [[4711, "n4711"]]
 
 
@@ -150,7 +150,7 @@ def test_addresses_of_spooled_results_are_those_of_the_proxy(shop: Shop, tmp_pat
                     assert len(answer.read()) == segment["metadata"]["segmentSize"]
                 with urllib.request.urlopen(segment["ackUri"], timeout=60) as answer:
                     assert answer.status == 200
-        assert len(rows_of(several.port, MANY_ROWS_QUERY, encoding="json+zstd")) == 8000
+        assert len(query_rows(several.port, MANY_ROWS_QUERY, encoding="json+zstd")) == 8000
 
 
 def segments_of(url: str, sql: str) -> Iterator[dict[str, Any]]:
@@ -183,9 +183,9 @@ def test_proxy_connects_to_https_coordinators_with_a_trusted_certificate(
     with trino_proxy(
         tmp_path, "--trino", https_url(trino_lake), "--budget-ms", "30000", *flags, seamark=shop.planner.base_url
     ) as proxy:
-        assert rows_of(proxy.port, ONE_ROW_QUERY) == [[4711, "n4711"]]
-        reported, first = post(proxy.port, ONE_ROW_QUERY)
-        assert reported.startswith("rewritten; scans=1")
+        assert query_rows(proxy.port, ONE_ROW_QUERY) == [[4711, "n4711"]]
+        plan_header, first = post(proxy.port, ONE_ROW_QUERY)
+        assert plan_header.startswith("rewritten; scans=1")
         assert first["nextUri"].startswith(proxy.url)
 
 
@@ -193,10 +193,10 @@ def test_proxy_sends_nothing_to_a_coordinator_with_an_untrusted_certificate(
     shop: Shop, trino_lake: TrinoLake, tmp_path: Path
 ) -> None:
     with trino_proxy(tmp_path, "--trino", https_url(trino_lake), seamark=shop.planner.base_url) as proxy:
-        with pytest.raises(urllib.error.HTTPError) as refused:
+        with pytest.raises(urllib.error.HTTPError) as error:
             post(proxy.port, ONE_ROW_QUERY)
-        assert refused.value.code == 502
-        assert b"certificate" in refused.value.read().lower()
+        assert error.value.code == 502
+        assert b"certificate" in error.value.read().lower()
 
 
 @pytest.mark.slow
@@ -209,5 +209,5 @@ def test_clients_and_coordinators_may_both_use_https(
     with trino_proxy(
         tmp_path, "--trino", https_url(trino_lake), *flags, "--budget-ms", "30000", seamark=shop.planner.base_url
     ) as proxy:
-        rows = rows_of(proxy.port, MANY_ROWS_QUERY, host="localhost", http_scheme="https", encoding="json+zstd")
+        rows = query_rows(proxy.port, MANY_ROWS_QUERY, host="localhost", http_scheme="https", encoding="json+zstd")
         assert len(rows) == 8000

@@ -16,7 +16,7 @@ import pytest
 import trino.exceptions
 from pyiceberg.catalog import load_catalog
 
-from tests.deploy.shop import connect, eventually, post, rows_of, run_until_cancelled
+from tests.deploy.shop import connect, eventually, post, query_rows, run_until_cancelled
 from tests.services.needs import NEEDS_TRINO
 from tests.services.seamark import Seamark
 from tests.services.trino import Trino, trino_server
@@ -56,11 +56,11 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
     with Seamark(folder / "catalog") as catalog:
         database = f"sqlite:///{catalog.home / 'seamark.db'}"
         planner = Seamark(folder / "planner", warehouse=catalog.warehouse, database=database)
-        few = {"query.max-concurrent-queries": str(RUNNING_MAX)}
+        properties = {"query.max-concurrent-queries": str(RUNNING_MAX)}
         fill(catalog, "shop")
         with (
             planner,
-            trino_server(folder / "trino", uri=catalog.base_url, properties=few) as coordinator,
+            trino_server(folder / "trino", uri=catalog.base_url, properties=properties) as coordinator,
             trino_proxy(
                 folder / "proxy",
                 *(
@@ -118,8 +118,8 @@ def test_statement_ends_as_without_the_proxy_when_the_planning_server_is_killed(
         lake.planner.kill9()
 
     assert fetch_rows(lake.proxy.port, MANY_ROWS, do_nothing) == 900_000
-    reported, first = post(lake.proxy.port, MANY_ROWS)
-    assert reported.startswith("rewritten")
+    plan_header, first = post(lake.proxy.port, MANY_ROWS)
+    assert plan_header.startswith("rewritten")
     # Otherwise the statement runs until Trino abandons its client. The next test does not wait so long for a slot.
     with urllib.request.urlopen(urllib.request.Request(first["nextUri"], method="DELETE"), timeout=60):
         pass
@@ -134,30 +134,30 @@ def test_statement_ends_as_without_the_proxy_when_the_planning_server_is_killed(
 
 
 def test_catalog_outage_after_the_plan_is_trinos_own_error(lake: Lake) -> None:
-    assert rows_of(lake.proxy.port, ONE_ROW_QUERY) == [["n4711"]]
+    assert query_rows(lake.proxy.port, ONE_ROW_QUERY) == [["n4711"]]
     lake.catalog.kill9()
     try:
         names = []
         for port in lake.ports:
-            with pytest.raises(trino.exceptions.TrinoQueryError) as caught:
-                rows_of(port, ONE_ROW_QUERY)
-            assert "~plan~" not in caught.value.message
-            names.append(caught.value.error_name)
+            with pytest.raises(trino.exceptions.TrinoQueryError) as error:
+                query_rows(port, ONE_ROW_QUERY)
+            assert "~plan~" not in error.value.message
+            names.append(error.value.error_name)
         assert names[0] == names[1]
     finally:
         lake.catalog.start()
-    assert rows_of(lake.proxy.port, ONE_ROW_QUERY) == [["n4711"]]
+    assert query_rows(lake.proxy.port, ONE_ROW_QUERY) == [["n4711"]]
 
 
 def test_statement_may_wait_in_trinos_queue_longer_than_its_plans_lease(lake: Lake) -> None:
     blockers = [connect(lake.trino.port) for _ in range(RUNNING_MAX)]
     cursors = [blocker.cursor() for blocker in blockers]
     with ThreadPoolExecutor(RUNNING_MAX + 1) as threads:
-        running = [threads.submit(run_until_cancelled, cursor, LONG_QUERY) for cursor in cursors]
+        running_queries = [threads.submit(run_until_cancelled, cursor, LONG_QUERY) for cursor in cursors]
         try:
-            eventually(lambda: are_running(lake, cursors, running), within_s=200)
+            eventually(lambda: are_running(lake, cursors, running_queries), within_s=200)
             before = lake.proxy.statements("rewritten")
-            waiting = threads.submit(rows_of, lake.proxy.port, ONE_ROW_QUERY)
+            waiting = threads.submit(query_rows, lake.proxy.port, ONE_ROW_QUERY)
             eventually(lambda: lake.proxy.statements("rewritten") > before, within_s=200)
             with pytest.raises(TimeoutError):
                 waiting.result(3 * LEASE_S)
@@ -165,7 +165,7 @@ def test_statement_may_wait_in_trinos_queue_longer_than_its_plans_lease(lake: La
             for cursor in cursors:
                 cursor.cancel()
         assert waiting.result(120) == [["n4711"]]
-        for query in running:
+        for query in running_queries:
             query.result(120)
     for connection in blockers:
         connection.close()
@@ -176,7 +176,7 @@ def test_expired_plan_lease_does_not_fail_the_statement(lake: Lake) -> None:
     lake.trino.process.send(signal.SIGSTOP)
     try:
         with ThreadPoolExecutor(1) as threads:
-            request = threads.submit(rows_of, lake.proxy.port, ONE_ROW_QUERY)
+            request = threads.submit(query_rows, lake.proxy.port, ONE_ROW_QUERY)
             with pytest.raises(TimeoutError):
                 request.result(2 * LEASE_S)
             lake.trino.process.send(signal.SIGCONT)
@@ -191,15 +191,15 @@ def test_expired_snapshot_gives_trinos_own_error(lake: Lake) -> None:
     results: list[object] = []
     for schema, port in zip(("direct", "proxied"), lake.ports, strict=True):
         fill(lake.catalog, schema)
-        rows_of(lake.trino.port, "DELETE FROM orders WHERE id = 1", schema=schema)
-        past = rows_of(
+        query_rows(lake.trino.port, "DELETE FROM orders WHERE id = 1", schema=schema)
+        past = query_rows(
             lake.trino.port, 'SELECT snapshot_id FROM "orders$snapshots" ORDER BY committed_at', schema=schema
         )[-2][0]
         request = MANY_ROWS.replace("FROM orders", f"FROM orders FOR VERSION AS OF {past}")
 
         def expire_it(schema: str = schema) -> None:
-            rows_of(lake.trino.port, "UPDATE orders SET note = 'new' WHERE id < 5000", schema=schema)
-            rows_of(lake.trino.port, expire, schema=schema, session_properties=session)
+            query_rows(lake.trino.port, "UPDATE orders SET note = 'new' WHERE id < 5000", schema=schema)
+            query_rows(lake.trino.port, expire, schema=schema, session_properties=session)
 
         results.append((fetch_rows(port, request, expire_it, schema=schema), read_error_name(port, request, schema)))
     assert results[1][1] == results[0][1]
@@ -207,9 +207,9 @@ def test_expired_snapshot_gives_trinos_own_error(lake: Lake) -> None:
 
 
 def read_error_name(port: int, sql: str, schema: str) -> str:
-    with pytest.raises(trino.exceptions.TrinoQueryError) as caught:
-        rows_of(port, sql, schema=schema)
-    return str(caught.value.error_name)
+    with pytest.raises(trino.exceptions.TrinoQueryError) as error:
+        query_rows(port, sql, schema=schema)
+    return str(error.value.error_name)
 
 
 def test_clients_see_the_restart_of_a_killed_coordinator(lake: Lake) -> None:
@@ -218,14 +218,14 @@ def test_clients_see_the_restart_of_a_killed_coordinator(lake: Lake) -> None:
         lake.trino.start()
 
     assert fetch_rows(lake.proxy.port, MANY_ROWS, restart) == fetch_rows(lake.trino.port, MANY_ROWS, restart)
-    assert rows_of(lake.proxy.port, ONE_ROW_QUERY) == [["n4711"]]
+    assert query_rows(lake.proxy.port, ONE_ROW_QUERY) == [["n4711"]]
     lake.trino.process.stop(first=signal.SIGKILL)
     try:
         with pytest.raises(trino.exceptions.Http502Error):
-            rows_of(lake.proxy.port, ONE_ROW_QUERY)
+            query_rows(lake.proxy.port, ONE_ROW_QUERY)
     finally:
         lake.trino.start()
-    assert rows_of(lake.proxy.port, ONE_ROW_QUERY) == [["n4711"]]
+    assert query_rows(lake.proxy.port, ONE_ROW_QUERY) == [["n4711"]]
 
 
 def are_running(lake: Lake, cursors: Sequence[Any], statements: Sequence[Future[None]]) -> bool:

@@ -18,7 +18,7 @@ from bench.ssb.queries import QUERIES
 from seamark.connector.sql.choice import DUCKDB, TRINO
 from seamark.connector.sql.session import Engines, SqlSession
 from tests.connector.analysis.statements import Statements
-from tests.connector.sql.comparing import rows_of
+from tests.connector.sql.comparing import count_rows
 from tests.services.needs import NEEDS_TRINO
 from tests.services.trino import CATALOG
 from tests.services.trino_lake import TrinoLake
@@ -31,8 +31,8 @@ QUERIES_PER_LAKE = 30
 
 @pytest.fixture(scope="module")
 def trino_and_proxy(tmp_path_factory: pytest.TempPathFactory, trino_lake: TrinoLake) -> Iterator[TrinoAndProxy]:
-    with open_both(tmp_path_factory.mktemp("identity"), trino_lake) as opened:
-        yield opened
+    with open_both(tmp_path_factory.mktemp("identity"), trino_lake) as trino_and_proxy:
+        yield trino_and_proxy
 
 
 @pytest.fixture(scope="module")
@@ -68,11 +68,11 @@ def test_sql_entry_answers_the_queries_of_both_benchmarks_like_trino(trino_lake:
     url = f"http://tests@127.0.0.1:{trino_lake.trino.port}?catalog={CATALOG}"
     for schema, queries in (("tpch", TPCH), ("ssb", list(QUERIES.values()))):
         with (
-            SqlSession(trino_lake.seamark.base_url, schema=schema, engines=Engines(DUCKDB)) as ours,
-            SqlSession(trino_lake.seamark.base_url, schema=schema, engines=Engines(TRINO, url)) as theirs,
+            SqlSession(trino_lake.seamark.base_url, schema=schema, engines=Engines(DUCKDB)) as duckdb_session,
+            SqlSession(trino_lake.seamark.base_url, schema=schema, engines=Engines(TRINO, url)) as trino_session,
         ):
             for sql in queries[::every]:
-                assert rows_of(ours.sql(sql)) == rows_of(theirs.sql(sql)), sql
+                assert count_rows(duckdb_session.sql(sql)) == count_rows(trino_session.sql(sql)), sql
 
 
 # Other statements
@@ -138,15 +138,18 @@ def test_random_queries_are_equal_through_the_proxy(
     """The queries have joins, subqueries, set operations, grouping sets, windows, quoted names, comments and
     parameters.
     """
-    reported, before = trino_and_proxy.counts.copy(), trino_and_proxy.proxy.statements("rewritten")
+    counts_before, before = trino_and_proxy.counts.copy(), trino_and_proxy.proxy.statements("rewritten")
     run_campaign(trino_and_proxy, trino_lake, f"{seed}", queries)
-    reported, rewritten = trino_and_proxy.counts - reported, trino_and_proxy.proxy.statements("rewritten") - before
-    print(f"{dict(reported)}, {rewritten} rewritten")
-    assert reported["asked"] == queries
-    assert reported["failed"] < 0.2 * queries
-    assert reported["with rows"] > 0.4 * queries
+    counts_before, rewritten = (
+        trino_and_proxy.counts - counts_before,
+        trino_and_proxy.proxy.statements("rewritten") - before,
+    )
+    print(f"{dict(counts_before)}, {rewritten} rewritten")
+    assert counts_before["asked"] == queries
+    assert counts_before["failed"] < 0.2 * queries
+    assert counts_before["with rows"] > 0.4 * queries
     assert rewritten > 0.3 * queries
-    assert trino_and_proxy.proxy.statements("original") <= reported["failed"]
+    assert trino_and_proxy.proxy.statements("original") <= counts_before["failed"]
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog import Catalog, load_catalog
 
-from tests.deploy.shop import Shop, post, rows_of, run_both_ways
+from tests.deploy.shop import Shop, post, query_rows, run_both_ways
 from tests.services.needs import NEEDS_TRINO
 
 pytestmark = NEEDS_TRINO
@@ -152,10 +152,10 @@ def check_same(star: Shop, sql: str) -> list[list[Any]]:
 )
 def test_only_files_with_join_partners_are_read(star: Shop, sql: str, files: int, joins: str) -> None:
     check_same(star, sql)
-    reported = outcome(star, sql)
-    assert reported.startswith("rewritten; "), reported
-    assert f"; star.sales={files}/{FILES}; " in reported
-    assert f"; joins=star.sales.{joins}" in reported
+    join_outcome = outcome(star, sql)
+    assert join_outcome.startswith("rewritten; "), join_outcome
+    assert f"; star.sales={files}/{FILES}; " in join_outcome
+    assert f"; joins=star.sales.{joins}" in join_outcome
 
 
 @pytest.mark.parametrize(
@@ -194,8 +194,8 @@ def test_only_files_with_join_partners_are_read(star: Shop, sql: str, files: int
 )
 def test_conditions_of_more_forms_prune_files(star: Shop, sql: str, files: int) -> None:
     check_same(star, sql)
-    reported = outcome(star, sql)
-    assert f"; star.sales={files}/{FILES}; " in f"{reported}; ", reported
+    join_outcome = outcome(star, sql)
+    assert f"; star.sales={files}/{FILES}; " in f"{join_outcome}; ", join_outcome
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_dimension_that_changes_is_read_at_its_planned_snapshot(star: Shop) -> N
     try:
         sql = "SELECT count(*), min(s_item) / 10 FROM sales, turning WHERE s_item = t_key AND hue = 3"
         for _ in range(25):
-            ((count, first),) = rows_of(star.proxy.port, sql, schema="star")
+            ((count, first),) = query_rows(star.proxy.port, sql, schema="star")
             assert count == 100
             plans.add(first)
     finally:
@@ -286,8 +286,8 @@ def statement(rng: random.Random) -> str:
             case 3:
                 where.append(f"EXISTS (SELECT 1 FROM {name} WHERE {equal} AND {condition})")
             case 4:
-                mine, other = equal.split(" = ")
-                where.append(f"{mine} IN (SELECT {other} FROM {name} WHERE {condition})")
+                own_column, other = equal.split(" = ")
+                where.append(f"{own_column} IN (SELECT {other} FROM {name} WHERE {condition})")
     if "items" in sql and rng.random() < 0.4:
         where.append(
             "i_brand IN (SELECT b_key FROM brands WHERE brand < 'b3')" if "JOIN items" in sql else "s_item > 3"

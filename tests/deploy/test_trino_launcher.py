@@ -43,13 +43,13 @@ def launch(checkout: Path, **environment: str) -> subprocess.CompletedProcess[st
 def test_launcher_runs_trino_with_the_files_of_the_checkout(checkout: Path) -> None:
     result = launch(checkout, TRINO_PORT="8090")
     assert result.returncode == 0, result.stderr
-    reported = result.stdout.splitlines()
+    output_lines = result.stdout.splitlines()
     etc = checkout / "deploy" / "trino" / "etc"
-    assert f"-Dconfig={etc / 'config.properties'}" in reported
-    assert f"-Dcatalog.config-dir={etc / 'catalog'}" in reported
-    assert {"SEAMARK_URI=http://127.0.0.1:8181", "TRINO_PORT=8090"} <= set(reported)
+    assert f"-Dconfig={etc / 'config.properties'}" in output_lines
+    assert f"-Dcatalog.config-dir={etc / 'catalog'}" in output_lines
+    assert {"SEAMARK_URI=http://127.0.0.1:8181", "TRINO_PORT=8090"} <= set(output_lines)
     node = [line for line in (ETC / "node.properties").read_text().splitlines() if line and not line.startswith("#")]
-    assert {f"-D{line}" for line in node} <= set(reported)
+    assert {f"-D{line}" for line in node} <= set(output_lines)
     plugin = checkout / ".cache" / "trino-data" / "plugin" / "iceberg"
     assert (plugin / "trino-iceberg-1.jar").exists()
     with zipfile.ZipFile(plugin / "seamark-service-entry.jar") as entry:

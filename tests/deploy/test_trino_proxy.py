@@ -23,7 +23,7 @@ from tests.deploy.shop import (
     eventually,
     explain_over_plans,
     post,
-    rows_of,
+    query_rows,
     run_both_ways,
     run_until_cancelled,
     splits,
@@ -39,11 +39,11 @@ pytestmark = NEEDS_TRINO
 
 def test_rows_are_equal_and_addresses_are_those_of_the_proxy(shop: Shop) -> None:
     assert run_both_ways(shop, "SELECT 1") == [[1]]
-    reported, first = post(shop.proxy.port, "SELECT 1")
-    assert reported == "unchanged; it has no condition that could leave out files"
+    plan_header, first = post(shop.proxy.port, "SELECT 1")
+    assert plan_header == "unchanged; it has no condition that could leave out files"
     assert first["nextUri"].startswith(f"{shop.proxy.url}/v1/statement/")
     assert first["infoUri"].startswith(f"{shop.proxy.url}/ui")
-    assert rows_of(shop.proxy.port, "SELECT node_version FROM system.runtime.nodes", catalog="system") == [["483"]]
+    assert query_rows(shop.proxy.port, "SELECT node_version FROM system.runtime.nodes", catalog="system") == [["483"]]
 
 
 def test_large_results_are_complete(shop: Shop) -> None:
@@ -70,7 +70,7 @@ def test_client_that_cancels_ends_its_statement(shop: Shop) -> None:
 
 def _state(shop: Shop, query_id: str) -> str:
     sql = f"SELECT state FROM system.runtime.queries WHERE query_id = '{query_id}'"
-    return "".join(row[0] for row in rows_of(shop.trino.port, sql))
+    return "".join(row[0] for row in query_rows(shop.trino.port, sql))
 
 
 @pytest.mark.parametrize("legacy", [False, True])
@@ -79,7 +79,7 @@ def test_parameters_are_bound_and_used_in_plans(shop: Shop, legacy: bool) -> Non
     sql = "SELECT id, note FROM orders WHERE id = ? AND note <> ?"
     assert run_both_ways(shop, sql, (4711, "it's"), **options) == [[4711, "n4711"]]
     before = shop.proxy.statements("rewritten")
-    rows_of(shop.proxy.port, sql, (4712, "it's"), **options)
+    query_rows(shop.proxy.port, sql, (4712, "it's"), **options)
     assert shop.proxy.statements("rewritten") == before + 1
 
 
@@ -113,8 +113,8 @@ def test_transactions_pass_unchanged(shop: Shop) -> None:
 def test_statement_reads_only_the_files_that_it_needs(shop: Shop) -> None:
     sql = "SELECT id, country, note FROM orders WHERE id = 4711"
     assert run_both_ways(shop, sql) == [[4711, "DE", "n4711"]]
-    reported, _ = post(shop.proxy.port, sql)
-    assert reported.startswith(f"rewritten; scans=1; files=1/{FILES}; shop.orders=1/{FILES}; ms=")
+    plan_header, _ = post(shop.proxy.port, sql)
+    assert plan_header.startswith(f"rewritten; scans=1; files=1/{FILES}; shop.orders=1/{FILES}; ms=")
     assert splits(shop.trino.port, sql) >= FILES
     assert splits(shop.proxy.port, sql) <= 3
     explained = explain_over_plans(shop, f"EXPLAIN ANALYZE {sql}")
@@ -150,17 +150,17 @@ def test_rows_equal_those_of_the_original_statement(shop: Shop, sql: str) -> Non
 
 def test_commit_is_visible_to_the_next_statement_and_time_travel_is_stable(shop: Shop) -> None:
     port = shop.proxy.port
-    rows_of(port, "CREATE TABLE fresh AS SELECT id, note FROM orders WHERE id < 100")
+    query_rows(port, "CREATE TABLE fresh AS SELECT id, note FROM orders WHERE id < 100")
     snapshots = []
     for number in range(3):
-        rows_of(port, f"INSERT INTO fresh VALUES (4711, 'number {number}')")
-        assert rows_of(port, "SELECT count(*) FROM fresh WHERE id = 4711") == [[number + 1]]
-        snapshots += rows_of(port, 'SELECT snapshot_id FROM "fresh$snapshots" ORDER BY committed_at DESC LIMIT 1')[0]
-    rows_of(port, "UPDATE fresh SET note = 'x' WHERE id = 4711")
-    assert rows_of(port, "SELECT DISTINCT note FROM fresh WHERE id = 4711") == [["x"]]
-    rows_of(port, "DELETE FROM fresh WHERE id = 4711")
-    assert rows_of(port, "SELECT count(*) FROM fresh WHERE id = 4711") == [[0]]
-    rows_of(
+        query_rows(port, f"INSERT INTO fresh VALUES (4711, 'number {number}')")
+        assert query_rows(port, "SELECT count(*) FROM fresh WHERE id = 4711") == [[number + 1]]
+        snapshots += query_rows(port, 'SELECT snapshot_id FROM "fresh$snapshots" ORDER BY committed_at DESC LIMIT 1')[0]
+    query_rows(port, "UPDATE fresh SET note = 'x' WHERE id = 4711")
+    assert query_rows(port, "SELECT DISTINCT note FROM fresh WHERE id = 4711") == [["x"]]
+    query_rows(port, "DELETE FROM fresh WHERE id = 4711")
+    assert query_rows(port, "SELECT count(*) FROM fresh WHERE id = 4711") == [[0]]
+    query_rows(
         port, "MERGE INTO fresh USING orders o ON fresh.id = o.id WHEN MATCHED AND o.id = 3 THEN UPDATE SET note = 'm'"
     )
     assert run_both_ways(shop, "SELECT note FROM fresh WHERE id = 3") == [["m"]]
@@ -168,41 +168,43 @@ def test_commit_is_visible_to_the_next_statement_and_time_travel_is_stable(shop:
         sql = f"SELECT count(*) FROM fresh FOR VERSION AS OF {snapshot} WHERE id = 4711"
         assert run_both_ways(shop, sql) == [[number + 1]]
         assert post(port, f"{sql} AND id > 4000")[0].startswith("rewritten")
-    rows_of(port, "ALTER TABLE fresh RENAME COLUMN note TO id2")
+    query_rows(port, "ALTER TABLE fresh RENAME COLUMN note TO id2")
     assert run_both_ways(shop, "SELECT id2 FROM fresh WHERE id = 3 AND id2 = 'm'") == [["m"]]
-    rows_of(port, "DROP TABLE fresh")
+    query_rows(port, "DROP TABLE fresh")
 
 
 @pytest.mark.slow
 def test_time_travel_uses_the_column_names_of_its_time(shop: Shop) -> None:
     """Two columns have swapped their names since: a plan with today's names would prune the wrong files."""
     port = shop.proxy.port
-    rows_of(port, "CREATE TABLE past (a bigint, b bigint)")
+    query_rows(port, "CREATE TABLE past (a bigint, b bigint)")
     for number in range(4):
-        rows_of(port, f"INSERT INTO past VALUES ({number}, {100 - number})")
-    then = rows_of(port, 'SELECT snapshot_id FROM "past$snapshots" ORDER BY committed_at DESC LIMIT 1')[0][0]
+        query_rows(port, f"INSERT INTO past VALUES ({number}, {100 - number})")
+    old_snapshots = query_rows(port, 'SELECT snapshot_id FROM "past$snapshots" ORDER BY committed_at DESC LIMIT 1')[0][
+        0
+    ]
     for old_name, new_name in (("a", "c"), ("b", "a"), ("c", "b")):
-        rows_of(port, f"ALTER TABLE past RENAME COLUMN {old_name} TO {new_name}")
-    rows_of(port, "INSERT INTO past VALUES (2, 98)")
-    for where, then_or_now in (("a = 2", f" FOR VERSION AS OF {then}"), ("a = 98", ""), ("b = 2", "")):
+        query_rows(port, f"ALTER TABLE past RENAME COLUMN {old_name} TO {new_name}")
+    query_rows(port, "INSERT INTO past VALUES (2, 98)")
+    for where, then_or_now in (("a = 2", f" FOR VERSION AS OF {old_snapshots}"), ("a = 98", ""), ("b = 2", "")):
         sql = f"SELECT a, b FROM past{then_or_now} WHERE {where} ORDER BY a"
         assert run_both_ways(shop, sql) != []
         assert post(port, sql)[0].startswith("planned" if then_or_now else "rewritten"), sql
-    rows_of(port, "DROP TABLE past")
+    query_rows(port, "DROP TABLE past")
 
 
 def test_branch_and_tag_are_read_at_their_snapshots(shop: Shop) -> None:
     port = shop.proxy.port
-    rows_of(port, "CREATE TABLE branched (id bigint, note varchar)")
+    query_rows(port, "CREATE TABLE branched (id bigint, note varchar)")
     for number in range(4):
-        rows_of(port, f"INSERT INTO branched VALUES ({number}, 'old')")
+        query_rows(port, f"INSERT INTO branched VALUES ({number}, 'old')")
     catalog = load_catalog("seamark", type="rest", uri=shop.seamark.base_url)
     table = catalog.load_table("shop.branched")
-    then = table.current_snapshot()
-    assert then is not None
+    old_snapshot = table.current_snapshot()
+    assert old_snapshot is not None
     with table.manage_snapshots() as refs:
-        refs.create_tag(then.snapshot_id, "v1").create_branch(then.snapshot_id, "audit")
-    rows_of(port, "INSERT INTO branched VALUES (2, 'new')")
+        refs.create_tag(old_snapshot.snapshot_id, "v1").create_branch(old_snapshot.snapshot_id, "audit")
+    query_rows(port, "INSERT INTO branched VALUES (2, 'new')")
     statements = {
         name: f"SELECT note FROM branched FOR VERSION AS OF '{name}' WHERE id = 2" for name in ("v1", "audit")
     }
@@ -219,13 +221,13 @@ def test_branch_and_tag_are_read_at_their_snapshots(shop: Shop) -> None:
     catalog.close()
     assert run_both_ways(shop, f"{statements['audit']} ORDER BY note") == [["new"], ["old"]]
     assert run_both_ways(shop, statements["v1"]) == [["old"]]
-    rows_of(port, "DROP TABLE branched")
+    query_rows(port, "DROP TABLE branched")
 
 
 @pytest.mark.parametrize("headers", [{"X-Seamark": "off"}, {"X-Trino-Client-Tags": "a,seamark-off"}])
 def test_client_can_disable_rewriting(shop: Shop, headers: dict[str, str]) -> None:
-    reported, _ = post(shop.proxy.port, "SELECT * FROM orders WHERE id = 1", **headers)
-    assert reported.startswith("unchanged; ")
+    plan_header, _ = post(shop.proxy.port, "SELECT * FROM orders WHERE id = 1", **headers)
+    assert plan_header.startswith("unchanged; ")
 
 
 def test_errors_quote_the_statement_as_the_client_sent_it(shop: Shop) -> None:
@@ -236,9 +238,9 @@ def test_errors_quote_the_statement_as_the_client_sent_it(shop: Shop) -> None:
     ):
         messages = []
         for port in (shop.trino.port, shop.proxy.port):
-            with pytest.raises(trino.exceptions.TrinoUserError) as caught:
-                rows_of(port, sql)
-            messages.append((caught.value.error_name, caught.value.message))
+            with pytest.raises(trino.exceptions.TrinoUserError) as error:
+                query_rows(port, sql)
+            messages.append((error.value.error_name, error.value.message))
         assert messages[0] == messages[1]
 
 
@@ -252,7 +254,7 @@ def test_several_coordinators_have_separate_paths(shop: Shop, tmp_path: Path) ->
         assert len(prefixes) == 2
         assert all(prefix.startswith("/seamark/c/") for prefix in prefixes)
         for _ in range(4):
-            assert rows_of(proxy.port, "SELECT note FROM orders WHERE id = 5") == [["n5"]]
+            assert query_rows(proxy.port, "SELECT note FROM orders WHERE id = 5") == [["n5"]]
         with urllib.request.urlopen(f"{proxy.url}{prefixes.pop()}/ui/login.html", timeout=60) as page:
             assert page.status == 200
 
@@ -285,33 +287,33 @@ def test_plan_that_is_gone_when_trino_reads_it_does_not_fail_the_statement(shop:
         with trino_proxy(
             tmp_path, "--trino", shop.trino.base_url, seamark=f"http://127.0.0.1:{server.server_port}"
         ) as proxy:
-            reported, _ = post(proxy.port, "SELECT note FROM orders WHERE id = 5")
-            assert reported.startswith("original; ")
-            assert rows_of(proxy.port, "SELECT note FROM orders WHERE id = 5") == [["n5"]]
+            plan_header, _ = post(proxy.port, "SELECT note FROM orders WHERE id = 5")
+            assert plan_header.startswith("original; ")
+            assert query_rows(proxy.port, "SELECT note FROM orders WHERE id = 5") == [["n5"]]
     finally:
         server.shutdown()
         thread.join()
         server.server_close()
 
 
-def test_statements_run_whatever_happens_to_the_planning_server(shop: Shop, tmp_path: Path) -> None:
+def test_statements_run_despite_faults_of_the_planning_server(shop: Shop, tmp_path: Path) -> None:
     with trino_proxy(
         tmp_path, "--trino", shop.trino.base_url, "--budget-ms", "500", seamark=shop.planner.base_url
     ) as proxy:
         sql = "SELECT note FROM orders WHERE id = 5"
-        assert rows_of(proxy.port, sql) == [["n5"]]
+        assert query_rows(proxy.port, sql) == [["n5"]]
         planner = shop.planner
         os.kill(planner.pid, signal.SIGSTOP)
         try:
             for _ in range(8):
-                assert rows_of(proxy.port, sql) == [["n5"]]
+                assert query_rows(proxy.port, sql) == [["n5"]]
             eventually(lambda: post(proxy.port, sql)[0].startswith("unchanged; Seamark has failed recently"))
         finally:
             os.kill(planner.pid, signal.SIGCONT)
         planner.kill9()
         try:
             for _ in range(3):
-                assert rows_of(proxy.port, sql) == [["n5"]]
+                assert query_rows(proxy.port, sql) == [["n5"]]
         finally:
             planner.start()
         eventually(lambda: post(proxy.port, sql)[0].startswith("rewritten"))
@@ -319,6 +321,6 @@ def test_statements_run_whatever_happens_to_the_planning_server(shop: Shop, tmp_
 
 def test_proxy_finishes_running_requests_when_it_is_ended(shop: Shop, tmp_path: Path) -> None:
     with trino_proxy(tmp_path, "--trino", shop.trino.base_url, seamark=shop.planner.base_url) as proxy:
-        assert rows_of(proxy.port, "SELECT 1") == [[1]]
+        assert query_rows(proxy.port, "SELECT 1") == [[1]]
         assert proxy.process.stop() == 0
         assert "Trino is ready at" in proxy.process.log.read_text()

@@ -19,7 +19,7 @@ import pytest
 import trino.exceptions
 from pyiceberg.catalog import load_catalog
 
-from tests.deploy.shop import eventually, post, rows_of
+from tests.deploy.shop import eventually, post, query_rows
 from tests.services.needs import NEEDS_TRINO
 from tests.services.seamark import Seamark
 from tests.services.trino import PLANS, Trino
@@ -87,14 +87,16 @@ def rig(trino_lake: TrinoLake, tmp_path_factory: pytest.TempPathFactory) -> Iter
         seamark=seamark.base_url,
     ) as proxy:
         for name, security, text in VIEWS:
-            rows_of(coordinator.port, f"CREATE VIEW {name} SECURITY {security} AS {text}", user="anna", schema="ruled")
+            query_rows(
+                coordinator.port, f"CREATE VIEW {name} SECURITY {security} AS {text}", user="anna", schema="ruled"
+            )
         yield RulesRig(seamark, coordinator, proxy)
 
 
 def answer(port: int, sql: str, user: str) -> list[list[Any]] | str:
     """Return the sorted rows, or Trino's error message."""
     try:
-        return sorted(rows_of(port, sql, user=user, schema="ruled"), key=repr)
+        return sorted(query_rows(port, sql, user=user, schema="ruled"), key=repr)
     except trino.exceptions.TrinoQueryError as error:
         return f"{error.error_name}: {error.message}"
 
@@ -131,18 +133,18 @@ def load(rig: RulesRig, name: str, header: str | None = PLANS) -> dict[str, Any]
     headers = {} if header is None else {"X-Seamark-Plans": header}
     request = urllib.request.Request(f"{rig.seamark.base_url}/v1/namespaces/ruled/tables/{name}", headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=60) as result:
-            loaded: dict[str, Any] = json.load(result)
-            return loaded
+        with urllib.request.urlopen(request, timeout=60) as response:
+            loaded_table: dict[str, Any] = json.load(response)
+            return loaded_table
     except urllib.error.HTTPError as error:
         return error.code
 
 
 def snapshot_ids(rig: RulesRig, header: str | None = PLANS) -> list[int]:
     """Return the snapshots of `orders` that a catalog with this header loads."""
-    loaded = load(rig, "orders", header)
-    assert isinstance(loaded, dict)
-    return [snapshot["snapshot-id"] for snapshot in loaded["metadata"]["snapshots"]]
+    loaded_table = load(rig, "orders", header)
+    assert isinstance(loaded_table, dict)
+    return [snapshot["snapshot-id"] for snapshot in loaded_table["metadata"]["snapshots"]]
 
 
 def plan_name(rig: RulesRig, predicate: str) -> str:
@@ -151,8 +153,8 @@ def plan_name(rig: RulesRig, predicate: str) -> str:
         f"{rig.seamark.base_url}/api/v1/tables/ruled/orders/plan-tables",
         data=json.dumps({"predicate": predicate}).encode(),
     )
-    with urllib.request.urlopen(request, timeout=60) as result:
-        return str(json.load(result)["name"])
+    with urllib.request.urlopen(request, timeout=60) as response:
+        return str(json.load(response)["name"])
 
 
 def test_rows_are_filtered_and_masked_through_the_proxy_as_without_it(rig: RulesRig) -> None:
@@ -189,9 +191,9 @@ def test_denied_tables_and_columns_are_refused_with_the_original_message(rig: Ru
         ("sue", "SELECT id FROM rich WHERE id = 5"),
         ("dan", "SELECT n FROM grouped WHERE customer = 5"),
     ):
-        refused = run_both(rig, sql, user)
-        assert "Access Denied" in refused
-        assert not any(str(id_) in refused for id_ in snapshot_ids(rig))
+        refusal = run_both(rig, sql, user)
+        assert "Access Denied" in refusal
+        assert not any(str(id_) in refusal for id_ in snapshot_ids(rig))
 
 
 def test_header_shows_no_counts_to_users_with_row_filters_or_masks(rig: RulesRig) -> None:
@@ -211,7 +213,7 @@ def test_files_are_not_pruned_by_hidden_rows_of_another_table(rig: RulesRig) -> 
     eventually(lambda: count_rewritten(rig, sql, "rita") == (0, 1))
 
 
-def test_plan_name_seen_by_another_user_resolves_to_nothing(rig: RulesRig) -> None:
+def test_plan_name_of_one_user_is_unknown_to_another(rig: RulesRig) -> None:
     name = plan_name(rig, "id = 5")
     assert load(rig, name) == 404
     assert isinstance(load(rig, name, None), dict)
@@ -222,19 +224,19 @@ def test_plan_name_seen_by_another_user_resolves_to_nothing(rig: RulesRig) -> No
 
 def test_plan_view_seen_by_another_user_returns_no_rows_to_them(rig: RulesRig) -> None:
     """The other user reads the view before the proxy withdraws it."""
-    loaded = urllib.request.urlopen(f"{rig.seamark.base_url}/v1/namespaces/ruled/views/lent", timeout=60)
-    view = json.load(loaded)
+    loaded_table = urllib.request.urlopen(f"{rig.seamark.base_url}/v1/namespaces/ruled/views/lent", timeout=60)
+    view = json.load(loaded_table)
     text = view["metadata"]["versions"][-1]["representations"][0]["sql"]
     plan = post_json(rig, "tables/ruled/orders/plan-tables", {"predicate": "id = 5"})["plan-snapshot-id"]
-    at = text.index("orders")
-    place = {"start": at, "end": at + len("orders"), "table": ["ruled", "orders"], "plan-snapshot-id": plan}
+    position = text.index("orders")
+    place = {"start": position, "end": position + len("orders"), "table": ["ruled", "orders"], "plan-snapshot-id": plan}
     body = {"metadata-location": view["metadata-location"], "predicate": "id BETWEEN 3 AND 8", "tables": [place]}
     name = post_json(rig, "views/ruled/lent/plan-views", {**body, "reader": "anna"})["name"]
     sql = f'SELECT id FROM "{name}"'
     assert len(answer(rig.trino.port, sql, "anna")) == 6
     for user in ("rita", "dan", "sue"):
-        refused = answer(rig.trino.port, sql, user)
-        assert "another user" in refused
+        refusal = answer(rig.trino.port, sql, user)
+        assert "another user" in refusal
     post_json(rig, "tables/ruled/orders/plan-snapshots", {"snapshot-ids": [plan], "lease-s": 0})
 
 
@@ -242,8 +244,8 @@ def post_json(rig: RulesRig, path: str, body: dict[str, Any]) -> dict[str, Any]:
     request = urllib.request.Request(
         f"{rig.seamark.base_url}/api/v1/{path}", data=json.dumps(body).encode(), headers={"X-Seamark-Plans": PLANS}
     )
-    with urllib.request.urlopen(request, timeout=60) as result:
-        plans: dict[str, Any] = json.load(result)
+    with urllib.request.urlopen(request, timeout=60) as response:
+        plans: dict[str, Any] = json.load(response)
         return plans
 
 
@@ -261,9 +263,11 @@ def test_snapshots_can_be_expired_through_the_catalog_that_sees_plans(rig: Rules
 
     If a plan is among them, it is dropped, and nothing uses its files later.
     """
-    rows_of(rig.trino.port, "CREATE TABLE kept AS SELECT * FROM orders", user="anna", schema="ruled")
+    query_rows(rig.trino.port, "CREATE TABLE kept AS SELECT * FROM orders", user="anna", schema="ruled")
     for number in range(3):
-        rows_of(rig.trino.port, f"INSERT INTO kept VALUES ({1000 + number}, 1, 'FR', 'c')", user="anna", schema="ruled")
+        query_rows(
+            rig.trino.port, f"INSERT INTO kept VALUES ({1000 + number}, 1, 'FR', 'c')", user="anna", schema="ruled"
+        )
     plans = [post_json(rig, "tables/ruled/kept/plan-tables", {"predicate": f"id = {one}"}) for one in (1000, 1001)]
     session = {
         "seamark.expire_snapshots_min_retention": "0s",
@@ -271,27 +275,29 @@ def test_snapshots_can_be_expired_through_the_catalog_that_sees_plans(rig: Rules
     }
     for _ in range(2):
         for procedure in ("expire_snapshots", "remove_orphan_files"):
-            rows_of(
+            query_rows(
                 rig.trino.port,
                 f"ALTER TABLE kept EXECUTE {procedure}(retention_threshold => '0s')",
                 user="anna",
                 schema="ruled",
                 session_properties=session,
             )
-    loaded = load(rig, "kept")
-    assert isinstance(loaded, dict)
-    assert len(loaded["metadata"]["snapshots"]) == 1
-    assert plans[0]["plan-snapshot-id"] not in [snapshot["snapshot-id"] for snapshot in loaded["metadata"]["snapshots"]]
+    loaded_table = load(rig, "kept")
+    assert isinstance(loaded_table, dict)
+    assert len(loaded_table["metadata"]["snapshots"]) == 1
+    assert plans[0]["plan-snapshot-id"] not in [
+        snapshot["snapshot-id"] for snapshot in loaded_table["metadata"]["snapshots"]
+    ]
     for number in (1000, 1001, 5):
         actual = run_both(rig, f"SELECT id FROM kept WHERE id = {number}", "anna")
         assert actual == [[number]]
-    rows_of(rig.trino.port, "DROP TABLE kept", user="anna", schema="ruled")
+    query_rows(rig.trino.port, "DROP TABLE kept", user="anna", schema="ruled")
 
 
 def test_statement_runs_unchanged_when_trino_requires_partition_filters(rig: RulesRig) -> None:
     session = {"seamark.query_partition_filter_required": "true"}
     before = rig.proxy.statements("rewritten")
-    rows_of(
+    query_rows(
         rig.proxy.port, "SELECT id FROM orders WHERE id = 5", user="anna", schema="ruled", session_properties=session
     )
     assert rig.proxy.statements("rewritten") == before
@@ -357,9 +363,9 @@ class Statements:
             case 2:
                 condition = self.condition("c.", ("number", "name", "tier"))
                 left_table = rng.choice(["orders", "orders", "lent", "own"])
-                more = rng.choice(["", f" AND {self.condition('o.', ('id', 'country', 'card'))}"])
+                extra_condition = rng.choice(["", f" AND {self.condition('o.', ('id', 'country', 'card'))}"])
                 join = f"{left_table} o JOIN customers c ON o.customer = c.number"
-                return f"SELECT o.id, c.name FROM {join} WHERE {condition}{more}"
+                return f"SELECT o.id, c.name FROM {join} WHERE {condition}{extra_condition}"
             case 3:
                 inner = f"SELECT customer FROM orders WHERE {self.condition('', ('id', 'country', 'card'))}"
                 return f"SELECT id FROM orders WHERE customer IN ({inner}) AND {self.condition('', ('id', 'card'))}"
@@ -404,8 +410,8 @@ def test_random_statements_of_three_users_are_equal_through_the_proxy(rig: Rules
 def test_users_who_may_update_all_rows_can_merge_files_and_drop_columns(rig: RulesRig) -> None:
     for user in ("rita", "dan", "sue"):
         for sql in ("ALTER TABLE customers MERGE FILES", "ALTER TABLE customers PARTITION (TRUE) DROP COLUMNS (tier)"):
-            refused = str(answer(rig.proxy.port, sql, user))
-            assert "PERMISSION_DENIED" in refused or "row filter" in refused, (user, sql, refused)
+            refusal = str(answer(rig.proxy.port, sql, user))
+            assert "PERMISSION_DENIED" in refusal or "row filter" in refusal, (user, sql, refusal)
     catalog = load_catalog("seamark", type="rest", uri=rig.seamark.base_url)
     schema = pa.schema([("id", pa.int64()), ("part", pa.int64()), ("payload", pa.string())])
     target_table = catalog.create_table("ruled.kept", schema=schema)
@@ -423,8 +429,8 @@ def test_users_who_may_update_all_rows_can_merge_files_and_drop_columns(rig: Rul
     expected = [[0, 0, None], [1, 1, "p1"], [2, 0, None], [3, 1, "p3"]]
     assert run_both(rig, "SELECT id, part, payload FROM kept", "anna") == expected
     assert run_both(rig, 'SELECT count(*) FROM "kept$files"', "anna") == [[2]]
-    refused = answer(rig.proxy.port, "ALTER TABLE kept PARTITION (id = 0) DROP COLUMNS (payload)", "anna")
-    assert "part of the partition" in refused
+    refusal = answer(rig.proxy.port, "ALTER TABLE kept PARTITION (id = 0) DROP COLUMNS (payload)", "anna")
+    assert "part of the partition" in refusal
 
 
 def list_reported_columns(rig: RulesRig) -> list[list[str]]:
@@ -432,12 +438,14 @@ def list_reported_columns(rig: RulesRig) -> list[list[str]]:
     url, token = f"{rig.seamark.base_url}/api/v1/tables/ruled/orders/metrics", ""
     reports: list[dict[str, Any]] = []
     while token is not None:
-        with urllib.request.urlopen(f"{url}?pageToken={token}" if token else url, timeout=60) as result:
-            page = json.load(result)
+        with urllib.request.urlopen(f"{url}?pageToken={token}" if token else url, timeout=60) as response:
+            page = json.load(response)
         reports += [report["report"] for report in page["reports"]]
         token = page["next-page-token"]
-    ours = [report for report in reports if report.get("metadata", {}).get("engine-name") == "seamark-trino-proxy"]
-    return sorted(sorted(one["projected-field-names"]) for one in ours)
+    proxy_reports = [
+        report for report in reports if report.get("metadata", {}).get("engine-name") == "seamark-trino-proxy"
+    ]
+    return sorted(sorted(one["projected-field-names"]) for one in proxy_reports)
 
 
 def test_columns_that_trino_resolves_through_stars_and_views_are_reported(rig: RulesRig) -> None:

@@ -20,7 +20,7 @@ from seamark.connector.sql.choice import DUCKDB, TRINO
 from seamark.connector.sql.session import Engines, SqlSession
 from tests.connector.lake import catalog_at
 from tests.connector.sql import hand_made
-from tests.connector.sql.comparing import rows_of
+from tests.connector.sql.comparing import count_rows
 from tests.connector.sql.mixed_predicates import MixedPredicates
 from tests.connector.sql.random_queries import SCHEMA, TABLES, RandomQueries, random_rows
 from tests.seeds import examples, first_seed
@@ -83,8 +83,8 @@ def check(lake: TrinoLake, proxy: TrinoProxy, seed: int, queries: int) -> Counte
     mixed = MixedPredicates(rng)
     before = proxy.statements("rewritten")
     with (
-        session(lake, DUCKDB) as ours,
-        session(lake, TRINO) as theirs,
+        session(lake, DUCKDB) as duckdb_session,
+        session(lake, TRINO) as trino_session,
         session(lake, TRINO, proxy.port) as proxied,
     ):
         for number in range(queries):
@@ -94,15 +94,15 @@ def check(lake: TrinoLake, proxy: TrinoProxy, seed: int, queries: int) -> Counte
             where = f"seed {seed}, query {number}: {text}"
             counts["queries"] += 1
             try:
-                expected = theirs.sql(text)
-                rows = rows_of(expected)
+                expected = trino_session.sql(text)
+                rows = count_rows(expected)
             except InvalidRequest as error:
                 counts[f"refused: {str(error)[:60]}"] += 1
                 continue
-            assert rows_of(proxied.sql(text)) == rows, f"the proxy, {where}"
+            assert count_rows(proxied.sql(text)) == rows, f"the proxy, {where}"
             try:
-                actual = ours.sql(text)
-                rows_read = rows_of(actual)
+                actual = duckdb_session.sql(text)
+                rows_read = count_rows(actual)
             except InvalidRequest as error:
                 if "DuckDB does not run this" not in str(error):
                     raise
@@ -192,26 +192,26 @@ def hand_made_tables(trino_lake: TrinoLake) -> Iterator[TrinoLake]:
 
 @pytest.mark.slow
 def test_handwritten_statements_give_the_same_rows_on_duckdb_and_trino(hand_made_tables: TrinoLake) -> None:
-    compared, wrong = 0, []
-    with session(hand_made_tables, DUCKDB) as ours, session(hand_made_tables, TRINO) as theirs:
+    compared_queries, wrong_queries = 0, []
+    with session(hand_made_tables, DUCKDB) as duckdb_session, session(hand_made_tables, TRINO) as trino_session:
         for text in (re.sub(r"\bdb\b", HAND_MADE, one) for one in (*hand_made.STATEMENTS, *hand_made.OF_TRINO)):
             try:
-                rows = rows_of(ours.sql(text))
+                rows = count_rows(duckdb_session.sql(text))
             except InvalidRequest as error:
                 if "DuckDB does not run this" not in str(error):
                     raise
                 continue
             try:
-                expected = rows_of(theirs.sql(text))
+                expected = count_rows(trino_session.sql(text))
             except InvalidRequest as error:
                 if "correlated subquery" not in str(error):  # Trino refuses some of the statements.
-                    wrong.append(f"{text}\n  {error}")
+                    wrong_queries.append(f"{text}\n  {error}")
                 continue
             if rows != expected:
-                wrong.append(f"{text}\n  besides {rows - expected}\n  without {expected - rows}")
-            compared += 1
-    assert not wrong, "\n".join(wrong)
-    assert compared > 0.8 * len(hand_made.STATEMENTS)
+                wrong_queries.append(f"{text}\n  besides {rows - expected}\n  without {expected - rows}")
+            compared_queries += 1
+    assert not wrong_queries, "\n".join(wrong_queries)
+    assert compared_queries > 0.8 * len(hand_made.STATEMENTS)
 
 
 def test_large_statements_and_those_unknown_to_duckdb_run_on_trino(lake_with_tables: TrinoLake) -> None:
@@ -229,14 +229,14 @@ def test_large_statements_and_those_unknown_to_duckdb_run_on_trino(lake_with_tab
             entry.sql("SELECT no_such_function(1)")
     with (
         pytest.raises(InvalidRequest, match="no Trino is configured"),
-        SqlSession(lake_with_tables.seamark.base_url) as alone,
+        SqlSession(lake_with_tables.seamark.base_url) as plain_session,
     ):
-        alone.sql(f"SELECT approx_distinct(id) FROM {NAMESPACE}.t1")
+        plain_session.sql(f"SELECT approx_distinct(id) FROM {NAMESPACE}.t1")
 
 
 def test_runtime_error_occurs_on_both_engines(lake_with_tables: TrinoLake) -> None:
-    with session(lake_with_tables, DUCKDB) as ours, session(lake_with_tables, TRINO) as theirs:
+    with session(lake_with_tables, DUCKDB) as duckdb_session, session(lake_with_tables, TRINO) as trino_session:
         for text in (f"SELECT id / 0 FROM {NAMESPACE}.t1", f"SELECT price / 0 FROM {NAMESPACE}.t1"):
-            for entry in (ours, theirs):
+            for entry in (duckdb_session, trino_session):
                 with pytest.raises(InvalidRequest, match="ivision by zero"):
                     entry.sql(text).to_arrow()

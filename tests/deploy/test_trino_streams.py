@@ -15,7 +15,7 @@ from pyiceberg.catalog import load_catalog
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType
 
-from tests.deploy.shop import rows_of
+from tests.deploy.shop import query_rows
 from tests.seeds import first_seed
 from tests.services.needs import NEEDS_TRINO
 from tests.services.seamark import Seamark
@@ -35,8 +35,8 @@ class TrinoStream:
         self._server, self._direct_port, self._proxy_port = server, direct_port, proxy_port
 
     def post(self, *numbers: int) -> None:
-        sent = [{"id": number, "name": "ab"[number % 2]} for number in numbers]
-        assert self._request("rows", json.dumps(sent).encode())["rows"] == len(numbers)
+        sent_rows = [{"id": number, "name": "ab"[number % 2]} for number in numbers]
+        assert self._request("rows", json.dumps(sent_rows).encode())["rows"] == len(numbers)
 
     def flush(self) -> None:
         self._request("flush", b"")
@@ -49,7 +49,7 @@ class TrinoStream:
 
     def sql(self, statement: str, *, is_planned: bool = True) -> list[Any]:
         port = self._proxy_port if is_planned else self._direct_port
-        rows = rows_of(port, statement, schema="events")
+        rows = query_rows(port, statement, schema="events")
         return [row[0] if len(row) == 1 else tuple(row) for row in rows]
 
 
@@ -76,8 +76,8 @@ def test_trino_reads_appends_and_deletes_rows_of_a_stream(stream: TrinoStream) -
         assert stream.sql("SELECT id FROM t ORDER BY id", is_planned=is_planned) == [1, 2, 3]
         assert stream.sql("SELECT id FROM t WHERE id >= 2 ORDER BY id", is_planned=is_planned) == [2, 3]
         assert stream.sql("SELECT count(*), max(id) FROM t", is_planned=is_planned) == [(3, 3)]
-    joined = "SELECT a.id FROM t a JOIN t b ON a.name = b.name WHERE b.id = 3 ORDER BY a.id"
-    assert stream.sql(joined) == [1, 3]
+    join = "SELECT a.id FROM t a JOIN t b ON a.name = b.name WHERE b.id = 3 ORDER BY a.id"
+    assert stream.sql(join) == [1, 3]
     stream.sql("INSERT INTO t VALUES (4, 'a')")
     assert stream.sql("SELECT id FROM t ORDER BY id") == [1, 2, 3, 4]
     stream.flush()

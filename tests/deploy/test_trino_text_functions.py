@@ -11,11 +11,11 @@ import pytest
 from seamark.connector.sql.choice import TRINO
 from seamark.connector.sql.session import Engines, SqlSession
 from tests.connector.lake import catalog_at
-from tests.connector.sql.comparing import rows_of
+from tests.connector.sql.comparing import count_rows
 from tests.connector.sql.test_text_functions import SCHEMA, seamark_command
 from tests.index.case_folding.mappings import Mappings
 from tests.index.case_folding.test_case_folding import check_all
-from tests.index.case_folding.texts import random_texts, with_other_case
+from tests.index.case_folding.texts import draw_texts, with_other_case
 from tests.seeds import first_seed
 from tests.services.needs import NEEDS_TRINO
 from tests.services.trino import CATALOG
@@ -49,7 +49,7 @@ def test_all_characters_keep_their_folded_form_in_trino(trino_lake: TrinoLake) -
 def test_random_texts_are_found_in_any_case_through_the_proxy(trino_lake: TrinoLake, tmp_path: Path) -> None:
     seed = first_seed()
     rng = random.Random(seed)
-    texts = [[f"Person.Number{number}@Example.COM", *random_texts(rng, 5)] for number in range(FILES)]
+    texts = [[f"Person.Number{number}@Example.COM", *draw_texts(rng, 5)] for number in range(FILES)]
     lake = trino_lake.seamark.base_url
     with catalog_at(lake) as catalog:
         catalog.create_namespace("text_functions")
@@ -67,13 +67,13 @@ def test_random_texts_are_found_in_any_case_through_the_proxy(trino_lake: TrinoL
     ):
         for number in range(FILES):
             text = f"SELECT id FROM text_functions.people WHERE lower(email) = 'person.number{number}@example.com'"
-            assert rows_of(proxied.sql(text)) == rows_of(trino.sql(text))
+            assert count_rows(proxied.sql(text)) == count_rows(trino.sql(text))
         assert proxy.statements("rewritten") == FILES
         for _ in range(100):
             function = rng.choice(["lower", "upper"])
             sought = with_other_case(rng, rng.choice(rng.choice(texts))).replace("'", "''")
             text = f"SELECT id FROM text_functions.people WHERE {function}(email) = '{sought}'"
-            assert rows_of(proxied.sql(text)) == rows_of(trino.sql(text)), f"seed {seed}: {text}"
+            assert count_rows(proxied.sql(text)) == count_rows(trino.sql(text)), f"seed {seed}: {text}"
         assert proxy.statements("rewritten") > FILES + 50
     with catalog_at(lake) as catalog:
         catalog.drop_table("text_functions.people")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trino.exceptions
 
-from tests.deploy.shop import Shop, eventually, final_outcome, post, rows_of
+from tests.deploy.shop import Shop, eventually, final_outcome, post, query_rows
 from tests.services.needs import NEEDS_TRINO
 from tests.services.trino_proxy import trino_proxy
 
@@ -37,20 +37,20 @@ def guarded_shop(shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     ) as proxy:
         shop_with_proxy = replace(shop, proxy=proxy)
         as_owner = {"user": "anna"}
-        rows_of(coordinator.port, "CREATE SCHEMA seamark.guarded", **as_owner)
+        query_rows(coordinator.port, "CREATE SCHEMA seamark.guarded", **as_owner)
         for name, security, text in VIEWS:
-            rows_of(coordinator.port, f"CREATE VIEW guarded.{name} SECURITY {security} AS {text}", **as_owner)
+            query_rows(coordinator.port, f"CREATE VIEW guarded.{name} SECURITY {security} AS {text}", **as_owner)
         yield shop_with_proxy
         for name, _, _ in VIEWS:
-            rows_of(coordinator.port, f"DROP VIEW guarded.{name}", **as_owner)
+            query_rows(coordinator.port, f"DROP VIEW guarded.{name}", **as_owner)
 
 
-def answers(shop: Shop, sql: str, user: str) -> tuple[list[list[Any]] | str, list[list[Any]] | str]:
+def read_both_answers(shop: Shop, sql: str, user: str) -> tuple[list[list[Any]] | str, list[list[Any]] | str]:
     """Return the rows or the error of a statement without the proxy, and those through it."""
     rows: list[list[list[Any]] | str] = []
     for port in (shop.trino.port, shop.proxy.port):
         try:
-            rows.append(rows_of(port, sql, user=user, schema="guarded"))
+            rows.append(query_rows(port, sql, user=user, schema="guarded"))
         except trino.exceptions.TrinoUserError as error:
             rows.append(f"{error.error_name}: {error.message}")
     return rows[0], rows[1]
@@ -62,19 +62,19 @@ def outcome(shop: Shop, sql: str, user: str) -> str:
 
 def test_view_runs_with_its_owners_rights(guarded_shop: Shop) -> None:
     sql = "SELECT * FROM definer WHERE id IN (4711, 4712, 4713)"
-    direct, through = answers(guarded_shop, f"{sql} ORDER BY 1", "rita")
-    assert direct == through == [[4711, "n4711"], [4713, "n4713"]]
+    direct, proxied = read_both_answers(guarded_shop, f"{sql} ORDER BY 1", "rita")
+    assert direct == proxied == [[4711, "n4711"], [4713, "n4713"]]
     assert outcome(guarded_shop, sql, "rita").endswith("; views=guarded.definer")
 
 
 def test_view_with_its_readers_rights_is_refused_with_the_same_message(guarded_shop: Shop) -> None:
     sql, before = "SELECT * FROM invoker WHERE id = 4711", guarded_shop.proxy.statements("original")
-    direct, through = answers(guarded_shop, sql, "rita")
-    assert direct == through
+    direct, proxied = read_both_answers(guarded_shop, sql, "rita")
+    assert direct == proxied
     assert "Access Denied" in direct
     assert guarded_shop.proxy.statements("original") == before + 1
-    direct, through = answers(guarded_shop, sql, "anna")
-    assert direct == through == [[4711, "n4711"]]
+    direct, proxied = read_both_answers(guarded_shop, sql, "anna")
+    assert direct == proxied == [[4711, "n4711"]]
 
 
 @pytest.mark.parametrize(("view", "is_allowed"), [("lending", True), ("keeping", False), ("opening", True)])
@@ -84,34 +84,34 @@ def test_nested_views_run_with_the_rights_that_they_have_without_the_proxy(
     """A reader of an INVOKER view within a DEFINER view reads it with the rights of that view's owner."""
     sql = f"SELECT * FROM {view} WHERE id IN (4711, 4712, 4713) ORDER BY 1"
     before = guarded_shop.proxy.statements("original")
-    direct, through = answers(guarded_shop, sql, "rita")
-    assert direct == through
+    direct, proxied = read_both_answers(guarded_shop, sql, "rita")
+    assert direct == proxied
     if is_allowed:
-        assert through == [[4711, "n4711"], [4713, "n4713"]]
+        assert proxied == [[4711, "n4711"], [4713, "n4713"]]
         assert outcome(guarded_shop, sql, "rita").endswith(f"; views=guarded.{view}")
         assert "~plan~" in plan_view_of(guarded_shop, sql)
     else:
-        assert "Access Denied" in through
+        assert "Access Denied" in proxied
         assert guarded_shop.proxy.statements("original") == before + 1
 
 
 def test_statement_runs_unchanged_when_no_rule_covers_plan_views(guarded_shop: Shop) -> None:
     sql, before = "SELECT * FROM definer WHERE id = 4711", guarded_shop.proxy.statements("original")
-    direct, through = answers(guarded_shop, sql, "rolf")
-    assert direct == through == [[4711, "n4711"]]
+    direct, proxied = read_both_answers(guarded_shop, sql, "rolf")
+    assert direct == proxied == [[4711, "n4711"]]
     assert guarded_shop.proxy.statements("original") == before + 1
 
 
 def test_row_filter_on_a_view_applies_to_its_plans(guarded_shop: Shop) -> None:
     sql = "SELECT * FROM definer WHERE id IN (4710, 4711, 4713) ORDER BY 1"
-    direct, through = answers(guarded_shop, sql, "filip")
-    assert direct == through == [[4713, "n4713"]]
+    direct, proxied = read_both_answers(guarded_shop, sql, "filip")
+    assert direct == proxied == [[4713, "n4713"]]
     outcome, _ = post(guarded_shop.proxy.port, sql, **{"X-Trino-User": "filip", "X-Trino-Schema": "guarded"})
     assert outcome == "planned"
 
 
 @pytest.mark.slow
-def test_name_of_a_plan_view_soon_resolves_to_nothing(guarded_shop: Shop) -> None:
+def test_name_of_a_plan_view_soon_expires(guarded_shop: Shop) -> None:
     """This includes the user for whom the plan view was made, and does not depend on the access rules for these
     names.
     """
@@ -122,23 +122,23 @@ def test_name_of_a_plan_view_soon_resolves_to_nothing(guarded_shop: Shop) -> Non
 
         def is_gone(name: str = name) -> bool:
             try:
-                rows = rows_of(guarded_shop.trino.port, f'SELECT id FROM "{name}"', user="rita", schema="guarded")
+                rows = query_rows(guarded_shop.trino.port, f'SELECT id FROM "{name}"', user="rita", schema="guarded")
             except trino.exceptions.TrinoUserError as error:
                 return bool(error.error_name == "TABLE_NOT_FOUND")
             assert rows == [[4711]], "and until then it has the view's own rows"
             return False
 
         eventually(is_gone)
-    direct, through = answers(guarded_shop, "SELECT * FROM shop.orders WHERE id = 4711", "rita")
-    assert direct == through
+    direct, proxied = read_both_answers(guarded_shop, "SELECT * FROM shop.orders WHERE id = 4711", "rita")
+    assert direct == proxied
     assert "Access Denied" in direct
 
 
 def plan_view_of(shop: Shop, sql: str) -> str:
     """Return the rewritten text of `sql`."""
-    rows_of(shop.proxy.port, sql, user="rita", schema="guarded")
+    query_rows(shop.proxy.port, sql, user="rita", schema="guarded")
     statement = """SELECT query FROM system.runtime.queries WHERE "user" = 'rita' AND query LIKE '%~plan~%'"""
-    rows = rows_of(shop.trino.port, statement, user="anna")
+    rows = query_rows(shop.trino.port, statement, user="anna")
     view = re.search(r"FROM (\w+)", sql)
     assert view is not None
     names = {match for (text,) in rows for match in re.findall(rf'"({view[1]}~plan~[0-9a-f]{{32}})"', text)}

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import trino.exceptions
 
-from tests.deploy.shop import Shop, explain_over_plans, final_outcome, post, reads_plans, rows_of, run_both_ways
+from tests.deploy.shop import Shop, explain_over_plans, final_outcome, post, query_rows, reads_plans, run_both_ways
 from tests.services.needs import NEEDS_TRINO
 from tests.services.trino_proxy import trino_proxy
 
@@ -55,13 +55,13 @@ def views(request: pytest.FixtureRequest, shop: Shop) -> Iterator[Shop]:
     EITHER alternates between both, because a user who may read all tables sees no difference.
     """
     for schema in ("views", "elsewhere"):
-        rows_of(shop.trino.port, f"CREATE SCHEMA IF NOT EXISTS seamark.{schema}")
+        query_rows(shop.trino.port, f"CREATE SCHEMA IF NOT EXISTS seamark.{schema}")
     for number, (name, text) in enumerate(VIEWS.items()):
         security = ("DEFINER", "INVOKER")[number % 2] if request.param == "EITHER" else request.param
-        rows_of(shop.trino.port, f"CREATE OR REPLACE VIEW {name} SECURITY {security} AS {text}", schema="views")
+        query_rows(shop.trino.port, f"CREATE OR REPLACE VIEW {name} SECURITY {security} AS {text}", schema="views")
     yield shop
     for name in VIEWS:
-        rows_of(shop.trino.port, f"DROP VIEW {name}", schema="views")
+        query_rows(shop.trino.port, f"DROP VIEW {name}", schema="views")
 
 
 def outcome(shop: Shop, sql: str) -> str:
@@ -71,7 +71,7 @@ def outcome(shop: Shop, sql: str) -> str:
 def answer(port: int, sql: str) -> Any:
     """Return the rows or the error."""
     try:
-        return rows_of(port, sql, schema="views")
+        return query_rows(port, sql, schema="views")
     except trino.exceptions.TrinoUserError as error:
         return error.error_name, error.message
 
@@ -122,13 +122,13 @@ def test_view_is_read_over_plan_tables(views: Shop, sql: str, views_named: str) 
 def test_view_reads_only_the_needed_files(views: Shop) -> None:
     sql = "EXPLAIN ANALYZE SELECT * FROM plain WHERE id = 4711"
     assert explain_over_plans(views, sql, schema="views")
-    assert not reads_plans(views, rows_of(views.trino.port, sql, schema="views")[0][0])
+    assert not reads_plans(views, query_rows(views.trino.port, sql, schema="views")[0][0])
     for view in ("nested", "deep", "deeper"):
         column = "number" if view == "deeper" else "id"
         explain = f"EXPLAIN SELECT * FROM {view} WHERE {column} = 4711"
         assert explain_over_plans(views, explain, schema="views")
-    counted = "SELECT count(*) FROM views.plain WHERE id % 1 = 0 AND id = 4711"
-    assert run_both_ways(views, counted) == [[1]]
+    count_query = "SELECT count(*) FROM views.plain WHERE id % 1 = 0 AND id = 4711"
+    assert run_both_ways(views, count_query) == [[1]]
 
 
 @pytest.mark.parametrize(
@@ -214,8 +214,8 @@ def statement(rng: random.Random) -> str:
             inner = f"SELECT 1 FROM shop.orders o WHERE o.id = a.{columns[view][0]}"
             return f"SELECT count(*) FROM {view} a {where} AND EXISTS ({inner})"
         case 4:
-            joined = f"(SELECT * FROM {view}) a, shop.orders o"
-            return f"SELECT count(*) FROM {joined} {where} AND o.id = a.{columns[view][0]}"
+            view_join = f"(SELECT * FROM {view}) a, shop.orders o"
+            return f"SELECT count(*) FROM {view_join} {where} AND o.id = a.{columns[view][0]}"
         case _:
             return f"SELECT count(*) FROM {view} a {where} OR {condition(view, 'a')}"
 
@@ -227,17 +227,17 @@ def test_replaced_view_is_read_in_its_current_form(views: Shop, request: pytest.
     turning = f"turning_{request.node.callspec.params['views'].lower()}"
     for number in range(4):
         text = f"SELECT id + {number} AS other, note, id FROM shop.orders WHERE id <> {number}"
-        rows_of(views.trino.port, f"CREATE OR REPLACE VIEW views.{turning} AS {text}")
+        query_rows(views.trino.port, f"CREATE OR REPLACE VIEW views.{turning} AS {text}")
         for key in (4711, number):
             sql = f"SELECT * FROM {turning} WHERE id = {key}"
             assert len(check_same(views, sql)) == (key == 4711)
     assert outcome(views, sql).endswith(f"views=views.{turning}")
-    rows_of(views.trino.port, f"DROP VIEW views.{turning}")
-    rows_of(views.trino.port, f"CREATE TABLE views.{turning} AS SELECT id, note FROM shop.orders WHERE id < 50")
+    query_rows(views.trino.port, f"DROP VIEW views.{turning}")
+    query_rows(views.trino.port, f"CREATE TABLE views.{turning} AS SELECT id, note FROM shop.orders WHERE id < 50")
     assert check_same(views, f"SELECT * FROM {turning} WHERE id = 3") == [[3, "n3"]]
-    rows_of(views.trino.port, f"DROP TABLE views.{turning}")
+    query_rows(views.trino.port, f"DROP TABLE views.{turning}")
     with pytest.raises(trino.exceptions.TrinoUserError, match=r"Table 'seamark\.views\.turning\w+' does not exist"):
-        rows_of(port, f"SELECT * FROM {turning} WHERE id = 3", schema="views")
+        query_rows(port, f"SELECT * FROM {turning} WHERE id = 3", schema="views")
 
 
 @pytest.mark.slow
@@ -248,17 +248,17 @@ def test_replaced_inner_view_is_read_in_its_current_form(views: Shop, request: p
     sql = "SELECT * FROM above WHERE id IN (4711, 4712, 4713) ORDER BY 1"
     for number in range(3):
         text = f"SELECT note, id FROM shop.orders WHERE id <> {4711 + number}"
-        rows_of(direct, f"CREATE OR REPLACE VIEW {below} AS {text}")
-        rows_of(direct, f"CREATE OR REPLACE VIEW views.above AS SELECT a.id, a.note FROM {below} a")
+        query_rows(direct, f"CREATE OR REPLACE VIEW {below} AS {text}")
+        query_rows(direct, f"CREATE OR REPLACE VIEW views.above AS SELECT a.id, a.note FROM {below} a")
         assert [row[0] - 4711 for row in check_same(views, sql)] == [one for one in range(3) if one != number]
         assert outcome(views, sql).endswith("; views=views.above")
-    rows_of(direct, f"DROP VIEW {below}")
+    query_rows(direct, f"DROP VIEW {below}")
     assert answer(direct, sql) == answer(port, sql)
-    rows_of(direct, f"CREATE TABLE {below} AS SELECT note, id FROM shop.orders WHERE id < 4712")
+    query_rows(direct, f"CREATE TABLE {below} AS SELECT note, id FROM shop.orders WHERE id < 4712")
     assert check_same(views, sql) == [[4711, "n4711"]]
-    rows_of(direct, f"DROP TABLE {below}")
+    query_rows(direct, f"DROP TABLE {below}")
     assert answer(direct, sql) == answer(port, sql)
-    rows_of(direct, "DROP VIEW views.above")
+    query_rows(direct, "DROP VIEW views.above")
 
 
 @pytest.mark.slow  # It stops Trino for seconds, so its result depends on the speed of the machine.
@@ -275,7 +275,7 @@ def test_inner_view_that_changes_during_planning_does_not_fail_the_statement(vie
         assert post(proxy.port, sql, **SESSION)[0].startswith("rewritten")
         views.trino.process.send(signal.SIGSTOP)
         try:
-            request = threads.submit(rows_of, proxy.port, sql, schema="views")
+            request = threads.submit(query_rows, proxy.port, sql, schema="views")
             with pytest.raises(TimeoutError):
                 request.result(3)
             with urllib.request.urlopen(change, timeout=60):
@@ -285,7 +285,7 @@ def test_inner_view_that_changes_during_planning_does_not_fail_the_statement(vie
         finally:
             views.trino.process.send(signal.SIGCONT)
         assert proxy.statements("original") == 1
-        assert rows_of(proxy.port, sql, schema="views") == [[4711, "n4711", 1]]
+        assert query_rows(proxy.port, sql, schema="views") == [[4711, "n4711", 1]]
         assert proxy.statements("original") == 1
 
 
@@ -294,12 +294,12 @@ def test_stale_view_fails_as_without_the_proxy(views: Shop) -> None:
     """Since the creation of the view, its table has got other types or columns."""
     direct, port = views.trino.port, views.proxy.port
     for change in ("ALTER COLUMN a SET DATA TYPE bigint", "RENAME COLUMN a TO c", "DROP COLUMN a"):
-        rows_of(direct, "CREATE TABLE views.base AS SELECT CAST(id AS integer) AS a, note AS b FROM shop.orders")
-        rows_of(direct, "INSERT INTO views.base VALUES (-1, 'x')")
-        rows_of(direct, "CREATE VIEW views.stale AS SELECT * FROM views.base")
+        query_rows(direct, "CREATE TABLE views.base AS SELECT CAST(id AS integer) AS a, note AS b FROM shop.orders")
+        query_rows(direct, "INSERT INTO views.base VALUES (-1, 'x')")
+        query_rows(direct, "CREATE VIEW views.stale AS SELECT * FROM views.base")
         assert check_same(views, "SELECT * FROM stale WHERE a = -1") == [[-1, "x"]]
-        rows_of(direct, f"ALTER TABLE views.base {change}")
+        query_rows(direct, f"ALTER TABLE views.base {change}")
         sql = "SELECT * FROM stale WHERE a = -1"
         assert answer(direct, sql) == answer(port, sql)
-        rows_of(direct, "DROP VIEW views.stale")
-        rows_of(direct, "DROP TABLE views.base")
+        query_rows(direct, "DROP VIEW views.stale")
+        query_rows(direct, "DROP TABLE views.base")

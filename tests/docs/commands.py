@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 
-def subcommands(command: click.Command) -> dict[str, click.Command]:
+def list_subcommands(command: click.Command) -> dict[str, click.Command]:
     """Return the visible subcommands by name, in the order of the help.
 
     The result is empty for a command that is not a group.
@@ -13,5 +13,5 @@ def subcommands(command: click.Command) -> dict[str, click.Command]:
     if not isinstance(command, click.Group):
         return {}
     context = click.Context(command)
-    loaded = {name: command.get_command(context, name) for name in command.list_commands(context)}
-    return {name: one for name, one in loaded.items() if one is not None and not one.hidden}
+    loaded_commands = {name: command.get_command(context, name) for name in command.list_commands(context)}
+    return {name: one for name, one in loaded_commands.items() if one is not None and not one.hidden}

@@ -70,8 +70,8 @@ class Page:
                 inside, mark = (fence[2], mark, number), ""
             elif mark:
                 raise ValueError(f"{self}:{number}: no block follows the comment {mark!r}")
-            elif marked := _MARK.match(line):
-                mark = marked[1]
+            elif mark_match := _MARK.match(line):
+                mark = mark_match[1]
         if inside is not None:
             raise ValueError(f"{self}:{inside[2]}: the block is not closed")
         return blocks

@@ -20,8 +20,8 @@ from seamark.formats.runtime import errors
 from seamark.formats.services.services import SERVICES
 from seamark.metaserver.api.app import add_routes
 from seamark.metaserver.api.http.dispatch import list_served_endpoints
-from tests.api.rest.standard import operations
-from tests.docs.commands import subcommands
+from tests.api.rest.standard import read_operations
+from tests.docs.commands import list_subcommands
 from tests.docs.pages import REPO
 
 REFERENCE = REPO / "docs" / "reference"
@@ -136,7 +136,7 @@ def cli_page() -> str:
 
 def _commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
     yield path, command
-    for name, subcommand in subcommands(command).items():
+    for name, subcommand in list_subcommands(command).items():
         yield from _commands(subcommand, f"{path} {name}")
 
 
@@ -182,12 +182,12 @@ def list_served_operations() -> set[str]:
     """Return `METHOD template` of each operation of the specification that the router serves."""
     app = web.Application()
     add_routes(app, EXTENSIONS)
-    return set(list_served_endpoints(app)) & {operation.endpoint for operation in operations()}
+    return set(list_served_endpoints(app)) & {operation.endpoint for operation in read_operations()}
 
 
 def operations_page() -> str:
     """Return every operation of Iceberg's specification, and whether it is served."""
-    known_operations, served = operations(), list_served_operations()
+    known_operations, served = read_operations(), list_served_operations()
     lines = [
         "# Iceberg REST operations",
         "",

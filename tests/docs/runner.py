@@ -24,7 +24,7 @@ from _pytest.mark.structures import ParameterSet
 
 from tests.docs.pages import Block, Page, all_pages
 from tests.services.forking_command import forking_command
-from tests.services.process import ManagedProcess, free_port, http_ok
+from tests.services.process import ManagedProcess, free_port, is_http_ok
 
 EXECUTED_PAGES = [page for page in all_pages() if any(block.mark for block in page.blocks)]
 CATALOG = "sea"
@@ -99,8 +99,8 @@ class Run:
     def _adapt_text(self, text: str) -> str:
         ports = {"8181": str(self.port), "8182": str(self.gateway_port)}
         text = re.sub("8181|8182", lambda found: ports[found[0]], text)
-        for theirs, ours in self.replace.items():
-            text = text.replace(theirs, ours)
+        for old_text, new_text in self.replace.items():
+            text = text.replace(old_text, new_text)
         return text
 
     def _bash(self, text: str) -> str:
@@ -131,7 +131,7 @@ class Run:
             ["bash", "-euc", text], log=self.folder / "server.log", env=self.environment, cwd=self.folder
         )
         self.running.callback(process.stop)
-        process.start(lambda: http_ok(f"http://127.0.0.1:{self.port}/readyz"), timeout_s=90)
+        process.start(lambda: is_http_ok(f"http://127.0.0.1:{self.port}/readyz"), timeout_s=90)
         return process.log.read_text()
 
     def _spark_catalog(self, text: str) -> str:
@@ -141,8 +141,10 @@ class Run:
         prefix = f"spark.sql.catalog.{CATALOG}"
         from seamark.connector.spark.session import add_catalog  # The import of PySpark takes a second.
 
-        ours = {key.replace(prefix, f"spark.sql.catalog.{self.catalog}"): conf[key] for key in conf if prefix in key}
-        add_catalog(self.spark(), ours)
+        catalog_conf = {
+            key.replace(prefix, f"spark.sql.catalog.{self.catalog}"): conf[key] for key in conf if prefix in key
+        }
+        add_catalog(self.spark(), catalog_conf)
         return ""
 
     def _spark_sql(self, text: str) -> str:
@@ -180,8 +182,8 @@ def check_output(output: str, expected: str) -> None:
 @contextlib.contextmanager
 def page_run(page: Page, folder: Path, replace: Mapping[str, str], spark: Callable[[], Any]) -> Iterator[Run]:
     """Yield a run of the page, and end its processes afterwards. Sockets that clients leave open are collected."""
-    with contextlib.ExitStack() as running:
-        run = Run(page, folder, replace, spark, running)
+    with contextlib.ExitStack() as stack:
+        run = Run(page, folder, replace, spark, stack)
         yield run
         run.names.clear()
         gc.collect()

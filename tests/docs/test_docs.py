@@ -20,7 +20,7 @@ from seamark.metaserver.api.http.observability.metrics import ServerMetrics
 from seamark.metaserver.settings.issuers import read_issuers
 from seamark.metaserver.settings.settings import FIELDS, Settings, environment_name
 from seamark.metaserver.settings.sources import CONFIG_VARIABLE, load
-from tests.docs.commands import subcommands
+from tests.docs.commands import list_subcommands
 from tests.docs.pages import REPO, Block, Page, all_pages
 from tests.docs.runner import EXECUTED_PAGES, check_output, spark_conf
 from tests.services.process import DEPLOY
@@ -108,13 +108,15 @@ def test_relative_links_lead_to_a_file_and_a_heading() -> None:
 
 def test_every_page_is_linked_from_the_readme() -> None:
     paths: set[Path] = set()
-    waiting = [REPO / "README.md"]
-    while waiting:
-        path = waiting.pop()
+    waiting_pages = [REPO / "README.md"]
+    while waiting_pages:
+        path = waiting_pages.pop()
         if path in paths or path.suffix != ".md":
             continue
         paths.add(path)
-        waiting += [(path.parent / link.partition("#")[0]).resolve() for link in Page(path).links if ":" not in link]
+        waiting_pages += [
+            (path.parent / link.partition("#")[0]).resolve() for link in Page(path).links if ":" not in link
+        ]
     assert {page.path for page in PAGES} - paths == set()
 
 
@@ -190,15 +192,15 @@ def test_seamark_commands_of_the_pages_exist_with_their_flags() -> None:
     assert len(commands) > 5
     for where, words in commands:
         command: click.Command = cli
-        at = 0
+        offset = 0
         while isinstance(command, click.Group):
-            assert words[at : at + 1], f"{where}: {words} is an incomplete command"
-            assert words[at] in subcommands(command), f"{where}: no such command: {words}"
-            command, at = subcommands(command)[words[at]], at + 1
+            assert words[offset : offset + 1], f"{where}: {words} is an incomplete command"
+            assert words[offset] in list_subcommands(command), f"{where}: no such command: {words}"
+            command, offset = list_subcommands(command)[words[offset]], offset + 1
         flags = {flag for param in command.params for flag in (*param.opts, *param.secondary_opts)} | {"--help", "-h"}
-        for word in words[at:]:
+        for word in words[offset:]:
             if word.startswith("--"):
-                assert word.partition("=")[0] in flags, f"{where}: {' '.join(words[:at])} has no option {word}"
+                assert word.partition("=")[0] in flags, f"{where}: {' '.join(words[:offset])} has no option {word}"
 
 
 def test_spark_configuration_of_the_page_is_that_of_the_tests_and_the_demo() -> None:

@@ -61,20 +61,20 @@ class Production:
 
     def adapt_text(self, block: Block) -> str:
         text = block.text
-        for theirs, ours in self.replace.items():
-            assert theirs in "".join(production_block.text for production_block in production_blocks()), theirs
-            text = text.replace(theirs, ours)
+        for old_text, new_text in self.replace.items():
+            assert old_text in "".join(production_block.text for production_block in production_blocks()), old_text
+            text = text.replace(old_text, new_text)
         return text
 
     def start(self, **further: str) -> str:
         """Start another server with its own home and port, as on another machine, and return its URL."""
         number, port = len(self.servers), free_port()
         home = self.folder / f"server-{number}"
-        own = {"SEAMARK_HOME": str(home), "SEAMARK_PORT": str(port), **further}
+        server_environment = {"SEAMARK_HOME": str(home), "SEAMARK_PORT": str(port), **further}
         process = ManagedProcess(
             ["bash", "-euc", f"unset SEAMARK_CA SEAMARK_TOKEN\n{self.variables}\n{self.serve}"],
             log=self.folder / f"server-{number}.log",
-            env={**self.environment, **own},
+            env={**self.environment, **server_environment},
             cwd=self.folder,
         )
         self.running.callback(process.stop)
@@ -109,14 +109,14 @@ def production(
         "0.0.0.0": "127.0.0.1",  # Tests open no port to other machines.
         "--workers 4": "--workers 2",
     }
-    with ExitStack() as running:
+    with ExitStack() as stack:
         commands = tmp_path / ".bin"
         commands.mkdir()
-        running.enter_context(forking_command(commands))
+        stack.enter_context(forking_command(commands))
         inherited = {name: os.environ[name] for name in ("HOME", "LANG", "VIRTUAL_ENV") if name in os.environ}
         path = f"{commands}:{os.environ['PATH']}"
         environment = {**inherited, "PATH": path, "SEAMARK_CA": str(authority.file)}
-        new_production = Production(tmp_path, replace, running, environment)
+        new_production = Production(tmp_path, replace, stack, environment)
         new_production.variables, new_production.serve = (
             new_production.adapt_text(variables),
             new_production.adapt_text(server),

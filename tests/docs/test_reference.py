@@ -14,7 +14,7 @@ from seamark.metaserver.api.openapi import build_document
 from seamark.metaserver.store.model import EntryKind, Instant, InstantState
 from seamark.metaserver.store.sql.migrations import MIGRATIONS
 from seamark.metaserver.timeline.events import InstantAnswer, cloud_event
-from tests.api.rest.standard import operations
+from tests.api.rest.standard import read_operations
 from tests.docs.pages import REPO, Page
 from tests.docs.reference import PAGES, REFERENCE, SERVICES_PAGE, list_served_operations, services_page
 from tests.rck.kit import DISABLED_BY_THE_KIT
@@ -72,6 +72,6 @@ def test_timeline_page_names_every_state_and_parameter() -> None:
 
 def test_numbers_of_the_readme_match_the_code() -> None:
     text = " ".join(Page(REPO / "README.md").text.split())
-    assert f"**{len(list_served_operations())} of the {len(operations())} operations**" in text
+    assert f"**{len(list_served_operations())} of the {len(read_operations())} operations**" in text
     words = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
     assert f"{words[len(DISABLED_BY_THE_KIT)]} of them are switched off by the kit itself" in text

@@ -30,9 +30,9 @@ def test_each_attack_has_an_answer_and_one_test() -> None:
 def test_each_test_that_the_security_page_names_exists() -> None:
     matches = _NAMED.findall(PAGE.read_text())
     assert len(matches) == len(_rows())
-    missing = [
+    missing_names = [
         f"{path}::{name}"
         for path, name in matches
         if not (REPO / path).is_file() or name not in _DEFINED.findall((REPO / path).read_text())
     ]
-    assert not missing
+    assert not missing_names

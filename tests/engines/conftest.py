@@ -114,5 +114,5 @@ def quiet_network() -> Iterator[None]:
         yield
 
 
-def rows(frame: Any) -> list[tuple[Any, ...]]:
+def collect_rows(frame: Any) -> list[tuple[Any, ...]]:
     return [tuple(row) for row in frame.collect()]

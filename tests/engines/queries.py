@@ -80,11 +80,11 @@ class Queries:
         if kind == 6:
             inner, columns = self._select(1)
             a, b = rng.sample(list(columns), 1)[0], rng.sample(list(columns), 1)[0]
-            joined = f"a.{a} = b.{a}" if rng.random() < 0.7 or columns[a] != columns[b] else f"a.{a} = b.{b}"
+            condition = f"a.{a} = b.{a}" if rng.random() < 0.7 or columns[a] != columns[b] else f"a.{a} = b.{b}"
             word = rng.choice(["JOIN", "LEFT JOIN", "LEFT SEMI JOIN"])
             return (
-                f"WITH w AS ({inner}) SELECT a.* FROM w a {word} w b ON {joined} AND {self._condition(columns, 'b')} "
-                f"WHERE {self._condition(columns, 'a')}"
+                f"WITH w AS ({inner}) SELECT a.* FROM w a {word} w b ON {condition} AND "
+                f"{self._condition(columns, 'b')} WHERE {self._condition(columns, 'a')}"
             )
         return self._group_query() if kind == 7 else self._draw_filtered_aggregate_query()
 
@@ -101,21 +101,21 @@ class Queries:
         rng = self._rng
         inner, columns = self._select(1)
         pairs = [
-            (column, other, theirs)
+            (column, other, other_column)
             for (first, second), (left, right) in JOINS.items()
-            for column, other, theirs in ((left, second, right), (right, first, left))
+            for column, other, other_column in ((left, second, right), (right, first, left))
             if column in columns
         ]
         if not pairs:
             return f"SELECT * FROM ({inner}) o WHERE {self._condition(columns, 'o')}"
-        column, other, theirs = rng.choice(pairs)
+        column, other, other_column = rng.choice(pairs)
         number = next(name for name, kind in TABLES[other].items() if kind in ("bigint", "int"))
         source, below = f"{self._db}.{other} x", self._pair({"x": other}, set())
         if below is not None and rng.random() < 0.4:
-            (_, ours), (table, away) = below
+            (_, source_column), (table, away) = below
             join = rng.choice(["JOIN", "LEFT JOIN"])
-            source += f" {join} {self._db}.{table} y ON x.{ours} = y.{away} AND {self._of(table, 'y')}"
-        where = f"x.{theirs} = o.{column}" + (f" AND {self._of(other, 'x')}" if rng.random() < 0.7 else "")
+            source += f" {join} {self._db}.{table} y ON x.{source_column} = y.{away} AND {self._of(table, 'y')}"
+        where = f"x.{other_column} = o.{column}" + (f" AND {self._of(other, 'x')}" if rng.random() < 0.7 else "")
         body = rng.choice(
             [
                 f"SELECT count(*) AS n, max(x.{number}) AS m FROM {source} WHERE {where}",
@@ -152,12 +152,12 @@ class Queries:
         if rng.random() < 0.3:
             extreme = rng.choice(["max", "min"])
             names = f"WITH m AS (SELECT {extreme}(q.{other}) AS e FROM {rows}), n AS (SELECT e AS l FROM m)"
-            name, compared = rng.choice([("m", "m.e"), ("n", "n.l")])
+            name, compared_column = rng.choice([("m", "m.e"), ("n", "n.l")])
             return rng.choice(
                 [
-                    f"{names} {sales}, {name} WHERE f.{column} {op} {compared}{where}",
-                    f"{names} {sales} {rng.choice(_KINDS)} {name} ON f.{column} {op} {compared}{where}",
-                    f"{names} {sales} WHERE f.{column} {op} (SELECT {compared} FROM {name}){where}",
+                    f"{names} {sales}, {name} WHERE f.{column} {op} {compared_column}{where}",
+                    f"{names} {sales} {rng.choice(_KINDS)} {name} ON f.{column} {op} {compared_column}{where}",
+                    f"{names} {sales} WHERE f.{column} {op} (SELECT {compared_column} FROM {name}){where}",
                 ]
             )
         if rng.random() < 0.6:
@@ -165,8 +165,8 @@ class Queries:
             return f"{sales} WHERE {rng.choice([f'f.{column} {op} {values[0]}', between])}{where}"
         kind = rng.choice(_KINDS)
         end = f" AND f.{column} {rng.choice(['<', '<='])} q.{other}" if rng.random() < 0.5 else ""
-        on = f"f.{column} {op} q.{other}{end} AND {self._of(table, 'q')}"
-        return f"{sales} {kind} {self._db}.{table} q ON {on} WHERE {self._of('sales', 'f')}"
+        join_condition = f"f.{column} {op} q.{other}{end} AND {self._of(table, 'q')}"
+        return f"{sales} {kind} {self._db}.{table} q ON {join_condition} WHERE {self._of('sales', 'f')}"
 
     def _sets(self) -> str:
         rng = self._rng
@@ -200,9 +200,9 @@ class Queries:
         where = self._condition({name: columns[name] for name in keys}, "w")
         pairs = [(left, two, right) for (_, two), (left, right) in JOINS.items() if left in columns]
         if pairs and rng.random() < 0.5:
-            column, other, theirs = rng.choice(pairs)
+            column, other, other_column = rng.choice(pairs)
             kind = rng.choice(_KINDS)
-            text += f" {kind} {self._db}.{other} d ON w.{column} = d.{theirs} AND {self._of(other, 'd')}"
+            text += f" {kind} {self._db}.{other} d ON w.{column} = d.{other_column} AND {self._of(other, 'd')}"
         return f"SELECT w.* FROM {text} WHERE {first}{where}"
 
     def _draw_shadowing_query(self) -> str:
@@ -235,14 +235,16 @@ class Queries:
         """Return a query on earlier snapshots of the facts, in WITH or in FROM, alone or with the current facts."""
         rng = self._rng
         past = f"{self._db}.sales{rng.choice(self._past)}"
-        named = rng.random() < 0.5
+        has_name = rng.random() < 0.5
         source = f"(SELECT * FROM {past} a WHERE {self._of('sales', 'a')})" if rng.random() < 0.5 else past
-        text = f"WITH s AS (SELECT * FROM {source}) " if named else ""
-        text += f"SELECT p.id, p.note, p.item FROM {'s' if named else source} p"
+        text = f"WITH s AS (SELECT * FROM {source}) " if has_name else ""
+        text += f"SELECT p.id, p.note, p.item FROM {'s' if has_name else source} p"
         if rng.random() < 0.6:
             other, column = rng.choice([("sales", "id"), ("items", "i_id"), ("sales", "id")])
-            ours = "id" if other == "sales" else "item"
-            text += f" {rng.choice(_KINDS)} {self._db}.{other} c ON p.{ours} = c.{column} AND {self._of(other, 'c')}"
+            join_column = "id" if other == "sales" else "item"
+            text += (
+                f" {rng.choice(_KINDS)} {self._db}.{other} c ON p.{join_column} = c.{column} AND {self._of(other, 'c')}"
+            )
         return f"{text} WHERE {self._of('sales', 'p')}"
 
     def _group_query(self) -> str:
@@ -258,17 +260,18 @@ class Queries:
         rng = self._rng
         table, alias = rng.choice(["sales", "sales", "items"]), self._alias()
         number = rng.choice([name for name, kind in TABLES[table].items() if kind in ("int", "bigint")])
-        of = [self._of(table, alias) for _ in range(3)]
+        conditions = [self._of(table, alias) for _ in range(3)]
         parts = [
-            f"count(*) FILTER (WHERE {of[0]})",
-            f"max({alias}.{number}) FILTER (WHERE {of[1]}) + 1",
-            f"sum(CASE WHEN {of[2]} THEN {alias}.{number} END)",
-            f"count(DISTINCT IF({of[0]}, {alias}.{number}, NULL))",
-            f"avg(CASE WHEN {of[1]} THEN 2 WHEN {of[2]} THEN {alias}.{number} ELSE {rng.choice(['NULL', '7'])} END)",
+            f"count(*) FILTER (WHERE {conditions[0]})",
+            f"max({alias}.{number}) FILTER (WHERE {conditions[1]}) + 1",
+            f"sum(CASE WHEN {conditions[2]} THEN {alias}.{number} END)",
+            f"count(DISTINCT IF({conditions[0]}, {alias}.{number}, NULL))",
+            f"avg(CASE WHEN {conditions[1]} THEN 2 WHEN {conditions[2]} THEN {alias}.{number} ELSE "
+            f"{rng.choice(['NULL', '7'])} END)",
         ]
         sample = ", ".join(rng.sample(parts, rng.randint(1, 3)))
-        more = f" WHERE {self._of(table, alias)}" if rng.random() < 0.3 else ""
-        return f"SELECT {sample} FROM {self._source(table, 1)} {alias}{more}"
+        condition = f" WHERE {self._of(table, alias)}" if rng.random() < 0.3 else ""
+        return f"SELECT {sample} FROM {self._source(table, 1)} {alias}{condition}"
 
     def _select(self, depth: int = 0) -> tuple[str, dict[str, str]]:
         """Return a query and the types of its columns."""
@@ -282,12 +285,12 @@ class Queries:
             pair = self._pair(sources, hidden)
             if pair is None:
                 break
-            (old_alias, column), (other, theirs) = pair
+            (old_alias, column), (other, other_column) = pair
             new_alias, kind = self._alias(), rng.choice(_KINDS + ("JOIN",) * 5)
-            more = f" AND {self._of(other, new_alias)}" if rng.random() < 0.3 else ""
+            condition = f" AND {self._of(other, new_alias)}" if rng.random() < 0.3 else ""
             equal = "<=>" if rng.random() < 0.05 else "="
-            sides = f"{self._side(old_alias, column)} {equal} {self._side(new_alias, theirs)}"
-            text += f" {kind} {self._source(other, depth)} {new_alias} ON {sides}{more}"
+            sides = f"{self._side(old_alias, column)} {equal} {self._side(new_alias, other_column)}"
+            text += f" {kind} {self._source(other, depth)} {new_alias} ON {sides}{condition}"
             sources[new_alias] = other
             hidden |= {new_alias} if kind in _KINDS[4:] else set()
         if table == "sales" and rng.random() < 0.2:
@@ -339,9 +342,9 @@ class Queries:
         for alias, table in sources.items():
             if alias in hidden:
                 continue
-            for (first, other), (column, theirs) in JOINS.items():
-                results += [((alias, column), (other, theirs))] if first == table else []
-                results += [((alias, theirs), (first, column))] if other == table else []
+            for (first, other), (column, other_key) in JOINS.items():
+                results += [((alias, column), (other, other_key))] if first == table else []
+                results += [((alias, other_key), (first, column))] if other == table else []
         return self._rng.choice(results) if results else None
 
     def _subquery(self, outer_source: tuple[str, str]) -> str:
@@ -349,21 +352,23 @@ class Queries:
         alias, table = outer_source
         pair = self._pair({alias: table}, set())
         assert pair is not None
-        (_, column), (other, theirs) = pair
+        (_, column), (other, other_column) = pair
         inner = self._alias()
         where = self._of(other, inner)
         source = f"{self._db}.{other} {inner}"
         number = next(name for name, kind in TABLES[other].items() if kind in ("bigint", "int"))
         return rng.choice(
             [
-                f"{alias}.{column} IN (SELECT {theirs} FROM {source} WHERE {where})",
-                f"{alias}.{column} NOT IN (SELECT {theirs} FROM {source} WHERE {where} AND {theirs} IS NOT NULL)",
-                f"{alias}.{column} NOT IN (SELECT {theirs} FROM {source} WHERE {where})",
-                f"EXISTS (SELECT 1 FROM {source} WHERE {inner}.{theirs} = {alias}.{column} AND {where})",
-                f"NOT EXISTS (SELECT 1 FROM {source} WHERE {inner}.{theirs} = {alias}.{column} AND {where})",
-                f"{alias}.{column} = (SELECT max({theirs}) FROM {source} WHERE {where})",
-                f"(SELECT count(*) FROM {source} WHERE {inner}.{theirs} = {alias}.{column} AND {where}) < 3",
-                f"({alias}.{column} IN (SELECT {theirs} FROM {source} WHERE {where}) OR {self._of(table, alias)})",
+                f"{alias}.{column} IN (SELECT {other_column} FROM {source} WHERE {where})",
+                f"{alias}.{column} NOT IN "
+                f"(SELECT {other_column} FROM {source} WHERE {where} AND {other_column} IS NOT NULL)",
+                f"{alias}.{column} NOT IN (SELECT {other_column} FROM {source} WHERE {where})",
+                f"EXISTS (SELECT 1 FROM {source} WHERE {inner}.{other_column} = {alias}.{column} AND {where})",
+                f"NOT EXISTS (SELECT 1 FROM {source} WHERE {inner}.{other_column} = {alias}.{column} AND {where})",
+                f"{alias}.{column} = (SELECT max({other_column}) FROM {source} WHERE {where})",
+                f"(SELECT count(*) FROM {source} WHERE {inner}.{other_column} = {alias}.{column} AND {where}) < 3",
+                f"({alias}.{column} IN (SELECT {other_column} FROM {source} WHERE {where}) "
+                f"OR {self._of(table, alias)})",
                 f"(SELECT min({number}) FROM {source} WHERE {where}) > 3",
             ]
         )

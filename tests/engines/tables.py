@@ -15,7 +15,7 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.spark.session import connect
 from seamark.connector.write.target import WriteTarget
 from seamark.formats.protocol.wire import INDEX_FOLDER
-from tests.engines.conftest import rows
+from tests.engines.conftest import collect_rows
 from tests.services.seamark import Seamark
 
 
@@ -38,7 +38,7 @@ class SparkTables:
             tables.client.close()
 
     def sql(self, text: str) -> list[tuple[Any, ...]]:
-        return rows(self.spark.sql(text.replace("{db}", self.db)))
+        return collect_rows(self.spark.sql(text.replace("{db}", self.db)))
 
     def files(self, table: str) -> set[str]:
         """Return the data, delete and index files on storage, whether or not a table names them."""

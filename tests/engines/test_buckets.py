@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.write.buckets import resize
 from seamark.connector.write.upserts import MODES, delete, upsert
-from tests.engines.conftest import rows
+from tests.engines.conftest import collect_rows
 from tests.engines.test_unlocated import make_rows
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
@@ -36,7 +36,7 @@ class Lake:
     """The name of a catalog that caches loaded tables, as Iceberg does by default."""
 
     def sql(self, text: str) -> list[tuple[Any, ...]]:
-        return rows(self.spark.sql(text.format(db=self.db, old=self.old)))
+        return collect_rows(self.spark.sql(text.format(db=self.db, old=self.old)))
 
     def read_rows(self, name: str) -> Model:
         actual = self.sql(f"SELECT id, v FROM {{db}}.{name}")
@@ -82,13 +82,13 @@ def test_spark_and_seamark_write_to_one_table_from_8_to_64_buckets(lake: Lake, v
         upsert(lake.client, f"db.{name}", make_rows(some_numbers, 10 * step), keys=["id"], mode=rng.choice(MODES))
         model |= dict.fromkeys(some_numbers, 10 * step)
         assert lake.specs(name) == {step}
-        merged = rng.sample(range(100), 20)
-        text = ", ".join(f"({one}L, {10 * step + 1}L)" for one in merged)
+        updated_ids = rng.sample(range(100), 20)
+        text = ", ".join(f"({one}L, {10 * step + 1}L)" for one in updated_ids)
         lake.sql(
             f"MERGE INTO {{db}}.{name} t USING (SELECT * FROM VALUES {text} AS g(id, v)) s ON t.id = s.id "
             "WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
         )
-        model |= dict.fromkeys(merged, 10 * step + 1)
+        model |= dict.fromkeys(updated_ids, 10 * step + 1)
         assert lake.specs(name) == {step}
         removed_numbers = rng.sample(range(100), 5)
         delete(lake.client, f"db.{name}", keys=pa.table({"id": removed_numbers}), mode=rng.choice(MODES))
@@ -100,8 +100,8 @@ def test_spark_and_seamark_write_to_one_table_from_8_to_64_buckets(lake: Lake, v
     # A metadata table has one struct for the partitions of all specs, so field names must differ.
     (columns,) = {tuple(row[0].asDict()) for row in lake.sql(f"SELECT _partition FROM {{db}}.{name}")}
     assert set(columns) == {"id_bucket", "id_bucket_16", "id_bucket_32", "id_bucket_64"}
-    counted = sum(row[0] for row in lake.sql(f"SELECT record_count FROM {{db}}.{name}.partitions"))
-    assert counted == sum(lake.client.files(f"db.{name}", content="data")["record_count"].to_pylist())
+    record_count = sum(row[0] for row in lake.sql(f"SELECT record_count FROM {{db}}.{name}.partitions"))
+    assert record_count == sum(lake.client.files(f"db.{name}", content="data")["record_count"].to_pylist())
 
 
 def test_spark_session_that_loaded_the_table_before_a_doubling_still_appends(lake: Lake) -> None:

@@ -32,13 +32,13 @@ class Rig(SparkTables):
     def rows(self, table: str, columns: str = "*") -> list[str]:
         return sorted(map(repr, self.sql(f"SELECT {columns} FROM {{db}}.{table}")))
 
-    def cluster(self, table: str, by: list[str], **arguments: Any) -> WriteReport:
-        return cluster(self.spark, f"db.{table}", by, client=self.client, **arguments)
+    def cluster(self, table: str, columns: list[str], **arguments: Any) -> WriteReport:
+        return cluster(self.spark, f"db.{table}", columns, client=self.client, **arguments)
 
-    def sales(self, table: str, more: str = "", version: int = 2, count: int = 4000) -> None:
+    def sales(self, table: str, suffix: str = "", version: int = 2, count: int = 4000) -> None:
         """Create a table with unordered rows in four files. A customer's city does not depend on the customer's id."""
         self.sql(
-            f"CREATE TABLE {{db}}.{table} ({SALES}) USING iceberg {more} TBLPROPERTIES ('format-version'='{version}')"
+            f"CREATE TABLE {{db}}.{table} ({SALES}) USING iceberg {suffix} TBLPROPERTIES ('format-version'='{version}')"
         )
         columns = (
             *("id", "int(abs(hash(id, 1)) % 100) AS day", f"int(abs(hash(id, 2)) % {CUSTOMERS}) AS customer"),
@@ -84,8 +84,8 @@ def test_clustering_keeps_rows_of_every_type_and_their_row_ids(rig: Rig, version
     columns = "*, _row_id, _last_updated_sequence_number" if version == 3 else "*"
     before = rig.rows(table, columns)
     partitions = rig.rows(f"{table}.files", "DISTINCT partition") if partitioned else []
-    by = ["n", "f", "d", "p", "s", "b", "day", "ts", "nt", "ok"]
-    report = rig.cluster(table, by, files=5)
+    all_columns = ["n", "f", "d", "p", "s", "b", "day", "ts", "nt", "ok"]
+    report = rig.cluster(table, all_columns, files=5)
     assert report.rows == 300
     assert rig.rows(table, columns) == before
     if partitioned:
@@ -131,7 +131,7 @@ def test_clustering_uses_the_current_schema_before_a_snapshot_has_it(rig: Rig) -
 def test_clustering_commit_is_a_replace_and_earlier_snapshots_stay(rig: Rig) -> None:
     rig.sales("told")
     before = rig.rows("told")
-    (then,) = rig.sql("SELECT snapshot_id FROM {db}.told.snapshots")[0]
+    (old_snapshot,) = rig.sql("SELECT snapshot_id FROM {db}.told.snapshots")[0]
     report = rig.cluster("told", BY, joins=JOINS, files=8, summary={"why": "a test"})
     operation, summary = rig.sql(
         f"SELECT operation, summary FROM {{db}}.told.snapshots WHERE snapshot_id = {report.snapshot_id}"
@@ -140,7 +140,7 @@ def test_clustering_commit_is_a_replace_and_earlier_snapshots_stay(rig: Rig) -> 
     assert summary["clustered-by"] == "hilbert(day, customer.city)"
     assert summary["why"] == "a test"
     assert (summary["deleted-data-files"], summary["total-records"]) == ("4", "4000")
-    assert rig.rows(f"told VERSION AS OF {then}") == before == rig.rows("told")
+    assert rig.rows(f"told VERSION AS OF {old_snapshot}") == before == rig.rows("told")
 
 
 @pytest.mark.slow
@@ -165,16 +165,16 @@ def test_rows_of_a_city_and_some_days_are_in_fewer_files(rig: Rig) -> None:
     """
     rig.sales("sorted")
     rig.sales("clustered")
-    for table, by in (("sorted", ["id"]), ("clustered", BY)):
-        report = rig.cluster(table, by, joins=JOINS, files=64)
+    for table, columns in (("sorted", ["id"]), ("clustered", BY)):
+        report = rig.cluster(table, columns, joins=JOINS, files=64)
         assert 64 <= report.files <= 64 + 3 * 2
     rng = random.Random(7)
     held_rows = {}
     for table in ("sorted", "clustered"):
-        result = rig.sql(
+        explained_rows = rig.sql(
             f"SELECT city, day, s._file FROM {{db}}.{table} s LEFT JOIN {{db}}.customers c ON s.customer = c.id"
         )
-        held_rows[table] = {(city, day, file) for city, day, file in result}
+        held_rows[table] = {(city, day, file) for city, day, file in explained_rows}
         counts = [count for (count,) in rig.sql(f"SELECT record_count FROM {{db}}.{table}.files")]
         assert max(counts) == -(-4000 // 64)
     ratios = []
@@ -193,9 +193,9 @@ def test_clustering_builds_index_files_of_the_new_files(rig: Rig) -> None:
     rig.client.put_index("db.indexed", "of_customers", kind="bitmap", columns=["customer"])
     report = rig.cluster("indexed", BY, joins=JOINS, files=40)
     assert report.index_files > 0
-    reported = rig.client.explain("db.indexed", "customer = 17")
+    explanation = rig.client.explain("db.indexed", "customer = 17")
     holding = rig.sql("SELECT DISTINCT _file FROM {db}.indexed WHERE customer = 17")
-    assert reported.files == len(holding) < report.files
+    assert explanation.files == len(holding) < report.files
 
 
 @pytest.mark.slow
@@ -270,15 +270,15 @@ def test_invalid_clustering_options_are_refused_before_a_file_is_read(rig: Rig) 
     rig.sql(f"CREATE TABLE {{db}}.empty ({SALES}) USING iceberg")
     report = rig.cluster("empty", ["day"])
     assert (report.files, report.commit) == (0, None)
-    for wrong, expected in (
-        ({"by": ["no"]}, "no column"),
-        ({"by": ["customer.city"]}, "no column"),
-        ({"by": ["day"], "curve": "peano"}, "hilbert, zorder"),
-        ({"by": ["day"], "files": 0}, "at least 1"),
-        ({"by": ["day"], "files": 2, "target_file_bytes": 3}, "or target_file_bytes"),
+    for invalid_arguments, expected in (
+        ({"columns": ["no"]}, "no column"),
+        ({"columns": ["customer.city"]}, "no column"),
+        ({"columns": ["day"], "curve": "peano"}, "hilbert, zorder"),
+        ({"columns": ["day"], "files": 0}, "at least 1"),
+        ({"columns": ["day"], "files": 2, "target_file_bytes": 3}, "or target_file_bytes"),
     ):
         with pytest.raises((InvalidRequest, ValueError), match=expected):
-            rig.cluster("empty", **wrong)  # type: ignore[arg-type]
+            rig.cluster("empty", **invalid_arguments)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="Give uri"):
         cluster(rig.spark, "db.empty", ["day"])
     rig.sql("CREATE TABLE {db}.first (id bigint) USING iceberg TBLPROPERTIES ('format-version'='1')")

@@ -13,10 +13,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.commits.lake import BY_PART, Lake
-from tests.commits.reader import check, snapshot_of
-from tests.commits.reader import rows as read_rows
+from tests.commits.reader import check, find_snapshot
+from tests.commits.reader import read_snapshot_rows as read_rows
 from tests.connector.server_thread import ServerThread
-from tests.engines.conftest import rows
+from tests.engines.conftest import collect_rows
 from tests.services.spark import new_catalog
 
 T = TypeVar("T")
@@ -32,8 +32,8 @@ class Table:
     def __init__(self, server: ServerThread, spark: SparkSession, version: int) -> None:
         self.server, self.spark = server, spark
         self.catalog = new_catalog(spark, server.url)
-        more = {"commit.manifest.min-count-to-merge": "3", "write.delete.mode": "merge-on-read"}
-        self.lake = self.run(Lake.create(server.api, f"v{version}", version=version, spec=BY_PART, **more))
+        properties = {"commit.manifest.min-count-to-merge": "3", "write.delete.mode": "merge-on-read"}
+        self.lake = self.run(Lake.create(server.api, f"v{version}", version=version, spec=BY_PART, **properties))
         self.name = f"{self.catalog}.db.v{version}"
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -43,13 +43,13 @@ class Table:
         return self.run(self.lake.commit(body))
 
     def sql(self, statement: str) -> list[tuple[Any, ...]]:
-        return rows(self.spark.sql(statement.replace("{t}", self.name)))
+        return collect_rows(self.spark.sql(statement.replace("{t}", self.name)))
 
     def agree(self) -> list[tuple[Any, ...]]:
         """Check that Spark and a reader of the specification return the same rows, and return these rows."""
         self.sql("REFRESH TABLE {t}")
         metadata = self.run(self.lake.metadata())
-        snapshot = snapshot_of(metadata)
+        snapshot = find_snapshot(metadata)
         spark_rows = _sort_rows(self.sql("SELECT id, part, value FROM {t}"))
         assert spark_rows == read_rows(snapshot)
         return spark_rows
@@ -68,7 +68,7 @@ def test_spark_reads_and_changes_snapshots_of_the_server(
         deletes = lake.vectors({files[0]["file-path"]: {0, 2}, files[2]["file-path"]: {1}}, 0)
     else:
         deletes = [lake.position_deletes([(files[0]["file-path"], 0), (files[0]["file-path"], 2)], 0)]
-        deletes.append(lake.position_deletes([(files[2]["file-path"], 1)], 0, named=True))
+        deletes.append(lake.position_deletes([(files[2]["file-path"], 1)], 0, has_path_bounds=True))
     table.commit(add=deletes, **{"read-snapshot-id": head["snapshot-id"]})
     assert len(table.agree()) == 13
     table.commit(add=[lake.equality_deletes([10, 31], 1), lake.data([(10, 1, "upserted")])])

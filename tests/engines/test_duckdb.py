@@ -19,6 +19,7 @@ from pyiceberg.types import IntegerType
 
 import seamark
 import seamark.duckdb
+from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.builds import InProcessWorkers, build
@@ -46,7 +47,7 @@ def con(server: Seamark) -> Iterator[duckdb.DuckDBPyConnection]:
         yield con
 
 
-def people(con: duckdb.DuckDBPyConnection, name: str, version: int = 2) -> str:
+def create_people(con: duckdb.DuckDBPyConnection, name: str, version: int = 2) -> str:
     con.execute(
         f"CREATE TABLE sea.shop.{name} (id BIGINT, name VARCHAR, score DOUBLE) WITH ('format-version' = {version})"
     )
@@ -63,7 +64,7 @@ def read(con: duckdb.DuckDBPyConnection, text: str) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("version", [2, 3])
 def test_duckdb_inserts_updates_and_deletes_rows(con: duckdb.DuckDBPyConnection, server: Seamark, version: int) -> None:
-    table = people(con, f"people_v{version}", version)
+    table = create_people(con, f"people_v{version}", version)
     con.execute(f"UPDATE {table} SET name = 'bo' WHERE id = 2")
     con.execute(f"DELETE FROM {table} WHERE id = 1")
     expected = [(2, "bo", None), (3, "cy", 2.5)]
@@ -73,14 +74,14 @@ def test_duckdb_inserts_updates_and_deletes_rows(con: duckdb.DuckDBPyConnection,
     with closing(IndexClient(server.base_url)) as client:
         assert seamark.scan(client, f"shop.people_v{version}").to_arrow().num_rows == 2
     with RestCatalog("sea", uri=server.base_url) as catalog:
-        loaded = catalog.load_table(f"shop.people_v{version}")
-        assert loaded.format_version == version
+        loaded_table = catalog.load_table(f"shop.people_v{version}")
+        assert loaded_table.format_version == version
         if version == 2:  # PyIceberg does not read deletion vectors.
-            assert sorted(loaded.scan().to_arrow().column("id").to_pylist()) == [2, 3]
+            assert sorted(loaded_table.scan().to_arrow().column("id").to_pylist()) == [2, 3]
 
 
 def test_duckdb_reads_rows_of_an_evolved_schema(con: duckdb.DuckDBPyConnection) -> None:
-    table = people(con, "evolving")
+    table = create_people(con, "evolving")
     con.execute(f"ALTER TABLE {table} ADD COLUMN note VARCHAR")
     con.execute(f"ALTER TABLE {table} RENAME COLUMN name TO title")
     con.execute(f"ALTER TABLE {table} DROP COLUMN score")
@@ -91,27 +92,27 @@ def test_duckdb_reads_rows_of_an_evolved_schema(con: duckdb.DuckDBPyConnection) 
 
 
 def test_duckdb_reads_an_earlier_snapshot(con: duckdb.DuckDBPyConnection, server: Seamark) -> None:
-    table = people(con, "travel")
+    table = create_people(con, "travel")
     with RestCatalog("sea", uri=server.base_url) as catalog:
         before = catalog.load_table("shop.travel").current_snapshot()
     assert before is not None
     con.execute(f"DELETE FROM {table} WHERE id = 3")
-    at = f"{table} AT (VERSION => {before.snapshot_id})"
-    then = f"SELECT count(*) FROM {at} WHERE id = 3"
-    assert read(con, then) == [(1,)]
-    assert seamark.duckdb.rewrite_query(con, then).files == 1
+    table_at_version = f"{table} AT (VERSION => {before.snapshot_id})"
+    count_query = f"SELECT count(*) FROM {table_at_version} WHERE id = 3"
+    assert read(con, count_query) == [(1,)]
+    assert seamark.duckdb.rewrite_query(con, count_query).files == 1
     assert read(con, f"SELECT count(*) FROM {table} WHERE id = 3") == [(0,)]
-    at = f"{table} AS a at(version => {before.snapshot_id} )"
-    both = f"SELECT a.id, b.id FROM {at} LEFT JOIN {table} AS b ON a.id = b.id WHERE a.id > 1"
-    assert read(con, both) == [(2, 2), (3, None)]
-    assert seamark.duckdb.rewrite_query(con, both).files < seamark.duckdb.rewrite_query(con, both).considered_files
+    table_at_version = f"{table} AS a at(version => {before.snapshot_id} )"
+    join = f"SELECT a.id, b.id FROM {table_at_version} LEFT JOIN {table} AS b ON a.id = b.id WHERE a.id > 1"
+    assert read(con, join) == [(2, 2), (3, None)]
+    assert seamark.duckdb.rewrite_query(con, join).files < seamark.duckdb.rewrite_query(con, join).considered_files
     con.execute(f"ALTER TABLE {table} RENAME COLUMN name TO title")
     con.execute(f"INSERT INTO {table} VALUES (5, 'eve', 1.5)")
-    assert seamark.duckdb.rewrite_query(con, then).statement is None
-    assert seamark.duckdb.rewrite_query(con, both).summary == "unchanged; there is no plan of an earlier snapshot"
-    assert read(con, then) == [(1,)]
-    reported = seamark.duckdb.rewrite_query(con, f"SELECT id FROM {table} AT (TIMESTAMP => now()) WHERE id = 3")
-    assert reported.summary == "unchanged; it reads an earlier snapshot by another clause than VERSION with a number"
+    assert seamark.duckdb.rewrite_query(con, count_query).statement is None
+    assert seamark.duckdb.rewrite_query(con, join).summary == "unchanged; there is no plan of an earlier snapshot"
+    assert read(con, count_query) == [(1,)]
+    rewritten = seamark.duckdb.rewrite_query(con, f"SELECT id FROM {table} AT (TIMESTAMP => now()) WHERE id = 3")
+    assert rewritten.summary == "unchanged; it reads an earlier snapshot by another clause than VERSION with a number"
 
 
 def test_duckdb_and_pyiceberg_read_each_others_rows(con: duckdb.DuckDBPyConnection, server: Seamark) -> None:
@@ -127,7 +128,7 @@ def test_duckdb_and_pyiceberg_read_each_others_rows(con: duckdb.DuckDBPyConnecti
 def test_conflicting_insert_of_a_transaction_is_not_lost_silently(
     con: duckdb.DuckDBPyConnection, server: Seamark
 ) -> None:
-    table = people(con, "race")
+    table = create_people(con, "race")
     with closing(seamark.duckdb.connect(server.base_url)) as other:
         con.begin()
         con.execute(f"INSERT INTO {table} VALUES (10, 'mine', 0)")
@@ -135,15 +136,15 @@ def test_conflicting_insert_of_a_transaction_is_not_lost_silently(
         assert seamark.duckdb.rewrite_query(con, f"FROM {table} WHERE id = 10").statement is None
         try:
             con.commit()
-            mine = 1
+            own_count = 1
         except duckdb.Error:  # DuckDB reports a conflict.
-            mine = 0
+            own_count = 0
     ids = [row[0] for row in read(con, f"SELECT id FROM {table} WHERE id >= 10")]
-    assert ids == ([10, 11] if mine else [11])
+    assert ids == ([10, 11] if own_count else [11])
 
 
 def test_duckdb_drops_a_table(con: duckdb.DuckDBPyConnection) -> None:
-    table = people(con, "gone")
+    table = create_people(con, "gone")
     con.execute(f"DROP TABLE {table}")
     with pytest.raises(duckdb.CatalogException):
         con.sql(f"FROM {table}")
@@ -151,14 +152,14 @@ def test_duckdb_drops_a_table(con: duckdb.DuckDBPyConnection) -> None:
 
 def test_duckdb_sends_the_token_and_does_not_show_it(tmp_path: Path) -> None:
     command = [str(Path(sys.executable).parent / "seamark"), "token", "create", "admin", "--role", "admin"]
-    result = subprocess.run([*command, "--home", str(tmp_path)], check=True, capture_output=True, text=True)
-    token = result.stdout.strip()
+    completed = subprocess.run([*command, "--home", str(tmp_path)], check=True, capture_output=True, text=True)
+    token = completed.stdout.strip()
     with Seamark(tmp_path, env={"SEAMARK_AUTH": "token"}) as server:
         with pytest.raises(duckdb.Error):
             seamark.duckdb.connect(server.base_url).execute("CREATE SCHEMA sea.shop")
         with closing(seamark.duckdb.connect(server.base_url, token=token)) as con:
             con.execute("CREATE SCHEMA sea.shop")
-            table = people(con, "people")
+            table = create_people(con, "people")
             assert read(con, f"FROM {table} WHERE id = 3") == ROWS[2:]
             assert seamark.duckdb.rewrite_query(con, f"FROM {table} WHERE id = 3").files == 1
             assert token not in repr(con.sql("FROM duckdb_secrets()").fetchall())
@@ -171,7 +172,7 @@ def test_duckdb_writes_and_reads_tables_in_s3(s3: S3, tmp_path: Path) -> None:
         closing(seamark.duckdb.connect(server.base_url, on_s3=True)) as con,
     ):
         con.execute("CREATE SCHEMA sea.shop")
-        table = people(con, "people")
+        table = create_people(con, "people")
         con.execute(f"DELETE FROM {table} WHERE id = 1")
         con.execute(f"CREATE TABLE sea.shop.copy AS FROM {table}")
         assert read(con, "SELECT id FROM sea.shop.copy WHERE id <> 2") == [(3,)]
@@ -196,7 +197,7 @@ def test_sql_on_encrypted_files_is_refused_with_the_reason(
     con: duckdb.DuckDBPyConnection, server: Seamark, footer: str
 ) -> None:
     """A refused statement changes no row."""
-    table = people(con, f"secret_{footer}").removeprefix("sea.")
+    table = create_people(con, f"secret_{footer}").removeprefix("sea.")
     client = IndexClient(server.base_url)
     for location in client.files(table, content="data")["file_path"].to_pylist():
         encrypt(location.removeprefix("file://"), {"columns": {"k1": ["name"]}, "plaintext_footer": footer == "plain"})
@@ -329,3 +330,21 @@ def test_impossible_partition_values_of_duckdb_are_refused(con: duckdb.DuckDBPyC
         con.execute("INSERT INTO sea.parts.cut VALUES (1, 'e' || chr(769) || 'abc')")
     con.execute("INSERT INTO sea.parts.cut VALUES (2, 'éabc')")
     assert seamark.duckdb.sql(con, "FROM sea.parts.cut WHERE x = 'éabc'").fetchall() == [(2, "éabc")]
+
+
+@pytest.mark.parametrize("caches_files", [False, True])
+def test_each_data_file_gets_its_vector_of_a_shared_puffin_file(
+    server: Seamark, con: duckdb.DuckDBPyConnection, caches_files: bool
+) -> None:
+    """With its cache, DuckDB reads on after a large vector, and returns it in the place of a later small vector."""
+    table = f"shop.vectors_{caches_files}".lower()
+    con.execute(f"CREATE TABLE sea.{table} (id BIGINT) WITH ('format-version' = 3)")
+    for first, end in ((0, 10), (10, 5_010), (5_010, 5_020)):
+        con.execute(f"INSERT INTO sea.{table} SELECT range FROM range({first}, {end})")
+    deleted = {3, 5, 5_011, 5_018, *range(10, 5_010, 3)}
+    keys = pa.table({"id": sorted(deleted)})
+    seamark.delete(SeamarkClient(server.base_url), table, keys=keys, key=["id"], mode="merge-on-read")
+    if caches_files:
+        con.execute("SET GLOBAL enable_external_file_cache = true")
+    rows = con.sql(f"SELECT id FROM sea.{table} ORDER BY id").fetchall()
+    assert rows == [(number,) for number in range(5_020) if number not in deleted]

@@ -43,8 +43,8 @@ def check_spark_readers_agree(
         expected = read_rows(client, f"db.{name}", At(snapshot_id=snapshot))
         text = f"seed {seed}, {SHAPES[number]}, snapshot {snapshots.index(snapshot)} of {len(snapshots)}"
         assert rows(spark.read.option("versionAsOf", snapshot).table(f"past.db.{name}")) == expected, text
-        ours = spark.read.format("seamark").options(uri=client.url, table=f"db.{name}")
-        assert rows(ours.option("snapshot-id", str(snapshot)).load()) == expected, text
+        seamark_reader = spark.read.format("seamark").options(uri=client.url, table=f"db.{name}")
+        assert rows(seamark_reader.option("snapshot-id", str(snapshot)).load()) == expected, text
 
 
 @pytest.mark.slow

@@ -81,7 +81,7 @@ class InterruptedWorkers(SparkWorkers):
 def wide_lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
     home = tmp_path_factory.mktemp("indexed")
     with Seamark(home, env={"SEAMARK_LOG_FORMAT": "json"}) as server:
-        alone = Seamark(
+        plain_server = Seamark(
             tmp_path_factory.mktemp("alone"),
             warehouse=server.warehouse,
             database=f"sqlite:///{home / 'seamark.db'}",
@@ -89,11 +89,11 @@ def wide_lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> 
         )
         client = IndexClient(server.base_url)
         with (
-            alone,
+            plain_server,
             RestCatalog("indexed", uri=server.base_url) as python,
-            RestCatalog("alone", uri=alone.base_url) as python_by_itself,
+            RestCatalog("alone", uri=plain_server.base_url) as python_by_itself,
         ):
-            catalog, by_itself = new_catalog(spark, server.base_url), new_catalog(spark, alone.base_url)
+            catalog, by_itself = new_catalog(spark, server.base_url), new_catalog(spark, plain_server.base_url)
             spark.sql(f"CREATE NAMESPACE {catalog}.db")
             engines = Engines(server, spark, catalog, by_itself, python, python_by_itself)
             before_rename = _fill(engines)
@@ -311,8 +311,8 @@ def test_failed_task_is_reported_in_one_line_and_rolls_the_build_back(wide_lake:
     wide_lake.client.put_index("db.wide", "more", kind="bloom", columns=["qty"])
     with pytest.raises(ClusterFailed, match=r"^A Spark job failed: .*/proc/nowhere.*$"):
         build(wide_lake.client, "db.wide", "more", WorkersWithUnwritableFolder(spark))
-    (last,) = wide_lake.client.timeline("db.wide", newest_first=True, limit=1)
-    assert (last.state, "/proc/nowhere" in last.summary["reason"]) == ("rolled_back", True)
+    (last_instant,) = wide_lake.client.timeline("db.wide", newest_first=True, limit=1)
+    assert (last_instant.state, "/proc/nowhere" in last_instant.summary["reason"]) == ("rolled_back", True)
     wide_lake.client.drop_index("db.wide", "more")
 
 

@@ -16,7 +16,7 @@ from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.expressions import In
 from pyspark.sql import SparkSession
 
-from tests.engines.conftest import rows
+from tests.engines.conftest import collect_rows
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 
@@ -47,11 +47,11 @@ def read_by_generics(spark: SparkSession, uri: str, table: str, name: str, value
     properties.put("uri", uri)
     catalog.initialize("generics", properties)
     try:
-        opened = catalog.loadTable(iceberg.catalog.TableIdentifier.parse(f"db.{table}"))
+        spark_table = catalog.loadTable(iceberg.catalog.TableIdentifier.parse(f"db.{table}"))
         # The test passes values and rows to Java as one text each, because thousands of calls take seconds.
         text = json.dumps({"type": "in", "term": name, "values": values})
-        where = iceberg.expressions.ExpressionParser.fromJson(text, opened.schema())
-        records = iceberg.data.IcebergGenerics.read(opened).where(where).build()
+        where = iceberg.expressions.ExpressionParser.fromJson(text, spark_table.schema())
+        records = iceberg.data.IcebergGenerics.read(spark_table).where(where).build()
         try:
             listed_text = str(iceberg.relocated.com.google.common.collect.Lists.newArrayList(records).toString())
             return sorted(int(match) for match in re.findall(r"Record\((\d+), ", listed_text))
@@ -81,19 +81,19 @@ def test_rows_are_right_if_long_residuals_are_shortened(spark: SparkSession, tmp
             )
             expected = list(range(0, 6000, 4))
             where = {"type": "in", "term": "id", "values": expected}
-            reported = residuals(server, table, where, {**JAVA, **SHORT_RESIDUALS})
-            assert reported
-            assert all(one["type"] == "and" for one in reported)
+            reported_residuals = residuals(server, table, where, {**JAVA, **SHORT_RESIDUALS})
+            assert reported_residuals
+            assert all(one["type"] == "and" for one in reported_residuals)
             assert read_by_generics(spark, server.base_url, table, "id", expected) == expected
             assert len(plan(server, table, where, JAVA).get("plan-tasks", [])) > 1
             assert set(residuals(server, table, where, {})) == {None}
             text = ", ".join(map(str, expected))
             read = spark.sql(f"SELECT id FROM {catalog}.db.{table} WHERE id IN ({text}) ORDER BY id")
-            assert [one for (one,) in rows(read)] == expected
-            counted = spark.sql(f"SELECT count(*) FROM {catalog}.db.{table} WHERE id IN ({text})")
-            assert rows(counted) == [(len(expected),)]
+            assert [one for (one,) in collect_rows(read)] == expected
+            count_query = spark.sql(f"SELECT count(*) FROM {catalog}.db.{table} WHERE id IN ({text})")
+            assert collect_rows(count_query) == [(len(expected),)]
             narrowed = spark.sql(f"SELECT count(*) FROM {catalog}.db.{table} WHERE p = 1 AND id IN ({text})")
-            assert rows(narrowed) == [(len([one for one in expected if one % 3 == 1]),)]
+            assert collect_rows(narrowed) == [(len([one for one in expected if one % 3 == 1]),)]
             scan = python.load_table(f"db.{table}").scan(row_filter=In("id", expected))
             assert sorted(scan.to_arrow()["id"].to_pylist()) == expected
             assert scan.count() == len(expected)
@@ -101,4 +101,6 @@ def test_rows_are_right_if_long_residuals_are_shortened(spark: SparkSession, tmp
             texts = python.load_table(f"db.{table}").scan(row_filter=In("s", names))
             assert texts.count() == 4500
             literals = ", ".join(f"'{name}'" for name in names)
-            assert rows(spark.sql(f"SELECT count(*) FROM {catalog}.db.{table} WHERE s IN ({literals})")) == [(4500,)]
+            assert collect_rows(spark.sql(f"SELECT count(*) FROM {catalog}.db.{table} WHERE s IN ({literals})")) == [
+                (4500,)
+            ]

@@ -17,7 +17,7 @@ from pyiceberg.catalog.rest import RestCatalog
 from pyspark.sql import SparkSession
 
 from seamark.connector.client.client import SeamarkClient
-from tests.engines.conftest import Lake, rows
+from tests.engines.conftest import Lake, collect_rows
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 
@@ -31,11 +31,11 @@ class Engines:
     python: RestCatalog
 
     def sql(self, statement: str) -> list[tuple[Any, ...]]:
-        return rows(self.spark.sql(statement.replace("{db}", self.db)))
+        return collect_rows(self.spark.sql(statement.replace("{db}", self.db)))
 
-    def files(self, table: str, at: int | None = None) -> set[str]:
+    def files(self, table: str, snapshot_id: int | None = None) -> set[str]:
         """Return the data files that Spark finds in the manifests."""
-        version = "" if at is None else f" VERSION AS OF {at}"
+        version = "" if snapshot_id is None else f" VERSION AS OF {snapshot_id}"
         return {path for (path,) in self.sql(f"SELECT file_path FROM {{db}}.`{table}`.data_files{version}")}
 
     @contextmanager
@@ -132,34 +132,34 @@ def test_plan_table_has_the_rows_row_ids_and_files_of_the_filtered_table(engines
     engines.sql(f"ALTER TABLE {{db}}.{name} ADD COLUMN note string")
     insert(40, ", concat('n', id)")
     insert(60, ", NULL")
-    changed = kind != "version 1"
-    if changed:
+    is_changed = kind != "version 1"
+    if is_changed:
         engines.sql(f"DELETE FROM {{db}}.{name} WHERE id % 10 = 3")
         engines.sql(f"UPDATE {{db}}.{name} SET note = 'n777' WHERE id IN (1, 42, 77)")
     engines.sql(f"ALTER TABLE {{db}}.{name} DROP PARTITION FIELD land")
     engines.sql(f"ALTER TABLE {{db}}.{name} DROP COLUMN gone")
     engines.sql(f"INSERT INTO {{db}}.{name} SELECT id, 'l9', date'2026-02-01', 'z' FROM range(100, 130, 1, 3)")
     lineage = ", _row_id, _last_updated_sequence_number" if kind.startswith("version 3") else ""
-    columns, every = f"id, land, day, note{lineage}, _spec_id, _file, _pos", engines.files(name)
+    columns, table_rows = f"id, land, day, note{lineage}, _spec_id, _file, _pos", engines.files(name)
     requested_predicates, pruned = list(predicates(rng)), 0
-    judged = ", ".join(f"({predicate})" for predicate in requested_predicates)
-    whole = engines.sql(f"SELECT {judged}, {columns} FROM {{db}}.{name} ORDER BY id")
+    conditions = ", ".join(f"({predicate})" for predicate in requested_predicates)
+    all_rows = engines.sql(f"SELECT {conditions}, {columns} FROM {{db}}.{name} ORDER BY id")
     for number, predicate in enumerate(requested_predicates):
         note = f"{kind}, seed {seed}: {predicate}"
         plan = engines.client.plan_table(f"db.{name}", predicate)
         assert plan.name is not None, note
         planned_files = engines.files(plan.name)
         assert len(planned_files) == plan.files, note
-        assert planned_files <= every, note
-        pruned += len(every - planned_files)
-        expected = [row[len(requested_predicates) :] for row in whole if row[number]]
-        with engines.hide_files(every - planned_files):
+        assert planned_files <= table_rows, note
+        pruned += len(table_rows - planned_files)
+        expected = [row[len(requested_predicates) :] for row in all_rows if row[number]]
+        with engines.hide_files(table_rows - planned_files):
             actual = engines.sql(f"SELECT {columns} FROM {{db}}.`{plan.name}` WHERE {predicate} ORDER BY id")
             assert actual == expected, note
             engines.sql(f"SELECT count(*) FROM {{db}}.`{plan.name}`")
-            if not lineage and not changed:
-                read = engines.python.load_table(("db", plan.name)).scan().to_arrow()["id"].to_pylist()
-                assert {row[0] for row in expected} <= set(read), note
+            if not lineage and not is_changed:
+                actual_ids = engines.python.load_table(("db", plan.name)).scan().to_arrow()["id"].to_pylist()
+                assert {row[0] for row in expected} <= set(actual_ids), note
     assert pruned > 30
 
 
@@ -198,6 +198,6 @@ def test_plan_table_is_read_with_the_credentials_of_its_table(lake: Lake, spark:
     plan = client.plan_table("db.t", "id IN (5, 38)")
     client.close()
     assert (plan.files, plan.considered_files) == (2, 4)
-    rows_read = rows(spark.sql(f"SELECT id, _row_id FROM {db}.`{plan.name}` ORDER BY id"))
-    expected = rows(spark.sql(f"SELECT id, _row_id FROM {db}.t WHERE id < 10 OR id >= 30 ORDER BY id"))
+    rows_read = collect_rows(spark.sql(f"SELECT id, _row_id FROM {db}.`{plan.name}` ORDER BY id"))
+    expected = collect_rows(spark.sql(f"SELECT id, _row_id FROM {db}.t WHERE id < 10 OR id >= 30 ORDER BY id"))
     assert rows_read == expected

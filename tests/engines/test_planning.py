@@ -19,7 +19,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.rest import RestCatalog
 from pyspark.sql import SparkSession
 
-from tests.engines.conftest import rows
+from tests.engines.conftest import collect_rows
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 
@@ -43,16 +43,20 @@ class Engines:
 
         `{db}` stands for catalog and namespace.
         """
-        return rows(self.spark.sql(statement.replace("{db}", f"{self.catalog}.db").replace("{cat}", self.catalog)))
+        return collect_rows(
+            self.spark.sql(statement.replace("{db}", f"{self.catalog}.db").replace("{cat}", self.catalog))
+        )
 
     def sql_by_itself(self, statement: str) -> list[tuple[Any, ...]]:
         """Run the statement in a Spark that plans itself."""
-        return rows(self.spark.sql(statement.replace("{db}", f"{self.by_itself}.db").replace("{cat}", self.by_itself)))
+        return collect_rows(
+            self.spark.sql(statement.replace("{db}", f"{self.by_itself}.db").replace("{cat}", self.by_itself))
+        )
 
-    def plan(self, table: str, where: Any = True, **more: Any) -> list[str]:
+    def plan(self, table: str, where: Any = True, **fields: Any) -> list[str]:
         """Return the data files in all pages of the server's plan."""
         path = f"/v1/namespaces/db/tables/{table}"
-        answer = self._post(f"{path}/plan", {"filter": where, **more})
+        answer = self._post(f"{path}/plan", {"filter": where, **fields})
         assert answer["status"] == "completed"
         answers = [
             answer,
@@ -82,9 +86,9 @@ class Engines:
     @contextmanager
     def hide_other_files(self, table: str, kept_names: list[str]) -> Iterator[int]:
         """Move all data files of the table except `kept` away within the block, and yield the number of moved files."""
-        every = {path for (path,) in self.sql_by_itself(f"SELECT file_path FROM {{db}}.{table}.all_data_files")}
-        assert set(kept_names) <= every
-        removed_paths = [Path(path.removeprefix("file:")) for path in every - set(kept_names)]
+        all_paths = {path for (path,) in self.sql_by_itself(f"SELECT file_path FROM {{db}}.{table}.all_data_files")}
+        assert set(kept_names) <= all_paths
+        removed_paths = [Path(path.removeprefix("file:")) for path in all_paths - set(kept_names)]
         for path in removed_paths:
             path.rename(f"{path}.away")
         try:
@@ -100,18 +104,18 @@ def engines(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> It
     home = tmp_path_factory.mktemp("planned")
     pages = {"SEAMARK_PLAN_INLINE_LIMIT": "3", "SEAMARK_PLAN_PAGE_SIZE": "2"}
     with Seamark(home, env={"SEAMARK_LOG_FORMAT": "json", **pages}) as server:
-        alone = Seamark(
+        plain_server = Seamark(
             tmp_path_factory.mktemp("alone"),
             warehouse=server.warehouse,
             database=f"sqlite:///{home / 'seamark.db'}",
             env={"SEAMARK_SCAN_PLANNING_MODE": "client"},
         )
         with (
-            alone,
+            plain_server,
             RestCatalog("planned", uri=server.base_url) as python,
-            RestCatalog("alone", uri=alone.base_url) as python_by_itself,
+            RestCatalog("alone", uri=plain_server.base_url) as python_by_itself,
         ):
-            catalog, by_itself = new_catalog(spark, server.base_url), new_catalog(spark, alone.base_url)
+            catalog, by_itself = new_catalog(spark, server.base_url), new_catalog(spark, plain_server.base_url)
             spark.sql(f"CREATE NAMESPACE {catalog}.db")
             new_engines = Engines(server, spark, catalog, by_itself, python, python_by_itself)
             _fill(new_engines)
@@ -257,9 +261,9 @@ def test_spark_reads_only_the_files_that_the_server_returns(engines: Engines, ca
 @pytest.mark.parametrize("case", [case for case in CASES if case.python is not None], ids=lambda case: case.name)
 def test_pyiceberg_reads_only_the_files_that_the_server_returns(engines: Engines, case: Case) -> None:
     assert case.python is not None
-    alone = engines.python_by_itself.load_table(f"db.{case.table}").scan(case.python)
+    unplanned_rows = engines.python_by_itself.load_table(f"db.{case.table}").scan(case.python)
     with engines.requests() as requests:
-        expected = _rows(alone.to_arrow())
+        expected = _rows(unplanned_rows.to_arrow())
     assert "planTableScan" not in requests
     plan = engines.plan(case.table, case.json)
     scan = engines.python.load_table(f"db.{case.table}").scan(case.python)
@@ -267,7 +271,7 @@ def test_pyiceberg_reads_only_the_files_that_the_server_returns(engines: Engines
         assert _rows(scan.to_arrow()) == expected
         assert sorted(task.file.file_path for task in scan.plan_files()) == sorted(plan)
         count = scan.count()
-    assert count == alone.count(), (
+    assert count == unplanned_rows.count(), (
         "for p != 'a' this is not the number of rows, because PyIceberg counts nulls without reading them"
     )
     assert expected
@@ -381,8 +385,8 @@ def test_engines_read_partition_values_of_every_kind(engines: Engines) -> None:
     for number in (1, 2, 3, 4):
         assert engines.sql(f"SELECT id FROM {{db}}.kinds WHERE id = {number}") == [(number,)]
     assert engines.sql("SELECT id FROM {db}.kinds WHERE n < 0") == [(3,)]
-    planned = engines.python.load_table("db.kinds").scan().to_arrow()
-    assert _rows(planned) == _rows(engines.python_by_itself.load_table("db.kinds").scan().to_arrow())
+    planned_rows = engines.python.load_table("db.kinds").scan().to_arrow()
+    assert _rows(planned_rows) == _rows(engines.python_by_itself.load_table("db.kinds").scan().to_arrow())
 
 
 def test_version_3_tables_are_planned_by_spark_and_read_by_both(engines: Engines) -> None:
@@ -419,7 +423,7 @@ def test_engines_wait_for_a_plan_that_is_answered_later(
     env = {"SEAMARK_LOG_FORMAT": "json", "SEAMARK_PLAN_ASYNC_FILES": "0"}
     with Seamark(home, env=env, warehouse=warehouse, database=database) as server:
         catalog = new_catalog(engines.spark, server.base_url)
-        rows_read = rows(engines.spark.sql(f"SELECT id FROM {catalog}.db.ranges WHERE id > 55"))
+        rows_read = collect_rows(engines.spark.sql(f"SELECT id FROM {catalog}.db.ranges WHERE id > 55"))
         assert sorted(rows_read) == [(56,), (57,), (58,), (59,)]
         log = server.log.read_text()
         assert '"fetchPlanningResult"' in log

@@ -25,7 +25,7 @@ from pyiceberg.transforms import BucketTransform, DayTransform
 from pyiceberg.types import LongType, StringType
 from pyspark.sql import SparkSession
 
-from tests.engines.conftest import Lake, rows
+from tests.engines.conftest import Lake, collect_rows
 from tests.engines.spark.test_spark import S3_IO
 from tests.services.spark import new_catalog
 
@@ -48,18 +48,18 @@ def catalog(lake: Lake) -> Iterator[RestCatalog]:
         yield catalog
 
 
-def _people(*names: str, start: int = 0) -> pa.Table:
+def _build_people(*names: str, start: int = 0) -> pa.Table:
     return pa.table({"id": pa.array(range(start, start + len(names)), pa.int64()), "name": pa.array(names)})
 
 
 def test_pyiceberg_creates_appends_scans_deletes_and_overwrites(catalog: RestCatalog) -> None:
-    table = catalog.create_table("py.people", schema=_people("a").schema)
-    table.append(_people("ann", "bob", "cy"))
-    table.append(_people("dee", start=3))
+    table = catalog.create_table("py.people", schema=_build_people("a").schema)
+    table.append(_build_people("ann", "bob", "cy"))
+    table.append(_build_people("dee", start=3))
     assert sorted(table.scan(row_filter=GreaterThan("id", 1)).to_arrow().column("name").to_pylist()) == ["cy", "dee"]
     table.delete(EqualTo("name", "bob"))
     assert sorted(catalog.load_table("py.people").scan().to_arrow().column("id").to_pylist()) == [0, 2, 3]
-    table.overwrite(_people("zed"))
+    table.overwrite(_build_people("zed"))
     assert table.scan().to_arrow().to_pylist() == [{"id": 0, "name": "zed"}]
     assert len(table.history()) >= 4
 
@@ -76,7 +76,7 @@ def test_two_tables_are_used_alternately(catalog: RestCatalog) -> None:
     """With fsspec's cache, PyIceberg would sign requests for the first table as requests for the second, and get
     a 403.
     """
-    tables = [catalog.create_table(f"py.turn_{number}", schema=_people("a").schema) for number in range(2)]
+    tables = [catalog.create_table(f"py.turn_{number}", schema=_build_people("a").schema) for number in range(2)]
     for name in ("a", "b", "c"):
         assert [_write_and_read(table, name) for table in tables] == [name, name]
 
@@ -85,14 +85,14 @@ def test_new_thread_does_not_remove_the_signer_of_other_threads(
     catalog: RestCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With fsspec's cache, a new thread would remove the signer of all threads, whose requests would then get a 403."""
-    table = catalog.create_table("py.threads", schema=_people("a").schema)
+    table = catalog.create_table("py.threads", schema=_build_people("a").schema)
     assert _write_and_read(table, "before") == "before"
-    started, go_on = Event(), Event()
+    has_started, go_on = Event(), Event()
     register_last = EventAliaser.register_last
 
     def register_after_pause(self: EventAliaser, event: str, handler: Any, **options: Any) -> None:
         if isinstance(handler, S3V4RestSigner):
-            started.set()
+            has_started.set()
             go_on.wait(60)
         register_last(self, event, handler, **options)
 
@@ -100,23 +100,23 @@ def test_new_thread_does_not_remove_the_signer_of_other_threads(
         try:
             return _write_and_read(table, "theirs")
         finally:
-            started.set()  # PyIceberg signs nothing if files are local or if the client has keys.
+            has_started.set()  # PyIceberg signs nothing if files are local or if the client has keys.
 
     monkeypatch.setattr(EventAliaser, "register_last", register_after_pause)
     with ThreadPoolExecutor(1) as pool:
-        theirs = pool.submit(begin)
+        begun_commit = pool.submit(begin)
         try:
-            assert started.wait(60)
+            assert has_started.wait(60)
             assert _write_and_read(table, "mine") == "mine"
         finally:
             go_on.set()
-        assert theirs.result() == "theirs"
+        assert begun_commit.result() == "theirs"
 
 
 def test_pyiceberg_upserts_rows(catalog: RestCatalog) -> None:
-    table = catalog.create_table("py.upserts", schema=_people("a").schema)
-    table.append(_people("ann", "bob"))
-    report = table.upsert(_people("bob2", "cy", start=1), join_cols=["id"])
+    table = catalog.create_table("py.upserts", schema=_build_people("a").schema)
+    table.append(_build_people("ann", "bob"))
+    report = table.upsert(_build_people("bob2", "cy", start=1), join_cols=["id"])
     assert (report.rows_updated, report.rows_inserted) == (1, 1)
     assert {row["id"]: row["name"] for row in table.scan().to_arrow().to_pylist()} == {0: "ann", 1: "bob2", 2: "cy"}
 
@@ -130,20 +130,20 @@ def test_pyiceberg_evolves_schema_and_partitions(catalog: RestCatalog) -> None:
     with table.update_spec() as spec:
         spec.add_field("key", BucketTransform(4), "key_bucket")
         spec.add_field("at", DayTransform(), "at_day")
-    loaded = catalog.load_table("py.evolving")
-    assert [field.name for field in loaded.schema().fields] == ["key", "at", "note"]
-    assert [field.name for field in loaded.spec().fields] == ["key_bucket", "at_day"]
-    assert loaded.schema().find_field("key").field_type == LongType()
+    loaded_table = catalog.load_table("py.evolving")
+    assert [field.name for field in loaded_table.schema().fields] == ["key", "at", "note"]
+    assert [field.name for field in loaded_table.spec().fields] == ["key_bucket", "at_day"]
+    assert loaded_table.schema().find_field("key").field_type == LongType()
 
 
 def test_pyiceberg_reads_earlier_snapshots_branches_and_tags(catalog: RestCatalog) -> None:
-    table = catalog.create_table("py.travel", schema=_people("a").schema)
-    table.append(_people("ann"))
+    table = catalog.create_table("py.travel", schema=_build_people("a").schema)
+    table.append(_build_people("ann"))
     first = table.current_snapshot()
     assert first is not None
     table.manage_snapshots().create_tag(first.snapshot_id, "v1").create_branch(first.snapshot_id, "dev").commit()
-    table.append(_people("bob", start=1))
-    table.append(_people("dev", start=9), branch="dev")
+    table.append(_build_people("bob", start=1))
+    table.append(_build_people("dev", start=9), branch="dev")
     assert table.scan(snapshot_id=first.snapshot_id).to_arrow().num_rows == 1
     assert table.scan().use_ref("dev").to_arrow().column("id").to_pylist() in ([0, 9], [9, 0])
     assert table.scan().use_ref("v1").to_arrow().num_rows == 1
@@ -151,9 +151,9 @@ def test_pyiceberg_reads_earlier_snapshots_branches_and_tags(catalog: RestCatalo
 
 
 def test_pyiceberg_creates_and_fills_a_table_in_one_transaction(catalog: RestCatalog) -> None:
-    with catalog.create_table_transaction("py.staged", schema=_people("a").schema) as transaction:
+    with catalog.create_table_transaction("py.staged", schema=_build_people("a").schema) as transaction:
         transaction.set_properties({"owner": "me"})
-        transaction.append(_people("ann"))
+        transaction.append(_build_people("ann"))
         assert not catalog.table_exists("py.staged")
     table = catalog.load_table("py.staged")
     assert table.properties["owner"] == "me"
@@ -163,7 +163,7 @@ def test_pyiceberg_creates_and_fills_a_table_in_one_transaction(catalog: RestCat
 def test_pyiceberg_lists_renames_and_drops_in_nested_namespaces(catalog: RestCatalog) -> None:
     catalog.create_namespace(("py", "in.ner"), {"k": "v"})
     identifier = ("py", "in.ner", "t")
-    catalog.create_table(identifier, schema=_people("a").schema)
+    catalog.create_table(identifier, schema=_build_people("a").schema)
     assert catalog.list_namespaces("py") == [("py", "in.ner")]
     assert catalog.load_namespace_properties(("py", "in.ner"))["k"] == "v"
     catalog.update_namespace_properties(("py", "in.ner"), {"k"}, {"n": "1"})
@@ -173,7 +173,7 @@ def test_pyiceberg_lists_renames_and_drops_in_nested_namespaces(catalog: RestCat
     with pytest.raises(NamespaceNotEmptyError):
         catalog.drop_namespace(("py", "in.ner"))
     with pytest.raises(TableAlreadyExistsError):
-        catalog.create_table(("py", "in.ner", "u"), schema=_people("a").schema)
+        catalog.create_table(("py", "in.ner", "u"), schema=_build_people("a").schema)
     catalog.purge_table(("py", "in.ner", "u"))
     with pytest.raises(NoSuchTableError):
         catalog.load_table(("py", "in.ner", "u"))
@@ -181,27 +181,27 @@ def test_pyiceberg_lists_renames_and_drops_in_nested_namespaces(catalog: RestCat
 
 
 def test_conflicting_commit_of_pyiceberg_is_retried_or_fails_without_retries(catalog: RestCatalog) -> None:
-    catalog.create_table("py.race", schema=_people("a").schema)
-    mine, theirs = catalog.load_table("py.race"), catalog.load_table("py.race")
-    theirs.append(_people("first"))
-    mine.append(_people("second"))  # PyIceberg receives a 409, refreshes and tries again by itself.
+    catalog.create_table("py.race", schema=_build_people("a").schema)
+    first_table, second_table = catalog.load_table("py.race"), catalog.load_table("py.race")
+    second_table.append(_build_people("first"))
+    first_table.append(_build_people("second"))  # PyIceberg receives a 409, refreshes and tries again by itself.
     assert catalog.load_table("py.race").scan().to_arrow().num_rows == 2
 
     stubborn = {"commit.retry.num-retries": "0"}
-    catalog.create_table("py.stubborn", schema=_people("a").schema, properties=stubborn)
-    mine, theirs = catalog.load_table("py.stubborn"), catalog.load_table("py.stubborn")
-    theirs.append(_people("first"))
+    catalog.create_table("py.stubborn", schema=_build_people("a").schema, properties=stubborn)
+    first_table, second_table = catalog.load_table("py.stubborn"), catalog.load_table("py.stubborn")
+    second_table.append(_build_people("first"))
     with pytest.raises(CommitFailedException, match="branch main"):
-        mine.append(_people("second"))
+        first_table.append(_build_people("second"))
     assert catalog.load_table("py.stubborn").scan().to_arrow().num_rows == 1
 
 
 def test_spark_and_pyiceberg_read_each_others_rows(catalog: RestCatalog, lake: Lake, spark: SparkSession) -> None:
     extra = {**lake.client_properties, **(S3_IO if lake.storage.startswith("S3") else {})}
     name = new_catalog(spark, lake.server.base_url, extra=extra)
-    table = catalog.create_table("py.shared", schema=_people("a").schema)
-    table.append(_people("from python"))
+    table = catalog.create_table("py.shared", schema=_build_people("a").schema)
+    table.append(_build_people("from python"))
     spark.sql(f"INSERT INTO {name}.py.shared VALUES (1, 'from spark')")
     spark.sql(f"DELETE FROM {name}.py.shared WHERE id = 0")
-    assert rows(spark.sql(f"SELECT * FROM {name}.py.shared")) == [(1, "from spark")]
+    assert collect_rows(spark.sql(f"SELECT * FROM {name}.py.shared")) == [(1, "from spark")]
     assert catalog.load_table("py.shared").scan().to_arrow().to_pylist() == [{"id": 1, "name": "from spark"}]

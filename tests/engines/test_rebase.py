@@ -19,8 +19,8 @@ from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.exceptions import CommitFailedException
 from pyspark.sql import SparkSession
 
-from tests.catalog.appender import Row, local, read_list, read_snapshot
-from tests.engines.conftest import rows
+from tests.catalog.appender import Row, read_list, read_snapshot, to_local_path
+from tests.engines.conftest import collect_rows
 from tests.faults.rigs.http import Client
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
@@ -101,7 +101,7 @@ def _check_files(metadata: Row, appends: int) -> int:
         assert snapshot.get("parent-snapshot-id") == (parent and parent["snapshot-id"])
         files = read_snapshot(snapshot)
         assert before < set(files)
-        assert all(local(path).is_file() for path in files)
+        assert all(to_local_path(path).is_file() for path in files)
         assert snapshot["summary"]["total-data-files"] == str(len(files))
         assert snapshot["summary"]["total-records"] == str(sum(file.records for file in files.values()))
         assert {file.sequence_number for path, file in files.items() if path not in before} == {
@@ -118,15 +118,17 @@ def _is_rebased(snapshot: Row) -> bool:
     Seamark numbers the files that it writes for a snapshot, and may write only the manifest list.
     """
     number, commit = snapshot["manifest-list"].rpartition("/")[2].removesuffix(".avro").split("-", 3)[2:]
-    added = [row for row in read_list(snapshot) if row["added_snapshot_id"] == snapshot["snapshot-id"]]
-    return number not in ("0", "1") or all(commit not in row["manifest_path"] for row in added)
+    added_manifests = [row for row in read_list(snapshot) if row["added_snapshot_id"] == snapshot["snapshot-id"]]
+    return number not in ("0", "1") or all(commit not in row["manifest_path"] for row in added_manifests)
 
 
 def _list_unneeded_files(metadata: Row) -> set[str]:
     """Return the manifests and manifest lists that no snapshot needs."""
-    lists = {local(snapshot["manifest-list"]).name for snapshot in metadata["snapshots"]}
-    names = {local(row["manifest_path"]).name for snapshot in metadata["snapshots"] for row in read_list(snapshot)}
-    avro_names = {path.name for path in (local(metadata["location"]) / "metadata").glob("*.avro")}
+    lists = {to_local_path(snapshot["manifest-list"]).name for snapshot in metadata["snapshots"]}
+    names = {
+        to_local_path(row["manifest_path"]).name for snapshot in metadata["snapshots"] for row in read_list(snapshot)
+    }
+    avro_names = {path.name for path in (to_local_path(metadata["location"]) / "metadata").glob("*.avro")}
     assert lists | names <= avro_names
     return avro_names - lists - names
 
@@ -179,7 +181,7 @@ def test_appends_of_spark_and_pyiceberg_to_one_table_all_succeed(
     expected = _append_at_once(writers, times=4)
     assert _check_files(_metadata(server, name), appends=32) > 5
     assert _read_by_pyiceberg(server, name) == expected
-    rows_read = rows(spark.sql(f"SELECT writer, number FROM {new_catalog(spark, server.base_url)}.db.{name}"))
+    rows_read = collect_rows(spark.sql(f"SELECT writer, number FROM {new_catalog(spark, server.base_url)}.db.{name}"))
     assert Counter(rows_read) == expected
 
 
@@ -200,7 +202,7 @@ def test_rows_of_rebased_appends_have_unique_row_ids_in_version_3(
     assert _check_files(metadata, appends=24) > 3
     assert _list_unneeded_files(metadata) == set(), "Java has deleted the manifests of its failed attempts"
     select = "SELECT writer, number, _row_id, _last_updated_sequence_number FROM "
-    rows_read = rows(spark.sql(f"{select}{new_catalog(spark, server.base_url)}.db.{name}"))
+    rows_read = collect_rows(spark.sql(f"{select}{new_catalog(spark, server.base_url)}.db.{name}"))
     assert Counter(row[:2] for row in rows_read) == expected
     ids = sorted(row[2] for row in rows_read)
     assert len(set(ids)) == len(ids)

@@ -22,8 +22,8 @@ class Lake(SparkTables):
         Check that Spark and Seamark read the same rows.
         """
         actual = self.sql(f"SELECT id, land, v, {', '.join(NAMES)} FROM {{db}}.{name}")
-        ours = scan(self.client, f"db.{name}", ["id", "land", "v", *NAMES]).to_arrow().to_pylist()
-        assert sorted(tuple(one.values()) for one in ours) == sorted(actual)
+        actual_rows = scan(self.client, f"db.{name}", ["id", "land", "v", *NAMES]).to_arrow().to_pylist()
+        assert sorted(tuple(one.values()) for one in actual_rows) == sorted(actual)
         assert len({one[3] for one in actual}) == len(actual), "two rows have the same id"
         return {one[0]: one[1:] for one in actual}
 

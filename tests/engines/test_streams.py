@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from seamark.connector.spark.session import read
 from seamark.connector.spark.source.source import register
 from seamark.connector.spark.sql import sql
-from tests.engines.conftest import rows
+from tests.engines.conftest import collect_rows
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 from tests.waits import block_until
@@ -38,36 +38,36 @@ class Stream:
         self._fresh = new_catalog(spark, server.base_url, extra={"header.X-Seamark-Fresh": "true"})
 
     def sql(self, statement: str) -> list[tuple[Any, ...]]:
-        return rows(self._spark.sql(statement.replace("{db}", f"{self._catalog}.db")))
+        return collect_rows(self._spark.sql(statement.replace("{db}", f"{self._catalog}.db")))
 
     def sql_fresh(self, statement: str) -> list[tuple[Any, ...]]:
         """Run a statement in a catalog with the header for engines that plan themselves."""
-        return rows(self._spark.sql(statement.replace("{db}", f"{self._fresh}.db")))
+        return collect_rows(self._spark.sql(statement.replace("{db}", f"{self._fresh}.db")))
 
     def sql_by_plans(self, statement: str) -> list[tuple[Any, ...]]:
         """Run a statement with `seamark.spark.sql`, which reads plan tables."""
-        return rows(sql(self._spark, statement.replace("{db}", f"{self._catalog}.db")))
+        return collect_rows(sql(self._spark, statement.replace("{db}", f"{self._catalog}.db")))
 
     def load(self, table: str, **options: str) -> list[tuple[Any, ...]]:
         """Read a table with `format("seamark")`."""
         register(self._spark)
         options |= {"uri": self.server.base_url, "table": f"db.{table}"}
-        return rows(self._spark.read.format("seamark").options(**options).load())
+        return collect_rows(self._spark.read.format("seamark").options(**options).load())
 
     def read(self, table: str) -> list[tuple[Any, ...]]:
         """Read a table with `seamark.spark.read`."""
-        return rows(read(self._spark, f"{self._catalog}.db.{table}"))
+        return collect_rows(read(self._spark, f"{self._catalog}.db.{table}"))
 
     def flush(self, table: str) -> None:
         request = urllib.request.Request(f"{self.server.base_url}/api/v1/tables/db/{table}/flush", b"", method="POST")
         with urllib.request.urlopen(request, timeout=60) as answer:
             assert answer.status == 200
 
-    def post(self, table: str, *sent: dict[str, Any]) -> None:
+    def post(self, table: str, *rows: dict[str, Any]) -> None:
         url = f"{self.server.base_url}/api/v1/tables/db/{table}/rows"
-        request = urllib.request.Request(url, json.dumps(sent).encode(), {"Content-Type": "application/json"})
+        request = urllib.request.Request(url, json.dumps(rows).encode(), {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=60) as answer:
-            assert json.load(answer)["rows"] == len(sent)
+            assert json.load(answer)["rows"] == len(rows)
 
 
 @pytest.fixture
@@ -111,11 +111,11 @@ def test_readers_of_seamark_in_spark_return_rows_before_their_flush(stream: Stre
     stream.post("t", {"id": 1, "name": "a"})
     block_until(lambda: stream.sql("SELECT count(*) FROM {db}.t.snapshots") == [(1,)])
     stream.post("t", {"id": 2, "name": "b"}, {"id": 3, "name": "a"})
-    joined = "SELECT a.id FROM {db}.t a JOIN {db}.t b ON a.name = b.name WHERE b.id = 3 ORDER BY a.id"
+    join = "SELECT a.id FROM {db}.t a JOIN {db}.t b ON a.name = b.name WHERE b.id = 3 ORDER BY a.id"
     for _ in range(2):
         assert stream.sql_by_plans("SELECT count(*) FROM {db}.t") == [(3,)]
         assert stream.sql_by_plans("SELECT id FROM {db}.t WHERE name = 'b'") == [(2,)]
-        assert stream.sql_by_plans(joined) == [(1,), (3,)]
+        assert stream.sql_by_plans(join) == [(1,), (3,)]
         assert sorted(row[0] for row in stream.load("t")) == [1, 2, 3]
         assert sorted(row[0] for row in stream.load("t", where="id > 1")) == [2, 3]
         assert sorted(row[0] for row in stream.read("t")) == [1, 2, 3]

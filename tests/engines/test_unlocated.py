@@ -15,7 +15,7 @@ from seamark.connector.spark.frames.writes import write
 from seamark.connector.write.buckets import resize
 from seamark.connector.write.equality_upserts import EQUALITY
 from seamark.connector.write.upserts import MODES, delete, upsert
-from tests.engines.conftest import rows
+from tests.engines.conftest import collect_rows
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 
@@ -54,13 +54,13 @@ def test_spark_reads_the_rows_after_equality_upserts_and_deletes(
             some_numbers = rng.sample(range(60), 20)
             upsert(client, "db.t", make_rows(some_numbers, 10 * step), keys=["id"], strategy=EQUALITY)
             model |= dict.fromkeys(some_numbers, 10 * step)
-            more = rng.sample(range(60), 5)
-            merged = ", ".join(f"({one}L, {10 * step + 1}L)" for one in more)
+            new_ids = rng.sample(range(60), 5)
+            source_rows = ", ".join(f"({one}L, {10 * step + 1}L)" for one in new_ids)
             spark.sql(
-                f"MERGE INTO {db}.t t USING (SELECT * FROM VALUES {merged} AS g(id, v)) s ON t.id = s.id "
+                f"MERGE INTO {db}.t t USING (SELECT * FROM VALUES {source_rows} AS g(id, v)) s ON t.id = s.id "
                 "WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
             )
-            model |= dict.fromkeys(more, 10 * step + 1)
+            model |= dict.fromkeys(new_ids, 10 * step + 1)
             removed_numbers = rng.sample(range(60), 5)
             delete(client, "db.t", keys=pa.table({"id": removed_numbers}), strategy=EQUALITY)
             located = rng.sample(range(60), 5)
@@ -79,7 +79,7 @@ def test_spark_reads_the_rows_after_equality_upserts_and_deletes(
             model = {one: value for one, value in model.items() if not (one in spread and one < 10)}
             if partitioned and step == 1:
                 resize(client, "db.t", buckets=8)
-            rows_read = rows(spark.sql(f"SELECT id, v FROM {db}.t"))
+            rows_read = collect_rows(spark.sql(f"SELECT id, v FROM {db}.t"))
             assert sorted(rows_read) == sorted(model.items()), f"version {version}, step {step}"
         client.close()
 

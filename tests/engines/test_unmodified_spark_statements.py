@@ -53,9 +53,9 @@ class Table:
     rows: list[Row] = field(default_factory=list)
 
     def create(self, spec: str = "", **properties: str) -> None:
-        reported = ", ".join(f"'{key}'='{value}'" for key, value in (SMALL_GROUPS | properties).items())
+        property_list = ", ".join(f"'{key}'='{value}'" for key, value in (SMALL_GROUPS | properties).items())
         parts = f"PARTITIONED BY ({spec})" if spec else ""
-        self.run(f"CREATE TABLE {{t}} ({COLUMNS}) USING iceberg {parts} TBLPROPERTIES ({reported})")
+        self.run(f"CREATE TABLE {{t}} ({COLUMNS}) USING iceberg {parts} TBLPROPERTIES ({property_list})")
 
     def run(self, statement: str) -> list[Row]:
         return [
@@ -98,22 +98,22 @@ class Table:
         self.rows = [row for row in self.rows if row[0] not in removed_matching]
 
     def update(self, condition: str) -> None:
-        changed = self.find_matching_ids(condition)
+        changed_ids = self.find_matching_ids(condition)
         self.run(f"UPDATE {{t}} SET s = 'updated' WHERE {condition}")
-        self.rows = [(*row[:2], "updated", *row[3:]) if row[0] in changed else row for row in self.rows]
+        self.rows = [(*row[:2], "updated", *row[3:]) if row[0] in changed_ids else row for row in self.rows]
 
     def merge(self, condition: str, keys: Sequence[int]) -> None:
         """Merge the keys: rows of even keys are updated, those of odd keys deleted, and unknown keys inserted."""
         source = ", ".join(f"({key}L)" for key in keys)
-        changed = self.find_matching_ids(condition) & set(keys)
+        changed_ids = self.find_matching_ids(condition) & set(keys)
         self.run(
             f"MERGE INTO {{t}} USING (SELECT * FROM VALUES {source} AS v(k)) ON id = k AND {condition} "
             "WHEN MATCHED AND k % 2 = 0 THEN UPDATE SET s = 'merged' WHEN MATCHED THEN DELETE "
             "WHEN NOT MATCHED AND k < 0 THEN INSERT (id, s) VALUES (k, 'new')"
         )
-        kept_rows = [row for row in self.rows if row[0] not in changed or row[0] % 2 == 0]
-        self.rows = [(*row[:2], "merged", *row[3:]) if row[0] in changed else row for row in kept_rows]
-        self.rows += [(key, None, "new", None, None, None, None) for key in keys if key < 0 and key not in changed]
+        kept_rows = [row for row in self.rows if row[0] not in changed_ids or row[0] % 2 == 0]
+        self.rows = [(*row[:2], "merged", *row[3:]) if row[0] in changed_ids else row for row in kept_rows]
+        self.rows += [(key, None, "new", None, None, None, None) for key in keys if key < 0 and key not in changed_ids]
 
     def overwrite(self, condition: str) -> None:
         """Replace all rows with those that match the condition."""
@@ -181,8 +181,8 @@ def test_delete_that_an_index_answers_deletes_the_matching_rows(stock: Unmodifie
     table.index(index)
     # In turn, the conditions leave no file, leave files in which all rows match, and have a long list, which the
     # library does not compare with bounds.
-    many = ", ".join(map(str, range(100, 400)))
-    for condition in ("i = 5", "p = 1 OR i = 5", f"i IN ({many})", "i = 9 AND p = 2"):
+    many_ids = ", ".join(map(str, range(100, 400)))
+    for condition in ("i = 5", "p = 1 OR i = 5", f"i IN ({many_ids})", "i = 9 AND p = 2"):
         table.delete(condition)
     table.check("only rows that match are gone")
 
@@ -233,9 +233,10 @@ def test_nan_is_the_greatest_value_in_spark(stock: UnmodifiedSpark) -> None:
         if number <= sum(map(len, groups)):
             table.insert(rows)
             continue
-        named = ("id", "i", "s", "d", "f", "st", "p")
+        column_names = ("id", "i", "s", "d", "f", "st", "p")
         columns = [
-            dict(zip(named, row, strict=True)) | {"st": row[5] and {"a": row[5][0], "x": row[5][1]}} for row in rows
+            dict(zip(column_names, row, strict=True)) | {"st": row[5] and {"a": row[5][0], "x": row[5][1]}}
+            for row in rows
         ]
         append(stock.client, "db.nans", pa.Table.from_pylist(columns, _arrow_schema()))
         table.rows += rows
@@ -349,7 +350,7 @@ class Campaign:
         rng = self.rng
         number, double = rng.randint(0, 11), rng.choice(("0.0D", "1.5D", "3.0D", "-3.0D"))
         text = ", ".join(map(str, rng.sample(range(12), 3)))
-        many = ", ".join(map(str, range(12, 12 + rng.choice((5, 300)), 1)))
+        many_ids = ", ".join(map(str, range(12, 12 + rng.choice((5, 300)), 1)))
         order = rng.choice(("<", "<=", ">", ">="))
         column = rng.choice(("d", "f", "st.x"))
         predicate = rng.choice(
@@ -357,7 +358,7 @@ class Campaign:
                 f"i = {number}",
                 f"i = {number}",
                 f"i IN ({text})",
-                f"i IN ({many})",
+                f"i IN ({many_ids})",
                 f"i <> {number}",
                 f"i {order} {number}",
                 "i IS NULL",

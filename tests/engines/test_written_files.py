@@ -44,7 +44,7 @@ from seamark.connector.write.target import WriteTarget
 from seamark.formats.iceberg.types.types import base_name
 from seamark.formats.iceberg.types.values import decode
 from tests.connector.read import typed
-from tests.engines.conftest import rows
+from tests.engines.conftest import collect_rows
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 
@@ -61,7 +61,7 @@ class Lake:
     python: RestCatalog
 
     def sql(self, text: str) -> list[tuple[Any, ...]]:
-        return rows(self.spark.sql(text.format(db=f"{self.catalog}.db")))
+        return collect_rows(self.spark.sql(text.format(db=f"{self.catalog}.db")))
 
 
 @pytest.fixture(scope="module")
@@ -143,15 +143,17 @@ def written_rows(lake: Lake) -> pa.Table:
 
 def test_spark_reads_the_written_values_of_every_type(lake: Lake, written_rows: pa.Table) -> None:
     for name in ("ours", "theirs"):
-        read = lake.python.load_table(f"db.{name}").scan().to_arrow().sort_by("id")
-        assert read["part"].to_pylist() == written_rows["part"].to_pylist()
+        actual_table = lake.python.load_table(f"db.{name}").scan().to_arrow().sort_by("id")
+        assert actual_table["part"].to_pylist() == written_rows["part"].to_pylist()
         for kind, column in COLUMNS.items():
-            assert typed.are_all_same(typed.to_plain(kind, read[column]), typed.to_plain(kind, written_rows[column])), (
+            assert typed.are_all_same(
+                typed.to_plain(kind, actual_table[column]), typed.to_plain(kind, written_rows[column])
+            ), (
                 name,
                 kind,
             )
         for column in ("st", "li", "m"):
-            assert read[column].to_pylist() == written_rows[column].to_pylist(), (name, column)
+            assert actual_table[column].to_pylist() == written_rows[column].to_pylist(), (name, column)
 
 
 def metrics(lake: Lake, name: str) -> dict[Any, dict[str, dict[int, Any]]]:
@@ -168,15 +170,15 @@ def test_metrics_are_those_that_iceberg_writes(lake: Lake, written_rows: pa.Tabl
         for column in [*COLUMNS.values(), "st.a", "st.in.s"]
     }
     kinds = {field.field_id: str(field.field_type) for field in ids.values()} | {1: "long", 2: "int"}
-    ours, theirs = metrics(lake, "ours"), metrics(lake, "theirs")
-    assert ours.keys() == theirs.keys() == {None, *range(1, PARTS)}
-    for part, mine in ours.items():
-        expected = theirs[part]
+    seamark_metrics, spark_metrics = metrics(lake, "ours"), metrics(lake, "theirs")
+    assert seamark_metrics.keys() == spark_metrics.keys() == {None, *range(1, PARTS)}
+    for part, part_metrics in seamark_metrics.items():
+        expected = spark_metrics[part]
         for name in ("value_counts", "null_value_counts", "nan_value_counts"):
-            assert mine[name] == expected[name], (part, name)
+            assert part_metrics[name] == expected[name], (part, name)
         for name in ("lower_bounds", "upper_bounds"):
-            assert mine[name].keys() == expected[name].keys(), (part, name)
-            for column_id, bound in mine[name].items():
+            assert part_metrics[name].keys() == expected[name].keys(), (part, name)
+            for column_id, bound in part_metrics[name].items():
                 kind = kinds[column_id]
                 # The values are equal, but their bits can differ: zeros can have another sign.
                 pair = decode(kind, bytes(bound)), decode(kind, bytes(expected[name][column_id]))
@@ -185,9 +187,9 @@ def test_metrics_are_those_that_iceberg_writes(lake: Lake, written_rows: pa.Tabl
 
 def delete_by_position(lake: Lake, name: str, ids: set[int]) -> WrittenDeletes:
     """Delete the rows of these ids by position in one commit, and return the written deletes."""
-    loaded = lake.client.load_table(f"db.{name}")
+    loaded_table = lake.client.load_table(f"db.{name}")
     table = open_table(lake.client, f"db.{name}", CURRENT)
-    target, reader = WriteTarget.of(loaded), Deletes(table.storage, table.metadata)
+    target, reader = WriteTarget.of(loaded_table), Deletes(table.storage, table.metadata)
     removed_deleted_rows = []
     for task in plan(lake.client, table):
         with pa.memory_map(task.path.removeprefix("file://")) as source:
@@ -196,10 +198,14 @@ def delete_by_position(lake: Lake, name: str, ids: set[int]) -> WrittenDeletes:
         removed_deleted_rows.append(
             DeletedRows(task.path, task.file["spec-id"], task.file["partition"], places, task.deletes)
         )
-    written = write_deletes(target, removed_deleted_rows, reader)
-    body = {"read-snapshot-id": table.snapshot_id, "add": list(written.files), "remove": list(written.removed)}
+    written_files = write_deletes(target, removed_deleted_rows, reader)
+    body = {
+        "read-snapshot-id": table.snapshot_id,
+        "add": list(written_files.files),
+        "remove": list(written_files.removed),
+    }
     CommitClient(lake.client).commit(f"db.{name}", body)
-    return written
+    return written_files
 
 
 @pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
@@ -217,20 +223,20 @@ def test_spark_and_seamark_delete_from_one_table_in_turn(lake: Lake, version: in
             pa.table({"id": pa.array(ids, pa.int64()), "part": pa.array([id_ % 3 for id_ in ids], pa.int32())}),
         )
     expected_ids = set(range(200))
-    for turn in range(3):
-        mine = set(range(turn, 200, 11))
-        written = delete_by_position(lake, name, mine)
+    for round_number in range(3):
+        deleted_ids = set(range(round_number, 200, 11))
+        written_files = delete_by_position(lake, name, deleted_ids)
         if version == 3:
-            assert {file["file-format"] for file in written.files} == {"PUFFIN"}
-            assert len(written.removed) == (6 if turn else 0)
-        expected_ids -= mine
+            assert {file["file-format"] for file in written_files.files} == {"PUFFIN"}
+            assert len(written_files.removed) == (6 if round_number else 0)
+        expected_ids -= deleted_ids
         assert {one for (one,) in lake.sql(f"SELECT id FROM {{db}}.{name}")} == expected_ids
-        lake.sql(f"DELETE FROM {{db}}.{name} WHERE id % 13 = {turn}")
-        expected_ids -= {one for one in expected_ids if one % 13 == turn}
+        lake.sql(f"DELETE FROM {{db}}.{name} WHERE id % 13 = {round_number}")
+        expected_ids -= {one for one in expected_ids if one % 13 == round_number}
         assert {one for (one,) in lake.sql(f"SELECT id FROM {{db}}.{name}")} == expected_ids
         assert lake.sql(f"SELECT count(*) FROM {{db}}.{name}") == [(len(expected_ids),)]
-    read = lake.python.load_table(f"db.{name}").scan().to_arrow()
-    assert set(read["id"].to_pylist()) == expected_ids
+    actual_table = lake.python.load_table(f"db.{name}").scan().to_arrow()
+    assert set(actual_table["id"].to_pylist()) == expected_ids
 
 
 def test_spark_leaves_out_the_rows_of_equality_deletes(lake: Lake) -> None:
@@ -240,7 +246,9 @@ def test_spark_leaves_out_the_rows_of_equality_deletes(lake: Lake) -> None:
     table = open_table(lake.client, "db.keyed", CURRENT)
     target = WriteTarget.of(lake.client.load_table("db.keyed"))
     keys = pa.table({"id": [3, 4, 5, 999], "land": [None, "de", "de", None]})
-    written = write_equality_deletes(target, keys, ["id", "land"])
-    CommitClient(lake.client).commit("db.keyed", {"read-snapshot-id": table.snapshot_id, "add": list(written.files)})
+    written_files = write_equality_deletes(target, keys, ["id", "land"])
+    CommitClient(lake.client).commit(
+        "db.keyed", {"read-snapshot-id": table.snapshot_id, "add": list(written_files.files)}
+    )
     append(lake.client, "db.keyed", pa.table({"id": [3], "land": pa.array([None], pa.string())}))
     assert sorted(one for (one,) in lake.sql("SELECT id FROM {db}.keyed")) == [id_ for id_ in ids if id_ != 5]

@@ -21,7 +21,7 @@ from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import CreateNamespace, RecordInstant
 from seamark.metaserver.store.port import InstantFilter
 from seamark.metaserver.timeline.timeline import open_timeline
-from tests.server.rig import an_instant, running, some_settings
+from tests.server.rig import build_instant, build_settings, running
 from tests.waits import until
 
 CLOCK = SystemClock()
@@ -57,22 +57,22 @@ async def test_failed_background_work_is_restarted(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.usefixtures("full_disk")
-async def test_failure_of_a_single_background_run_stops_nothing_else() -> None:
-    started = asyncio.Event()
+async def test_failure_of_a_single_background_run_stops_no_other_run() -> None:
+    has_started = asyncio.Event()
 
     async def work() -> None:
-        started.set()
+        has_started.set()
         raise ValueError("a bug")
 
     async with background.running_once("work", work):
-        await started.wait()
+        await has_started.wait()
 
 
 @pytest.mark.usefixtures("full_disk")
 async def test_watchers_are_woken_after_a_failed_read_of_the_timeline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = some_settings(tmp_path, watch_poll_s=0.02)
+    settings = build_settings(tmp_path, watch_poll_s=0.02)
     async with (
         open_store(settings.database_url(), clock=CLOCK) as store,
         open_timeline(settings, store, CLOCK) as timeline,
@@ -90,7 +90,7 @@ async def test_watchers_are_woken_after_a_failed_read_of_the_timeline(
         monkeypatch.setattr(timeline, "_look", failing)
         watching = asyncio.create_task(timeline.watch(InstantFilter(), 10, 60))
         await until(lambda: failures > 2)
-        instant = an_instant(CLOCK)
+        instant = build_instant(CLOCK)
         await store.transact([RecordInstant(instant=instant)])
         async with asyncio.timeout(60):
             assert [item.id for item in await watching] == [instant.id]
@@ -101,7 +101,7 @@ async def test_audit_records_are_written_once_the_database_is_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(audits, "_RETRY_S", 0.0)
-    async with open_store(some_settings(tmp_path).database_url(), clock=CLOCK) as store:
+    async with open_store(build_settings(tmp_path).database_url(), clock=CLOCK) as store:
         failures, transact = 0, store.transact
 
         async def failing(operations: Any) -> Any:
@@ -133,7 +133,7 @@ async def test_failed_part_of_housekeeping_stops_no_other_part(tmp_path: Path, m
         assert (await server.components.housekeeping.round()).keys() == {list(before)[-1]}
 
 
-def test_log_line_is_written_whatever_its_content(capfd: pytest.CaptureFixture[str]) -> None:
+def test_log_line_with_any_content_is_written(capfd: pytest.CaptureFixture[str]) -> None:
     logs.configure_logging(Settings(log_format="json"))
     structlog.get_logger("seamark.server").warning("unpaired surrogate", text="\udcff", number=1)
     line = json.loads(capfd.readouterr().err)

@@ -11,7 +11,7 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 import pytest
 
 from tests.faults.rigs.http import Client
-from tests.faults.rigs.linear import Event, violations
+from tests.faults.rigs.linear import Event, find_violations
 from tests.services.postgres import Postgres
 from tests.services.seamark import Seamark
 
@@ -58,7 +58,7 @@ def _race(base_urls: list[str], processes: int, commits: int) -> None:
     assert statuses[200] == processes * commits
     chains = [Client(url).chain() for url in base_urls]
     assert all(chain == chains[0] for chain in chains), "replicas disagree"
-    assert violations(chains[0], events) == []
+    assert find_violations(chains[0], events) == []
 
 
 def test_eight_processes_on_one_table_make_a_linearisable_history(start_seamark: Callable[..., Seamark]) -> None:
@@ -92,5 +92,5 @@ def test_fifty_concurrent_creates_of_one_name_have_one_winner(
         answers = list(pool.map(lambda _: Client(server.base_url).create_table(), range(50)))
     assert Counter(status for status, _ in answers) == {200: 1, 409: 49}
     winner = next(body for status, body in answers if status == 200)
-    _, stands = Client(server.base_url).call("GET", "/v1/namespaces/db/tables/t")
-    assert stands["metadata-location"] == winner["metadata-location"]
+    _, loaded_table = Client(server.base_url).call("GET", "/v1/namespaces/db/tables/t")
+    assert loaded_table["metadata-location"] == winner["metadata-location"]

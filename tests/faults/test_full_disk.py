@@ -16,10 +16,10 @@ from seamark.connector.client import commits as commits_module
 from seamark.connector.client.errors import ServerStorageFull
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.write.appends import append
-from tests.faults.rigs.disk import SmallDisk, small_disk
-from tests.faults.rigs.http import Client, new_key
+from tests.faults.rigs.disk import SmallDisk, mount_small_disk
+from tests.faults.rigs.http import Client, create_key
 from tests.services.command import run_seamark
-from tests.services.process import http_ok
+from tests.services.process import is_http_ok
 from tests.services.seamark import SHARED_KEY, Seamark
 from tests.waits import becomes_true
 
@@ -28,7 +28,7 @@ PLACES = ("home, warehouse and log", "the warehouse only", "the database only")
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[SmallDisk]:
-    with small_disk(tmp_path / "disk") as disk:
+    with mount_small_disk(tmp_path / "disk") as disk:
         yield disk
 
 
@@ -54,19 +54,19 @@ def test_full_disk_rejects_commits_and_loses_nothing(tmp_path: Path, disk: Small
             assert client.append(snapshot_id, snapshot_id - 1 or None, snapshot_id)[0] == 200
         for round_ in range(2):
             disk.fill()
-            key = new_key()
+            key = create_key()
             while True:
                 # The database may still have free pages in its log, but not for ever. A commit that hangs ends by
                 # the client's time limit.
                 status, body = client.append(commit_count + 1, commit_count, commit_count + 1, key=key)
                 if status != 200:
                     break
-                commit_count, key = commit_count + 1, new_key()
+                commit_count, key = commit_count + 1, create_key()
                 assert commit_count < 2000, "the disk is not full"
             assert status == 503, body
             assert "full" in body["error"]["message"], body
             assert int(client.headers["Retry-After"]) >= 1
-            assert http_ok(f"{server.base_url}/healthz")
+            assert is_http_ok(f"{server.base_url}/healthz")
             status, body = client.create_table("other")
             assert status == 503, body
             assert client.chain() == list(range(1, commit_count + 1)), "the table is as it was"
@@ -127,7 +127,7 @@ def test_start_on_a_full_disk_ends_with_one_sentence(tmp_path: Path, disk: Small
         disk.fill()
 
 
-def test_writer_is_told_at_once_that_the_database_disk_is_full(
+def test_writer_gets_an_error_at_once_when_the_database_disk_is_full(
     tmp_path: Path, disk: SmallDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with _server("the database only", disk, tmp_path) as server, closing(IndexClient(server.base_url)) as client:

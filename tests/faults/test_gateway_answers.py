@@ -93,9 +93,10 @@ class BrokenStore:
             start, end = (int(low), min(size, int(high or size) + 1)) if low else (max(0, size - int(high)), size)
             status = f"206 Partial Content\r\nContent-Range: bytes {start}-{end - 1}/{size}"
         length = end - start + (1000 if fault == "long" else 0)
-        named = '"0000"' if fault == "other" else etag
+        etag_header = '"0000"' if fault == "other" else etag
         writer.write(
-            f"HTTP/1.1 {status}\r\nETag: {named}\r\nLast-Modified: {DATE}\r\nContent-Length: {length}\r\n\r\n".encode()
+            f"HTTP/1.1 {status}\r\nETag: {etag_header}\r\nLast-Modified: {DATE}\r\n"
+            f"Content-Length: {length}\r\n\r\n".encode()
         )
         if method == "HEAD":
             if self.rng.random() < self.rate:

@@ -10,7 +10,7 @@ from _pytest.mark.structures import ParameterSet
 
 from tests.catalog.rig import SCHEMA, append
 from tests.faults.rigs.dying_server import STEPS
-from tests.faults.rigs.http import Client, new_key
+from tests.faults.rigs.http import Client, create_key
 from tests.faults.rigs.mortal import MortalServer
 from tests.services.s3 import S3
 
@@ -24,7 +24,7 @@ def _die_and_retry(server: MortalServer, client: Client, step: str, retry: str, 
     for snapshot_id in (1, 2):
         status, body = client.append(snapshot_id, snapshot_id - 1 or None, snapshot_id, name)
         assert status == 200, body
-    key = new_key() if retry.startswith("with") else None
+    key = create_key() if retry.startswith("with") else None
     server.dies(step, 1, lambda: client.append(3, 2, 3, name, key))
 
     client = server.start()
@@ -88,7 +88,7 @@ def test_killed_transaction_changed_all_its_tables_or_none(tmp_path: Path) -> No
                 requirements, updates = append(7, None, 1)
                 identifier = {"namespace": ["db"], "name": name}
                 changes.append({"identifier": identifier, "requirements": requirements, "updates": updates})
-            request = ("POST", "/v1/transactions/commit", {"table-changes": changes}, {"Idempotency-Key": new_key()})
+            request = ("POST", "/v1/transactions/commit", {"table-changes": changes}, {"Idempotency-Key": create_key()})
             server.dies(step, 1, lambda call=client.call, sent=request: call(*sent))
             client = server.start()
             expected = [7] if step in STEPS_AFTER_COMMIT else []
@@ -101,7 +101,10 @@ def test_killed_transaction_changed_all_its_tables_or_none(tmp_path: Path) -> No
 def _changes(client: Client) -> dict[str, tuple[tuple[Any, ...], int, Any]]:
     """Return by name: a request, the status of its first outcome, and a check of whether it was executed."""
     location = client.files("source")[0]
-    renamed = {"source": {"namespace": ["db"], "name": "old"}, "destination": {"namespace": ["db"], "name": "new"}}
+    rename_request = {
+        "source": {"namespace": ["db"], "name": "old"},
+        "destination": {"namespace": ["db"], "name": "new"},
+    }
     return {
         "create": (
             ("POST", "/v1/namespaces/db/tables", {"name": "made", "schema": SCHEMA}),
@@ -109,7 +112,7 @@ def _changes(client: Client) -> dict[str, tuple[tuple[Any, ...], int, Any]]:
             lambda now: "made" in now.tables(),
         ),
         "rename": (
-            ("POST", "/v1/tables/rename", renamed),
+            ("POST", "/v1/tables/rename", rename_request),
             204,
             lambda now: _one_of(now.tables(), "new", "old") == "new",
         ),
@@ -146,13 +149,13 @@ def test_killed_create_rename_register_or_drop_is_executed_completely_or_not_at_
         for operation, (request, status, has_happened) in _changes(client).items():
             if step == "after-metadata-write" and operation != "create":
                 continue  # The other steps write no file.
-            key = {"Idempotency-Key": new_key()}
+            key = {"Idempotency-Key": create_key()}
             server.dies(step, 1, lambda call=client.call, sent=request, key=key: call(*sent, key))
             client = server.start()
             assert has_happened(client) == (step == "after-swap"), operation
             for _ in range(2):
-                answered, body = client.call(*request, key)
-                assert answered == status, (operation, body)
+                answer_status, body = client.call(*request, key)
+                assert answer_status == status, (operation, body)
                 assert has_happened(client), operation
         for name in client.tables():
             assert client.chain(name) == []

@@ -40,13 +40,13 @@ def rows(model: Model) -> list[tuple[int, int]]:
     return sorted((key, number) for key, numbers in model.items() for number in numbers)
 
 
-def run_campaign(home: Path, *, kills: int, batches: int, seed: int, version: int, indexed: bool) -> None:
-    context = f"FAULT_SEED={seed} version={version} indexed={indexed}"
+def run_campaign(home: Path, *, kills: int, batches: int, seed: int, version: int, is_indexed: bool) -> None:
+    context = f"FAULT_SEED={seed} version={version} is_indexed={is_indexed}"
     source = random.Random(seed)
     notes = home / "notes"
     with Seamark(home) as server, closing(IndexClient(server.base_url)) as client:
         client._request("POST", "/v1/namespaces", {}, b'{"namespace": ["db"]}')
-        properties = {"seamark.index.ids": "record(id)"} if indexed else {}
+        properties = {"seamark.index.ids": "record(id)"} if is_indexed else {}
         create(client, version=version, spec=[("bucket[4]", 1)], properties=properties, fields=FIELDS)
         notes.write_text("0")
         argv = [sys.executable, "-m", "tests.faults.rigs.mortal_writer", server.base_url, "db.t", str(notes), str(seed)]
@@ -74,18 +74,18 @@ def run_campaign(home: Path, *, kills: int, batches: int, seed: int, version: in
 
 
 def every_snapshot_is_of_whole_batches(client: IndexClient, seed: int, batches: int, message: str) -> None:
-    loaded = client.load_table("db.t", history=True)
+    loaded_table = client.load_table("db.t", history=True)
     model: Model = {}
     number = 0
-    snapshots = json.loads(loaded.metadata)["snapshots"]
+    snapshots = json.loads(loaded_table.metadata)["snapshots"]
     for snapshot in sorted(snapshots, key=lambda one: one["sequence-number"]):
-        result = rows_at(client, At(snapshot_id=snapshot["snapshot-id"]))
-        last = int(snapshot["summary"][SEQUENCE_KEY])
-        assert last >= number, f"{message}: sequence {last} was committed twice"
-        while number <= last:  # A batch without changes has no snapshot.
+        actual_rows = rows_at(client, At(snapshot_id=snapshot["snapshot-id"]))
+        last_sequence = int(snapshot["summary"][SEQUENCE_KEY])
+        assert last_sequence >= number, f"{message}: sequence {last_sequence} was committed twice"
+        while number <= last_sequence:  # A batch without changes has no snapshot.
             apply(model, seed, number)
             number += 1
-        assert result == rows(model), f"{message}: after batch {last}"
+        assert actual_rows == rows(model), f"{message}: after batch {last_sequence}"
     while number < batches:
         apply(model, seed, number)
         number += 1
@@ -95,13 +95,13 @@ def every_snapshot_is_of_whole_batches(client: IndexClient, seed: int, batches: 
 @pytest.mark.slow
 def test_job_that_is_killed_and_restarted_applies_each_batch_once(tmp_path: Path) -> None:
     seed = first_seed("FAULT_SEED")
-    run_campaign(tmp_path, kills=3, batches=25, seed=seed, version=3, indexed=True)
+    run_campaign(tmp_path, kills=3, batches=25, seed=seed, version=3, is_indexed=True)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("indexed", [False, True])
+@pytest.mark.parametrize("is_indexed", [False, True])
 @pytest.mark.parametrize("version", [2, 3])
-def test_job_that_is_killed_many_times_applies_each_batch_once(tmp_path: Path, version: int, indexed: bool) -> None:
+def test_job_that_is_killed_many_times_applies_each_batch_once(tmp_path: Path, version: int, is_indexed: bool) -> None:
     seed = first_seed("FAULT_SEED")
-    run_campaign(tmp_path, kills=15, batches=150, seed=seed, version=version, indexed=indexed)
+    run_campaign(tmp_path, kills=15, batches=150, seed=seed, version=version, is_indexed=is_indexed)

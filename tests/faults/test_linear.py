@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tests.faults.rigs.linear import Event, violations
+from tests.faults.rigs.linear import Event, find_violations
 
 
 def _append(value: int, expected: int | None, began: float, ended: float, outcome: str = "ok") -> Event:
@@ -41,23 +41,23 @@ def _true_history(seed: int) -> tuple[list[int], list[Event]]:
 @pytest.mark.parametrize("seed", range(30))
 def test_histories_of_a_real_register_are_accepted(seed: int) -> None:
     chain, events = _true_history(seed)
-    assert violations(chain, events) == []
+    assert find_violations(chain, events) == []
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_lost_update_is_found(seed: int) -> None:
     chain, events = _true_history(seed)
     lost = next(event.value for event in events if event.kind == "append" and event.outcome == "ok")
-    assert any("lost update" in text for text in violations([v for v in chain if v != lost], events))
+    assert any("lost update" in text for text in find_violations([v for v in chain if v != lost], events))
 
 
 def test_phantom_stale_read_and_wrong_order_are_found() -> None:
     first, second = _append(1, None, 0, 1), _append(2, 1, 2, 3)
-    assert violations([1, 2], [first, second]) == []
-    assert "phantom" in violations([1, 2], [first, _append(2, 1, 2, 3, "conflict")])[0]
-    assert "stale read" in violations([1, 2], [first, second, Event("read", 4, 5, "ok", value=1)])[0]
-    assert "before it was written" in violations([1, 2], [first, second, Event("read", 0, 1, "ok", value=2)])[0]
-    assert any("stands after" in text for text in violations([2, 1], [first, _append(2, None, 2, 3)]))
-    assert "was the head all the while" in violations([1], [first, _append(9, 1, 2, 3, "conflict")])[0]
-    assert any("built on" in text for text in violations([1, 2], [first, _append(2, None, 2, 3)]))
-    assert violations([1], []) == ["nobody wrote 1"]
+    assert find_violations([1, 2], [first, second]) == []
+    assert "phantom" in find_violations([1, 2], [first, _append(2, 1, 2, 3, "conflict")])[0]
+    assert "stale read" in find_violations([1, 2], [first, second, Event("read", 4, 5, "ok", value=1)])[0]
+    assert "before it was written" in find_violations([1, 2], [first, second, Event("read", 0, 1, "ok", value=2)])[0]
+    assert any("stands after" in text for text in find_violations([2, 1], [first, _append(2, None, 2, 3)]))
+    assert "was the head all the while" in find_violations([1], [first, _append(9, 1, 2, 3, "conflict")])[0]
+    assert any("built on" in text for text in find_violations([1, 2], [first, _append(2, None, 2, 3)]))
+    assert find_violations([1], []) == ["nobody wrote 1"]

@@ -89,8 +89,8 @@ class RandomClient:
         return row and self._client.call("DELETE", f"/api/v1/dropped/{row['id']}")
 
     def _rename(self, name: str) -> tuple[int, Any]:
-        to = self._random.choice(NAMES)
-        ends = {"source": {"namespace": ["db"], "name": name}, "destination": {"namespace": ["db"], "name": to}}
+        new_name = self._random.choice(NAMES)
+        ends = {"source": {"namespace": ["db"], "name": name}, "destination": {"namespace": ["db"], "name": new_name}}
         return self._client.call("POST", "/v1/tables/rename", ends)
 
     def _create(self, name: str) -> tuple[int, Any]:
@@ -132,11 +132,11 @@ def _write_snapshot(location: str, snapshot_id: int) -> str:
     for path in (data, manifest):
         _path(path).parent.mkdir(parents=True, exist_ok=True)
     _path(data).write_bytes(b"PAR1")
-    named = [
+    live_paths = [
         (manifest, _record("data_file", _record("file_path", "string")["type"]), {"data_file": {"file_path": data}}),
         (manifest_list, _record("manifest_path", "string"), {"manifest_path": manifest}),
     ]
-    for path, field, row in named:
+    for path, field, row in live_paths:
         with _path(path).open("wb") as file:
             fastavro.writer(file, {"type": "record", "name": "row", "fields": [field]}, [row])
     return manifest_list
@@ -162,12 +162,12 @@ def _find_missing_files(server: Seamark, registered: set[str]) -> list[str]:
             results.append(f"{name}: {status} {body}")
             continue
         metadata = body["metadata"]
-        needed = [body["metadata-location"]]
+        needed_files = [body["metadata-location"]]
         if metadata["table-uuid"] not in registered:
-            needed += [entry["metadata-file"] for entry in metadata["metadata-log"]]
+            needed_files += [entry["metadata-file"] for entry in metadata["metadata-log"]]
         for snapshot in metadata.get("snapshots", []):
-            needed += _snapshot_files(metadata["location"], snapshot["snapshot-id"])
-        results += [f"{name}: {location}" for location in needed if not _path(location).is_file()]
+            needed_files += _snapshot_files(metadata["location"], snapshot["snapshot-id"])
+        results += [f"{name}: {location}" for location in needed_files if not _path(location).is_file()]
     return results
 
 

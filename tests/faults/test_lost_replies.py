@@ -16,7 +16,7 @@ from pyiceberg.exceptions import CommitStateUnknownException
 from pyspark.sql import SparkSession
 
 from tests.catalog.rig import SCHEMA
-from tests.faults.rigs.http import Client, OutcomeUnknown, new_key
+from tests.faults.rigs.http import Client, OutcomeUnknown, create_key
 from tests.faults.rigs.lossy_proxy import FATES, LossyProxy, choose_fates, lossy_proxy
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
@@ -58,10 +58,12 @@ def test_repeat_after_a_lost_reply_gets_the_first_outcome(proxy: LossyProxy, see
     assert client.create_table(name)[0] == 200
     proxy.fate = choose_fates(seed, 0.6, applies=_changes)
     for snapshot_id in range(1, 31):
-        chosen_key = new_key() if key else None
+        chosen_key = create_key() if key else None
         parent = snapshot_id - 1 or None
         status, body = _until_answered(
-            lambda at=snapshot_id, parent=parent, chosen=chosen_key: client.append(at, parent, at, name, chosen)
+            lambda number=snapshot_id, parent=parent, chosen=chosen_key: client.append(
+                number, parent, number, name, chosen
+            )
         )
         assert status == 200, f"seed {seed}: {body}"
         assert body["metadata"]["current-snapshot-id"] == snapshot_id
@@ -76,7 +78,7 @@ def test_creates_renames_drops_and_undrops_with_keys_are_executed_once(proxy: Lo
     proxy.fate = choose_fates(seed, 0.6, applies=_changes)
 
     def change(method: str, path: str, body: Any = None) -> Any:
-        headers = {"Idempotency-Key": new_key()}
+        headers = {"Idempotency-Key": create_key()}
         status, answer = _until_answered(lambda: client.call(method, path, body, headers))
         assert status in (200, 204), f"seed {seed}: {method} {path}: {answer}"
         return answer
@@ -104,7 +106,7 @@ def test_repeat_of_a_commit_with_a_deleted_key_never_reports_failure(
 ) -> None:
     """A 404 or 409 here would make Java delete the manifests of a valid commit."""
     server = start_seamark(env={"SEAMARK_METADATA_CACHE_BYTES": "0"})
-    client, key = Client(server.base_url), new_key()
+    client, key = Client(server.base_url), create_key()
     assert client.create_table("brief")[0] == 200
     keep = {"write.metadata.previous-versions-max": "1", "write.metadata.delete-after-commit.enabled": "true"}
     path = "/v1/namespaces/db/tables/brief"

@@ -50,15 +50,15 @@ def register_table(server: Seamark, name: str, manifests: int, per_manifest: int
     return table
 
 
-def numbers(answer: Any) -> list[int]:
+def list_file_numbers(answer: Any) -> list[int]:
     return [int(task["data-file"]["file-path"][-14:-8]) for task in answer["file-scan-tasks"]]
 
 
-def plan_on_new_connection(server: Seamark, filter: Any = True, *, name: str = "t", **more: Any) -> tuple[int, Any]:
+def plan_on_new_connection(server: Seamark, filter: Any = True, *, name: str = "t", **options: Any) -> tuple[int, Any]:
     """Plan on a new connection, which any of the workers may accept."""
     client = Client(server.base_url)
     try:
-        return client.call("POST", f"/v1/namespaces/db/tables/{name}/plan", {"filter": filter, **more})
+        return client.call("POST", f"/v1/namespaces/db/tables/{name}/plan", {"filter": filter, **options})
     finally:
         client.close()
 
@@ -86,7 +86,7 @@ def test_manifest_decoded_by_one_worker_is_mapped_by_the_other(start_seamark: St
         answers = list(pool.map(lambda want: plan_on_new_connection(server, make_between(*want)), expected))
     for (low, high), (status, answer) in zip(expected, answers, strict=True):
         assert status == 200, answer
-        assert numbers(answer) == list(range(low, high + 1))
+        assert list_file_numbers(answer) == list(range(low, high + 1))
     assert workers_that_did(server, "planTableScan") == {0, 1}
     eventually(lambda: count_decoded_manifests(server) >= 60)
     time.sleep(1.5)  # A worker that decodes a manifest again reports it within a second.
@@ -109,7 +109,7 @@ def test_plan_task_of_one_worker_is_answered_by_the_other(start_seamark: Start) 
             status, page = client.call("POST", f"{T}/tasks", {"plan-task": token})
             client.close()
             assert status == 200, page
-            results[-1] += numbers(page)
+            results[-1] += list_file_numbers(page)
     assert results == [list(range(5, 81))] * 8
     assert workers_that_did(server, "fetchScanTasks") == {0, 1}
 
@@ -122,31 +122,33 @@ def test_worker_killed_during_a_cold_plan_does_not_affect_the_others(start_seama
     count, per_manifest = 250, 40
     register_table(server, "t", count, per_manifest)
     blocks = server.home / "cache" / "blocks"
-    everything = list(range(count * per_manifest))
-    last = everything[-1]
+    all_numbers = list(range(count * per_manifest))
+    last_number = all_numbers[-1]
 
-    def ask(at: int) -> list[int] | None:
+    def ask(snapshot_id: int) -> list[int] | None:
         try:
-            status, answer = plan_on_new_connection(server, make_between(last - 900 + at, last))
+            status, answer = plan_on_new_connection(server, make_between(last_number - 900 + snapshot_id, last_number))
         except OutcomeUnknown:
             return None
         assert status == 200, answer
-        return numbers(answer)
+        return list_file_numbers(answer)
 
     with ThreadPoolExecutor(8) as pool:
-        futures = [pool.submit(ask, at) for at in range(8)]
+        futures = [pool.submit(ask, result_number) for result_number in range(8)]
         deadline = time.monotonic() + 60
         while len(list(blocks.rglob("*.block"))) < share * count and time.monotonic() < deadline:
             time.sleep(0.002)
         workers_of(server)[0].kill()
         results = [future.result() for future in futures]
-    for at, result in enumerate(results):
-        assert result is None or result == everything[last - 900 + at :], "an answer from beside the dead is right"
+    for result_number, result in enumerate(results):
+        assert result is None or result == all_numbers[last_number - 900 + result_number :], (
+            "an answer from beside the dead is right"
+        )
     wait_for_workers(server, 3)
     before = count_decoded_manifests(server)
     with ThreadPoolExecutor(8) as pool:
         second_answers = list(pool.map(ask, range(10, 40)))
-    assert second_answers == [everything[last - 900 + at :] for at in range(10, 40)]
+    assert second_answers == [all_numbers[last_number - 900 + result_number :] for result_number in range(10, 40)]
     time.sleep(1.5)
     assert count_decoded_manifests(server) - before <= count, "what the dead had put on the disk is used"
 
@@ -163,17 +165,21 @@ def test_every_plan_during_commits_equals_that_of_its_own_snapshot(start_seamark
     def write() -> None:
         """Add a manifest with each commit, and drop one now and then."""
         source, client = random.Random(7), Client(server.base_url)
-        manifests = [table.manifest(f"w{at}", range(at * 5, at * 5 + 5), day=at) for at in range(8)]
-        held_rows = {at: list(range(at * 5, at * 5 + 5)) for at in range(8)}
+        manifests = [
+            table.manifest(f"w{position}", range(position * 5, position * 5 + 5), day=position) for position in range(8)
+        ]
+        held_rows = {position: list(range(position * 5, position * 5 + 5)) for position in range(8)}
         order = list(range(8))
         new_manifests = dict(enumerate(manifests))
         snapshot_id = 1
         while not stop.is_set() and snapshot_id < 400:
             snapshot_id += 1
-            at = 8 + snapshot_id
-            held_rows[at] = list(range(at * 5, at * 5 + 5))
-            new_manifests[at] = table.manifest(f"w{at}", held_rows[at], day=at, snapshot_id=snapshot_id)
-            order.append(at)
+            position = 8 + snapshot_id
+            held_rows[position] = list(range(position * 5, position * 5 + 5))
+            new_manifests[position] = table.manifest(
+                f"w{position}", held_rows[position], day=position, snapshot_id=snapshot_id
+            )
+            order.append(position)
             if source.random() < 0.3:
                 order.remove(source.choice(order))
             table.commit(snapshot_id, [new_manifests[item] for item in order])
@@ -201,7 +207,7 @@ def test_every_plan_during_commits_equals_that_of_its_own_snapshot(start_seamark
                 status, answer = plan_on_new_connection(server, make_between(low, high))
                 oldest, newest = before, head[0] + 1  # A commit may have succeeded without being recorded yet.
             assert status == 200, answer
-            answers.append((oldest, newest, low, high, numbers(answer)))
+            answers.append((oldest, newest, low, high, list_file_numbers(answer)))
         return answers
 
     with ThreadPoolExecutor(5) as pool:
@@ -214,10 +220,12 @@ def test_every_plan_during_commits_equals_that_of_its_own_snapshot(start_seamark
     assert len(plans) > 100
     assert head[0] > 30
     for oldest, newest, low, high, expected_count in plans:
-        of = [[n for n in expected.get(number, []) if low <= n <= high] for number in range(oldest, newest + 1)]
-        assert expected_count in of, f"snapshots {oldest} to {newest}, ids of {low} to {high}"
-    _, loaded = Client(server.base_url).call("GET", T)
-    mirror = StaticTable.from_metadata(loaded["metadata-location"])
+        ids_by_manifest = [
+            [n for n in expected.get(number, []) if low <= n <= high] for number in range(oldest, newest + 1)
+        ]
+        assert expected_count in ids_by_manifest, f"snapshots {oldest} to {newest}, ids of {low} to {high}"
+    _, loaded_table = Client(server.base_url).call("GET", T)
+    mirror = StaticTable.from_metadata(loaded_table["metadata-location"])
     for oldest, newest, low, high, expected_count in random.Random(3).sample(plans, 60):
         if oldest == newest:
             where = And(GreaterThanOrEqual("id", 10 * low), LessThanOrEqual("id", 10 * high + 9))

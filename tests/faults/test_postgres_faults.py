@@ -17,9 +17,9 @@ import psutil
 import pytest
 
 from tests.faults.rigs.http import Client
-from tests.faults.rigs.writers import progress, run_writers
+from tests.faults.rigs.writers import run_writers, wait_for_commits
 from tests.services.postgres import Postgres, postgres_server
-from tests.services.process import ServiceFailed, http_ok
+from tests.services.process import ServiceFailed, is_http_ok
 from tests.services.seamark import Seamark
 from tests.waits import becomes_true
 
@@ -89,7 +89,7 @@ def test_database_outage_loses_no_acknowledged_commit(pair: Pair, ends: Callable
     client = Client(pair.base_urls[0])
     assert client.create_table(name)[0] == 200
     with run_writers(pair.base_urls, name, seed=5) as notes:
-        assert progress(notes, 20, 60), notes
+        assert wait_for_commits(notes, 20, 60), notes
         ends(pair.postgres)
         try:
             for url in pair.base_urls:
@@ -98,11 +98,13 @@ def test_database_outage_loses_no_acknowledged_commit(pair: Pair, ends: Callable
                 assert status == 503, body
                 assert int(client.headers["Retry-After"]) >= 1
                 assert client.call("GET", "/readyz")[0] == 503
-                assert http_ok(f"{url}/healthz"), "an orchestrator must not restart it for this"
+                assert is_http_ok(f"{url}/healthz"), "an orchestrator must not restart it for this"
         finally:
             _start(pair.postgres)
-        assert becomes_true(lambda: all(http_ok(f"{url}/readyz") for url in pair.base_urls), 60), "ready by themselves"
-        assert progress(notes, 20, 60), notes
+        assert becomes_true(lambda: all(is_http_ok(f"{url}/readyz") for url in pair.base_urls), 60), (
+            "ready by themselves"
+        )
+        assert wait_for_commits(notes, 20, 60), notes
     for url in pair.base_urls:
         notes.check(Client(url), name, _exists, f"{ends.__name__}, {dict(notes.outcomes)}")
 
@@ -111,12 +113,14 @@ def test_database_outage_loses_no_acknowledged_commit(pair: Pair, ends: Callable
 def test_connections_cut_during_commits_lose_no_acknowledged_commit(pair: Pair) -> None:
     client = Client(pair.base_urls[0])
     assert client.create_table("cut")[0] == 200
-    cut = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datid > 0"
+    cut_statement = (
+        "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datid > 0"
+    )
     with run_writers(pair.base_urls, "cut", seed=6) as notes:
         for _ in range(12):
-            assert progress(notes, 3, 60), notes
-            pair.postgres.sql(cut)
-        assert progress(notes, 20, 60), notes
+            assert wait_for_commits(notes, 3, 60), notes
+            pair.postgres.sql(cut_statement)
+        assert wait_for_commits(notes, 20, 60), notes
     for url in pair.base_urls:
         notes.check(Client(url), "cut", _exists, f"cut, {dict(notes.outcomes)}")
 
@@ -128,19 +132,19 @@ def test_hanging_database_leaves_the_server_responsive_and_loses_nothing(pair: P
     assert client.create_table("hung")[0] == 200
     main = psutil.Process(pair.postgres.process.pid)
     with run_writers(pair.base_urls, "hung", seed=7) as notes:
-        assert progress(notes, 20, 60), notes
+        assert wait_for_commits(notes, 20, 60), notes
         everyone = [main, *main.children(recursive=True)]
         for process in everyone:
             process.suspend()
         try:
             time.sleep(1)
             for url in pair.base_urls:
-                assert http_ok(f"{url}/healthz"), "answered while the database still hangs"
+                assert is_http_ok(f"{url}/healthz"), "answered while the database still hangs"
                 assert Client(url).call("GET", "/readyz")[0] == 503
             time.sleep(40)  # Longer than every time limit of the store
         finally:
             for process in everyone:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.resume()
-        assert progress(notes, 20, 120), notes
+        assert wait_for_commits(notes, 20, 120), notes
     notes.check(Client(pair.base_urls[1]), "hung", _exists, f"hung, {dict(notes.outcomes)}")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.rigs.http import Client
-from tests.faults.rigs.writers import progress, run_writers
+from tests.faults.rigs.writers import run_writers, wait_for_commits
 from tests.seeds import first_seed
 from tests.services.seamark import Seamark
 
@@ -33,7 +33,7 @@ def test_replicas_killed_at_random_moments_lose_no_acknowledged_commit(
     assert Client(first.base_url).create_table()[0] == 200
     with run_writers(base_urls, "t", seed) as notes:
         for round_ in range(ROUNDS):
-            assert progress(notes, 5, 60), (seed, round_, notes.unexplained)
+            assert wait_for_commits(notes, 5, 60), (seed, round_, notes.unexplained)
             time.sleep(source.random() * 0.3)
             victim = source.choice((first, second))
             victim.kill9()

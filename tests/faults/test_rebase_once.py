@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.catalog.appender import Appender, Commit, Row, local, read_list, read_snapshot
+from tests.catalog.appender import Appender, Commit, Row, read_list, read_snapshot, to_local_path
 from tests.catalog.rig import SCHEMA
 from tests.faults.rigs.dying_server import STEPS
-from tests.faults.rigs.http import Client, OutcomeUnknown, new_key
+from tests.faults.rigs.http import Client, OutcomeUnknown, create_key
 from tests.faults.rigs.lossy_proxy import FATES, LossyProxy, choose_fates, lossy_proxy
 from tests.faults.rigs.mortal import MortalServer
 from tests.services.seamark import Seamark
@@ -80,7 +80,7 @@ def test_killed_rebase_is_applied_completely_or_not_at_all_and_only_once(tmp_pat
     """It writes a manifest, a manifest list and metadata, in this order."""
     with MortalServer(tmp_path / "home") as server:
         client = server.start()
-        for number, (version, key) in enumerate(((2, None), (3, new_key()))):
+        for number, (version, key) in enumerate(((2, None), (3, create_key()))):
             name = f"t{number}"
             late_appender, request = _commit_overtaken(client, name, version, merge=2)
             before = _files(_load(client, name))
@@ -118,11 +118,14 @@ def test_overtaken_appends_with_lost_replies_are_applied_once(proxy: LossyProxy,
     _create(direct, name, 2 + seed % 2)
     proxy.fate = choose_fates(seed, 0.6, applies=lambda method, path: method == "POST")
     expected: set[str] = set()
-    for turn in range(8):
+    for round_number in range(8):
         metadata = _load(direct, name)
         appenders = [Appender(metadata, merge=source.choice([0, 0, 2])) for _ in range(4)]
         for number, appender in enumerate(appenders):
-            request, chosen_key = appender.commit({f"{turn}-{number}": number + 1}), new_key() if key else None
+            request, chosen_key = (
+                appender.commit({f"{round_number}-{number}": number + 1}),
+                create_key() if key else None,
+            )
             for _ in range(50):
                 try:
                     status, body = _send(client, name, request, chosen_key)
@@ -131,8 +134,8 @@ def test_overtaken_appends_with_lost_replies_are_applied_once(proxy: LossyProxy,
                 break
             assert status == 200, f"seed {seed}: {body}"
             assert body["metadata"]["current-snapshot-id"] == appender.snapshot_id
-            expected.add(f"{turn}-{number}")
-        assert _files(_load(direct, name)) == expected, f"seed {seed}, turn {turn}"
+            expected.add(f"{round_number}-{number}")
+        assert _files(_load(direct, name)) == expected, f"seed {seed}, turn {round_number}"
         # Delete files that the snapshot does not name, as engines do once they know the outcome.
         for appender in appenders:
             _clean_up(appender, _load(direct, name))
@@ -144,4 +147,4 @@ def _clean_up(client: Appender, metadata: Row) -> None:
     saved = next(snapshot for snapshot in metadata["snapshots"] if snapshot["snapshot-id"] == client.snapshot_id)
     manifest_paths = {row["manifest_path"] for row in read_list(saved)} | {saved["manifest-list"]}
     for place in {*client.manifests, client.manifest_list} - manifest_paths:
-        local(place).unlink()
+        to_local_path(place).unlink()

@@ -48,18 +48,18 @@ class LosingStore:
 async def test_failed_check_of_a_lost_commit_keeps_its_file(
     tmp_path: Path, error: SeamarkError, in_tombstone: bool
 ) -> None:
-    moods: list[LosingStore] = []
+    losing_stores: list[LosingStore] = []
 
-    def moody(store: Any) -> LosingStore:
-        moods.append(LosingStore(store))
-        return moods[0]
+    def wrap_store(store: Any) -> LosingStore:
+        losing_stores.append(LosingStore(store))
+        return losing_stores[0]
 
-    async with open_rig(tmp_path, wrap_store=moody) as rig:
+    async with open_rig(tmp_path, wrap_store=wrap_store) as rig:
         await rig.table()
-        moods[0].error, moods[0].in_tombstone = error, in_tombstone
+        losing_stores[0].error, losing_stores[0].in_tombstone = error, in_tombstone
         with pytest.raises(CommitUnknown):
             await rig.commits.commit_table(CALLER, DB, "t", *append(1, None, 1))
-        moods[0].error = None
+        losing_stores[0].error = None
         await rig.publisher.close()
         entry = await rig.store.entry(EntryKind.TABLE, DB, "t")
         assert entry is not None

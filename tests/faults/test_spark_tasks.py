@@ -23,7 +23,7 @@ from seamark.connector.client.indexes import IndexClient
 from tests.connector.write.test_upserts import create
 from tests.faults.test_killed_writers import FIELDS, every_snapshot_is_of_whole_batches
 from tests.seeds import first_seed
-from tests.services.java import java_17
+from tests.services.java import find_java_17
 from tests.services.seamark import Seamark
 
 HELD_UP_S = 1.5
@@ -42,10 +42,10 @@ class ExecutorFaults:
     def strike(self) -> None:
         """Kill or delay a worker, and sometimes kill a whole executor."""
         choice = self._source.choices(("worker", "straggler", "executor"), (4, 3, 1))[0]
-        result = self._executors() if choice == "executor" else self._workers()
-        if not result:
+        processes = self._executors() if choice == "executor" else self._workers()
+        if not processes:
             return
-        victim = self._source.choice(result)
+        victim = self._source.choice(processes)
         with suppress(psutil.Error):
             if choice == "straggler":
                 victim.send_signal(signal.SIGSTOP)
@@ -85,15 +85,15 @@ def _says(process: psutil.Process | None, word: str) -> bool:
     return False
 
 
-def run_campaign(home: Path, *, failures: int, seed: int, version: int, indexed: bool, within_s: float) -> None:
+def run_campaign(home: Path, *, failures: int, seed: int, version: int, is_indexed: bool, within_s: float) -> None:
     """Disturb one job until `failures` attempts of its tasks have failed, and then let it end."""
-    context = f"FAULT_SEED={seed} version={version} indexed={indexed}"
+    context = f"FAULT_SEED={seed} version={version} is_indexed={is_indexed}"
     source = random.Random(seed)
     notes, scratch = home / "notes", home / "scratch"
-    java_17()
+    find_java_17()
     with Seamark(home / "server") as server, closing(IndexClient(server.base_url)) as client:
         client._request("POST", "/v1/namespaces", {}, b'{"namespace": ["db"]}')
-        properties = {"seamark.index.ids": "record(id)"} if indexed else {}
+        properties = {"seamark.index.ids": "record(id)"} if is_indexed else {}
         create(client, version=version, spec=[("bucket[4]", 1)], properties=properties, fields=FIELDS)
         notes.write_text("0")
         argv = [sys.executable, "-m", "tests.faults.rigs.spark_job", server.base_url, "db.t", str(notes), str(seed)]
@@ -126,8 +126,8 @@ def count_failed_tasks(events: Path) -> list[dict[str, Any]]:
 
 def _is_another(ended: dict[str, Any]) -> bool:
     """Return whether this attempt repeats a task: as a later attempt, or in a stage that runs again."""
-    about = ended["Task Info"]
-    return bool(about["Attempt"] or about["Speculative"] or ended["Stage Attempt ID"])
+    task_info = ended["Task Info"]
+    return bool(task_info["Attempt"] or task_info["Speculative"] or ended["Stage Attempt ID"])
 
 
 def _end(job: subprocess.Popen[bytes]) -> None:
@@ -152,14 +152,14 @@ def tasks(events: Path) -> list[dict[str, Any]]:
 @pytest.mark.timeout(600)
 def test_each_batch_is_applied_once_when_tasks_are_killed_and_repeated(tmp_path: Path) -> None:
     seed = first_seed("FAULT_SEED")
-    run_campaign(tmp_path, failures=2, seed=seed, version=3, indexed=True, within_s=300)
+    run_campaign(tmp_path, failures=2, seed=seed, version=3, is_indexed=True, within_s=300)
 
 
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("indexed", [False, True])
+@pytest.mark.parametrize("is_indexed", [False, True])
 @pytest.mark.parametrize("version", [2, 3])
-def test_each_batch_is_applied_once_with_many_failures(tmp_path: Path, version: int, indexed: bool) -> None:
+def test_each_batch_is_applied_once_with_many_failures(tmp_path: Path, version: int, is_indexed: bool) -> None:
     seed = first_seed("FAULT_SEED")
-    run_campaign(tmp_path, failures=25, seed=seed, version=version, indexed=indexed, within_s=1200)
+    run_campaign(tmp_path, failures=25, seed=seed, version=version, is_indexed=is_indexed, within_s=1200)

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from tests.faults.rigs.http import Client, new_key
-from tests.faults.rigs.writers import progress, run_writers
+from tests.faults.rigs.http import Client, create_key
+from tests.faults.rigs.writers import run_writers, wait_for_commits
 from tests.objects.s3_proxy import Misbehaviour, run_misbehaving_proxy
-from tests.services.process import free_port, http_ok
+from tests.services.process import free_port, is_http_ok
 from tests.services.s3 import S3
 from tests.services.seamark import Seamark
 from tests.waits import until
@@ -72,7 +72,7 @@ async def _run_campaign(s3: S3, home: Path, seed: int, seconds: float) -> None:
         def write() -> None:
             with run_writers([server.base_url], "t", seed) as notes:
                 asyncio.run_coroutine_threadsafe(_storm(weather, random.Random(seed), seconds), loop).result()
-                assert progress(notes, 3, 60), f"seed {seed}: no commit after the storm: {notes.unexplained}"
+                assert wait_for_commits(notes, 3, 60), f"seed {seed}: no commit after the storm: {notes.unexplained}"
             notes.check(
                 Client(server.base_url),
                 "t",
@@ -119,14 +119,14 @@ async def test_hanging_storage_delays_only_requests_that_need_it(s3: S3, tmp_pat
 
         await asyncio.to_thread(go_on)
         weather.hang_all = True
-        first_key, *keys = [new_key() for _ in range(5)]
+        first_key, *keys = [create_key() for _ in range(5)]
         first = asyncio.create_task(asyncio.to_thread(commit, first_key))
         await until(lambda: "PUT hung" in weather.requests)
-        later = [asyncio.create_task(asyncio.to_thread(commit, key)) for key in keys]
+        later_commits = [asyncio.create_task(asyncio.to_thread(commit, key)) for key in keys]
         await asyncio.to_thread(serve)
         assert not first.done()
-        assert not await asyncio.to_thread(http_ok, f"{server.base_url}/readyz")
-        results = await asyncio.gather(first, *later)
+        assert not await asyncio.to_thread(is_http_ok, f"{server.base_url}/readyz")
+        results = await asyncio.gather(first, *later_commits)
         assert {status for status, _ in results} == {503}
         # A commit that waits behind a hanging one is rejected; otherwise the waits would add up.
         assert any("waited in the table's queue" in answer["error"]["message"] for _, answer in results), results

@@ -57,26 +57,26 @@ class FakeStore:
         yield StoreAnswer(status, result, self._pieces(data if method == "GET" else b""))
 
     def _find(self, location: str, headers: Mapping[str, str], method: str) -> tuple[int, dict[str, str], bytes]:
-        stored = self.objects.get(location)
-        if stored is None:
+        stored_object = self.objects.get(location)
+        if stored_object is None:
             return 404, {}, b"<Error/>"
         results = {
-            "etag": stored.etag,
-            "last-modified": formatdate(stored.modified_s, usegmt=True),
+            "etag": stored_object.etag,
+            "last-modified": formatdate(stored_object.modified_s, usegmt=True),
             "content-type": "binary/octet-stream",
             "x-amz-meta-kept": "yes",
-            "content-length": str(len(stored.data)),
+            "content-length": str(len(stored_object.data)),
         }
         try:
-            check_read(headers, stored.etag, stored.modified_s)
-            part = read_range(headers.get("range"), len(stored.data)) if method == "GET" else None
+            check_read(headers, stored_object.etag, stored_object.modified_s)
+            part = read_range(headers.get("range"), len(stored_object.data)) if method == "GET" else None
         except S3Error as error:
             return error.status, {}, b""
         if part is None:
-            return 200, results, stored.data
+            return 200, results, stored_object.data
         start, length = part
-        results["content-range"] = f"bytes {start}-{start + length - 1}/{len(stored.data)}"
-        return 206, results | {"content-length": str(length)}, stored.data[start : start + length]
+        results["content-range"] = f"bytes {start}-{start + length - 1}/{len(stored_object.data)}"
+        return 206, results | {"content-length": str(length)}, stored_object.data[start : start + length]
 
     async def _pieces(self, data: bytes) -> AsyncIterator[bytes]:
         end = self.rng.randrange(len(data)) if data and self.rng.random() < self.fails else len(data)
@@ -108,10 +108,10 @@ class FakeStore:
             self.objects.pop(location, None)
             await self._pause()
             return web.Response(status=204)
-        stored = self.objects.get(location)
-        if stored is None:
+        stored_object = self.objects.get(location)
+        if stored_object is None:
             return error_answer(S3Error("NoSuchKey", "none"), "", "", head=call.method == "HEAD")
-        check_read(call.headers, stored.etag, stored.modified_s)
+        check_read(call.headers, stored_object.etag, stored_object.modified_s)
         status, result, data = self._find(location, call.headers, "GET")
         if status == 416:
             raise S3Error("InvalidRange", "The requested range is not satisfiable")

@@ -48,7 +48,7 @@ class Keys:
         """Return (path, signed headers) of a request for the object `name` of the table."""
         path = f"/{self.bucket}/{self.prefix}{name}"
         options = {header.replace("_", "-"): value for header, value in headers.items()}
-        signed = sign_headers(
+        signed_headers = sign_headers(
             RequestTarget(method, path, query, {"host": urlsplit(self.endpoint).netloc, **options}),
             access_key_id=self.access_key,
             secret=self.secret,
@@ -57,7 +57,7 @@ class Keys:
             payload=payload,
             now_ms=SystemClock().now_ms(),
         )
-        return path, signed
+        return path, signed_headers
 
     def client(self, *, verify: str | None = None, **options: Any) -> Any:
         """Return a boto3 client. `verify` is the file of the authority that issued the gateway's certificate."""
@@ -148,12 +148,12 @@ class Rig:
             return False
 
     def keys(self, name: str, *, namespace: str = "ns", token: str = "") -> Keys:
-        loaded = self.request("GET", f"/v1/namespaces/{namespace}/tables/{name}", token=token)
-        return keys_of(loaded)
+        loaded_table = self.request("GET", f"/v1/namespaces/{namespace}/tables/{name}", token=token)
+        return read_keys(loaded_table)
 
 
-def keys_of(loaded: dict[str, Any]) -> Keys:
-    config, location = loaded["config"], loaded["metadata"]["location"]
+def read_keys(loaded_table: dict[str, Any]) -> Keys:
+    config, location = loaded_table["config"], loaded_table["metadata"]["location"]
     bucket, _, prefix = location.removeprefix("s3://").partition("/")
     return Keys(
         config["s3.endpoint"],

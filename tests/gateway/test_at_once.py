@@ -31,7 +31,7 @@ from seamark.metaserver.gateway.backend import S3Call
 from seamark.metaserver.gateway.caching.caching import CachingBackend
 from seamark.metaserver.gateway.connection import GatewayConnection
 from seamark.metaserver.server import gateway
-from tests.gateway.rig import SCHEMA, Keys, Rig, keys_of
+from tests.gateway.rig import SCHEMA, Keys, Rig, read_keys
 from tests.server.rig import running
 from tests.services.process import free_port
 from tests.services.s3 import S3
@@ -57,11 +57,13 @@ class CachedObject:
     def address(self) -> tuple[str, int]:
         return str(self.urls["GET"].hostname), int(self.urls["GET"].port or 0)
 
-    def request(self, start: int, end: int, *, method: str = "GET", more: str = "", signature: str = "") -> bytes:
+    def request(
+        self, start: int, end: int, *, method: str = "GET", extra_headers: str = "", signature: str = ""
+    ) -> bytes:
         url: SplitResult = self.urls[method]
         query = url.query if not signature else url.query.replace("X-Amz-Signature=", f"X-Amz-Signature={signature}")
         ranged = f"Range: bytes={start}-{end - 1}\r\n" if method == "GET" else ""
-        return f"{method} {url.path}?{query} HTTP/1.1\r\nHost: {url.netloc}\r\n{ranged}{more}\r\n".encode()
+        return f"{method} {url.path}?{query} HTTP/1.1\r\nHost: {url.netloc}\r\n{ranged}{extra_headers}\r\n".encode()
 
 
 def receive(connection: socket.socket, *, has_body: bool = True) -> tuple[int, dict[str, str], bytes]:
@@ -73,10 +75,10 @@ def receive(connection: socket.socket, *, has_body: bool = True) -> tuple[int, d
         head += byte
     status, *lines = head.decode("utf-8", "surrogateescape").split("\r\n")[:-2]
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    left, body = int(headers.get("content-length", "0")) if has_body else 0, bytearray()
-    while len(body) < left:
-        piece = connection.recv(min(1 << 20, left - len(body)))
-        assert piece, f"{len(body)} of {left} bytes"
+    remaining_bytes, body = int(headers.get("content-length", "0")) if has_body else 0, bytearray()
+    while len(body) < remaining_bytes:
+        piece = connection.recv(min(1 << 20, remaining_bytes - len(body)))
+        assert piece, f"{len(body)} of {remaining_bytes} bytes"
         body += piece
     return int(status.split()[1]), headers, bytes(body)
 
@@ -99,7 +101,7 @@ def test_immediate_answer_equals_that_of_the_requests_task(cached_rig: CachedObj
             connection.sendall(cached_rig.request(start, end, method=method))
             response = receive(connection, has_body=method == "GET")
             with socket.create_connection(cached_rig.address) as other:
-                other.sendall(cached_rig.request(start, end, method=method, more="Connection: close\r\n"))
+                other.sendall(cached_rig.request(start, end, method=method, extra_headers="Connection: close\r\n"))
                 expected = receive(other, has_body=method == "GET")
             for _, headers, _ in (response, expected):
                 assert len(headers.pop("x-amz-request-id")) == 32
@@ -165,9 +167,9 @@ async def test_reads_from_memory_need_no_task_and_their_idle_connection_is_close
     }
     async with running(tmp_path / "home", **settings) as server, gateway(server.components):
         await server.http.post(f"{server.url}/v1/namespaces", json={"namespace": ["db"]})
-        created = {"name": "t", "schema": SCHEMA}
-        async with server.http.post(f"{server.url}/v1/namespaces/db/tables", json=created) as answer:
-            keys = keys_of(await answer.json())
+        create_request = {"name": "t", "schema": SCHEMA}
+        async with server.http.post(f"{server.url}/v1/namespaces/db/tables", json=create_request) as answer:
+            keys = read_keys(await answer.json())
 
         def make() -> CachedObject:
             with closing(keys.client()) as client:
@@ -228,8 +230,8 @@ def test_aiohttp_has_the_private_parts_that_immediate_answers_use() -> None:
     used = set(re.findall(r"self\.(_[a-z_]+)", connection)) - set(GatewayConnection.__slots__)
     used -= {name for name in vars(GatewayConnection) if callable(vars(GatewayConnection)[name])}
     assert used >= {"_waiter", "_messages", "_force_close", "_parser", "_manager", "_keepalive_handle"}
-    missing = [name for name in sorted(used) if not re.search(rf"self\.{name}\b", handler)]
-    assert missing == [], f"aiohttp {aiohttp.__version__} has no {missing} in RequestHandler"
+    missing_names = [name for name in sorted(used) if not re.search(rf"self\.{name}\b", handler)]
+    assert missing_names == [], f"aiohttp {aiohttp.__version__} has no {missing_names} in RequestHandler"
     for description, step in {
         "waits for a request by a future": r"self\._waiter = loop\.create_future\(\)\s+await self\._waiter",
         "takes requests from a queue": r"message, payload = self\._messages\.popleft\(\)",

@@ -94,10 +94,10 @@ async def open_worker(
         address, name = parse_target(request.raw_path), headers.get("test-who", principal)
         call = S3Call(request.method, address, headers, "id", name, "test-pinned" in headers, request, None, None)
         try:
-            if next(turns) % 2 and (started := begin(call)) is not None:
-                if started.send_body is not None:
-                    await started.send_body(request.writer)
-                return SentAnswer(started.status, started.length)
+            if next(turns) % 2 and (begun_call := begin(call)) is not None:
+                if begun_call.send_body is not None:
+                    await begun_call.send_body(request.writer)
+                return SentAnswer(begun_call.status, begun_call.length)
             return await backend.answer(call)
         except BrokenAnswer:
             assert request.transport is not None
@@ -120,11 +120,11 @@ async def open_worker(
     tiers.blocks.memory.check_invariants()
 
 
-def new_name(rng: random.Random, extension: str = "parquet") -> str:
+def draw_name(rng: random.Random, extension: str = "parquet") -> str:
     return f"{PREFIX}00000-0-{uuid.UUID(bytes=rng.randbytes(16), version=4)}.{extension}"
 
 
-def location(path: str) -> str:
+def to_location(path: str) -> str:
     return f"s3:/{path}"
 
 
@@ -152,9 +152,9 @@ def test_only_objects_with_names_that_are_written_once_are_cached(key: str, kind
 
 async def test_blocks_come_from_memory_then_disk_after_a_restart_then_the_store(tmp_path: Path) -> None:
     rng, clock = random.Random(1), SimulatedClock(1)
-    store, path = FakeStore(rng), new_name(rng)
+    store, path = FakeStore(rng), draw_name(rng)
     data = rng.randbytes(5 * BLOCK + 100)
-    store.put(location(path), data)
+    store.put(to_location(path), data)
     async with open_worker(store, tmp_path, clock) as first_worker:
         assert await first_worker.get(path, Range=f"bytes={BLOCK}-{2 * BLOCK}") == data[BLOCK : 2 * BLOCK + 1]
         assert len(store.requests) == 1
@@ -172,9 +172,9 @@ async def test_blocks_come_from_memory_then_disk_after_a_restart_then_the_store(
         )
         count = len(store.requests)
         assert first_worker.count_served()["memory"] >= BLOCK
-    async with open_worker(store, tmp_path, clock) as two:
-        assert await two.get(path) == data
-        assert two.count_served() == {"disk": len(data)}
+    async with open_worker(store, tmp_path, clock) as second_worker:
+        assert await second_worker.get(path) == data
+        assert second_worker.count_served() == {"disk": len(data)}
     assert len(store.requests) == count
     async with open_worker(store, tmp_path / "other", clock) as three:
         assert await three.get(path) == data
@@ -183,9 +183,9 @@ async def test_blocks_come_from_memory_then_disk_after_a_restart_then_the_store(
 
 async def test_concurrent_readers_of_a_block_share_one_request(tmp_path: Path) -> None:
     rng = random.Random(1)
-    store, path = FakeStore(rng), new_name(rng)
+    store, path = FakeStore(rng), draw_name(rng)
     data = rng.randbytes(3 * BLOCK)
-    store.put(location(path), data)
+    store.put(to_location(path), data)
     async with open_worker(store, tmp_path, SimulatedClock(1)) as worker:
         answers = await asyncio.gather(*(worker.get(path) for _ in range(30)))
     assert all(answer == data for answer in answers)
@@ -194,9 +194,9 @@ async def test_concurrent_readers_of_a_block_share_one_request(tmp_path: Path) -
 
 async def test_sequential_reads_are_read_ahead(tmp_path: Path) -> None:
     rng = random.Random(1)
-    store, path = FakeStore(rng), new_name(rng)
+    store, path = FakeStore(rng), draw_name(rng)
     data = rng.randbytes(40 * BLOCK)
-    store.put(location(path), data)
+    store.put(to_location(path), data)
     changes = {"gateway_cache_fetch_bytes": 32 << 20, "gateway_cache_request_bytes": 16 * BLOCK}
     async with open_worker(store, tmp_path, SimulatedClock(1), gateway_cache_memory_bytes=8 << 20, **changes) as worker:
         for start in range(0, len(data), BLOCK):
@@ -207,12 +207,12 @@ async def test_sequential_reads_are_read_ahead(tmp_path: Path) -> None:
 async def test_metadata_files_are_read_completely_and_pinned(tmp_path: Path) -> None:
     rng = random.Random(1)
     store = FakeStore(rng)
-    path = new_name(rng, "avro").replace("/data/", "/metadata/")
+    path = draw_name(rng, "avro").replace("/data/", "/metadata/")
     data = rng.randbytes(3 * BLOCK)
-    store.put(location(path), data)
-    scanned = [new_name(rng) for _ in range(60)]
+    store.put(to_location(path), data)
+    scanned = [draw_name(rng) for _ in range(60)]
     for other in scanned:
-        store.put(location(other), rng.randbytes(2 * BLOCK))
+        store.put(to_location(other), rng.randbytes(2 * BLOCK))
     async with open_worker(store, tmp_path, SimulatedClock(1)) as first_worker:
         assert await first_worker.get(path, Range="bytes=0-9") == data[:10]
         assert await first_worker.get(path) == data
@@ -226,9 +226,9 @@ async def test_metadata_files_are_read_completely_and_pinned(tmp_path: Path) -> 
 
 async def test_answer_is_passed_through_when_the_read_budget_is_exhausted(tmp_path: Path) -> None:
     rng = random.Random(1)
-    store, path = FakeStore(rng), new_name(rng)
+    store, path = FakeStore(rng), draw_name(rng)
     data = rng.randbytes(12 * BLOCK)
-    store.put(location(path), data)
+    store.put(to_location(path), data)
     changes = {"gateway_cache_fetch_bytes": BLOCK - 1, "gateway_cache_disk_bytes": 0}
     async with open_worker(store, tmp_path, SimulatedClock(1), **changes) as worker:
         assert await worker.get(path) == data
@@ -244,12 +244,12 @@ async def test_blocks_of_others_stay_cached_while_one_principal_reads_and_pins_a
 
     rng = random.Random(first_seed())
     store = FakeStore(rng)
-    hot, pinned, metadata = new_name(rng), new_name(rng), new_name(rng, "avro")
+    hot, pinned, metadata = draw_name(rng), draw_name(rng), draw_name(rng, "avro")
     for name in (hot, pinned, metadata):
-        store.put(location(name), rng.randbytes(BLOCK))
-    loud = [new_name(rng, rng.choice(["parquet", "avro"])) for _ in range(300)]
+        store.put(to_location(name), rng.randbytes(BLOCK))
+    loud = [draw_name(rng, rng.choice(["parquet", "avro"])) for _ in range(300)]
     for number, name in enumerate(loud):
-        store.put(location(name), rng.randbytes(2 * BLOCK if number % 4 else 100))
+        store.put(to_location(name), rng.randbytes(2 * BLOCK if number % 4 else 100))
     shares = {"auth": "token", "gateway_cache_memory_bytes": 4 << 20, "gateway_cache_disk_bytes": disk_bytes}
     async with open_worker(store, tmp_path, SimulatedClock(seed=1), **shares) as worker:
         for _ in range(4):
@@ -257,41 +257,41 @@ async def test_blocks_of_others_stay_cached_while_one_principal_reads_and_pins_a
             await worker.get(pinned, test_pinned="yes")
             await worker.get(metadata)
         for number, name in enumerate(loud):
-            more = {"test_pinned": "yes"} if number % 2 else {}
-            await worker.get(name, test_who="loud", **more)
+            pin_metadata = {"test_pinned": "yes"} if number % 2 else {}
+            await worker.get(name, test_who="loud", **pin_metadata)
         store.requests.clear()
         served = worker.count_served()
-        for name, more in ((hot, {}), (pinned, {"test_pinned": "yes"}), (metadata, {})):
-            assert await worker.get(name, **more) == store.objects[location(name)].data
+        for name, pin_metadata in ((hot, {}), (pinned, {"test_pinned": "yes"}), (metadata, {})):
+            assert await worker.get(name, **pin_metadata) == store.objects[to_location(name)].data
         assert store.requests == []
         assert worker.count_served()["memory"] == served["memory"] + 3 * BLOCK
 
 
 async def test_unavailable_store_fails_only_what_is_not_cached(tmp_path: Path) -> None:
     rng, clock = random.Random(1), SimulatedClock(1)
-    store, path = FakeStore(rng), new_name(rng)
+    store, path = FakeStore(rng), draw_name(rng)
     data = rng.randbytes(2 * BLOCK)
-    store.put(location(path), data)
+    store.put(to_location(path), data)
     async with open_worker(store, tmp_path, clock) as worker:
         await worker.get(path)
         store.away = True
         assert await worker.get(path) == data
         clock.advance(10 * AFTER_RECHECK_MS)
         assert await worker.get(path) == data, "the age of a record is no reason to refuse what is immutable"
-        status, _, _ = await worker.send("GET", new_name(rng))
+        status, _, _ = await worker.send("GET", draw_name(rng))
         assert status == 503
 
 
 async def test_object_replaced_behind_the_gateway_is_noticed_within_the_recheck_time(tmp_path: Path) -> None:
     rng, clock = random.Random(1), SimulatedClock(1)
-    store, path = FakeStore(rng), new_name(rng)
-    store.put(location(path), b"old" * BLOCK)
+    store, path = FakeStore(rng), draw_name(rng)
+    store.put(to_location(path), b"old" * BLOCK)
     async with open_worker(store, tmp_path, clock) as worker:
         assert await worker.get(path) == b"old" * BLOCK
-        store.put(location(path), b"new" * BLOCK)
+        store.put(to_location(path), b"new" * BLOCK)
         clock.advance(AFTER_RECHECK_MS)
         assert await worker.get(path) == b"new" * BLOCK
-        del store.objects[location(path)]
+        del store.objects[to_location(path)]
         clock.advance(AFTER_RECHECK_MS)
         status, _, _ = await worker.send("GET", path)
         assert status == 404
@@ -299,39 +299,42 @@ async def test_object_replaced_behind_the_gateway_is_noticed_within_the_recheck_
 
 async def test_write_through_one_worker_is_visible_to_all_at_once(tmp_path: Path) -> None:
     rng, clock = random.Random(1), SimulatedClock(1)
-    store, path = FakeStore(rng), new_name(rng)
-    async with open_worker(store, tmp_path, clock) as first_worker, open_worker(store, tmp_path, clock) as two:
-        for turn in range(6):
-            data = rng.randbytes(2 * BLOCK + turn)
-            writer = (first_worker, two)[turn % 2]
+    store, path = FakeStore(rng), draw_name(rng)
+    async with (
+        open_worker(store, tmp_path, clock) as first_worker,
+        open_worker(store, tmp_path, clock) as second_worker,
+    ):
+        for round_number in range(6):
+            data = rng.randbytes(2 * BLOCK + round_number)
+            writer = (first_worker, second_worker)[round_number % 2]
             await writer.send("PUT", path, data)
             assert await first_worker.get(path) == data
-            assert await two.get(path) == data
+            assert await second_worker.get(path) == data
         await first_worker.send("DELETE", path)
-        assert (await two.send("GET", path))[0] == 404
-        assert (await two.send("HEAD", path))[0] == 404
+        assert (await second_worker.send("GET", path))[0] == 404
+        assert (await second_worker.send("HEAD", path))[0] == 404
 
 
 def _damage(folder: Path, rng: random.Random) -> None:
     """Change a byte of some blocks and the length of others; evicted blocks are skipped."""
     for file in sorted(folder.rglob("*.block")):
-        with contextlib.suppress(FileNotFoundError), file.open("r+b") as opened:
-            content = opened.read()
+        with contextlib.suppress(FileNotFoundError), file.open("r+b") as opened_file:
+            content = opened_file.read()
             kind = rng.randrange(6)
             if kind == 0 and content:
-                at = rng.randrange(len(content))
-                opened.seek(at)
-                opened.write(bytes([content[at] ^ 1 << rng.randrange(8)]))
+                offset = rng.randrange(len(content))
+                opened_file.seek(offset)
+                opened_file.write(bytes([content[offset] ^ 1 << rng.randrange(8)]))
             elif kind == 1:
-                opened.truncate(rng.randrange(200))
+                opened_file.truncate(rng.randrange(200))
 
 
 async def test_damaged_blocks_are_read_again_and_never_served(tmp_path: Path) -> None:
     rng, clock = random.Random(first_seed()), SimulatedClock(1)
     store = FakeStore(rng)
-    objects = {new_name(rng): rng.randbytes(rng.randrange(1, 5 * BLOCK)) for _ in range(12)}
+    objects = {draw_name(rng): rng.randbytes(rng.randrange(1, 5 * BLOCK)) for _ in range(12)}
     for path, data in objects.items():
-        store.put(location(path), data)
+        store.put(to_location(path), data)
     for _ in range(4):
         async with open_worker(store, tmp_path, clock, gateway_cache_memory_bytes=0) as worker:
             for path, data in objects.items():
@@ -370,7 +373,7 @@ class _Model:
 async def _run_campaign(seed: int, folder: Path, steps: int) -> None:
     rng, clock = random.Random(seed), SimulatedClock(seed)
     store, model = FakeStore(rng), _Model()
-    paths = [new_name(rng, rng.choice(("parquet", "avro", "puffin"))) for _ in range(8)] + [f"{PREFIX}plain.parquet"]
+    paths = [draw_name(rng, rng.choice(("parquet", "avro", "puffin"))) for _ in range(8)] + [f"{PREFIX}plain.parquet"]
     locks = {path: asyncio.Lock() for path in paths}
     changes = {
         "gateway_cache_memory_bytes": rng.choice((0, BLOCK * 6, 4 << 20)),
@@ -422,31 +425,33 @@ async def _run_campaign(seed: int, folder: Path, steps: int) -> None:
 
     async with (
         open_worker(store, folder, clock, **changes) as first_worker,
-        open_worker(store, folder, clock, **changes) as two,
+        open_worker(store, folder, clock, **changes) as second_worker,
     ):
         for _ in range(steps):
             match rng.randrange(12):
                 case 0:
-                    await write(rng.choice((first_worker, two)), rng.choice(paths))
+                    await write(rng.choice((first_worker, second_worker)), rng.choice(paths))
                 case 1:
                     clock.advance(rng.randrange(400_000))
                 case 2:
                     _damage(folder, rng)
                 case _:
-                    works = [
-                        read(rng.choice((first_worker, two)), rng.choice(paths)) for _ in range(rng.randrange(1, 8))
+                    operations = [
+                        read(rng.choice((first_worker, second_worker)), rng.choice(paths))
+                        for _ in range(rng.randrange(1, 8))
                     ]
-                    works += [
-                        write(rng.choice((first_worker, two)), rng.choice(paths)) for _ in range(rng.randrange(2))
+                    operations += [
+                        write(rng.choice((first_worker, second_worker)), rng.choice(paths))
+                        for _ in range(rng.randrange(2))
                     ]
-                    await asyncio.gather(*works)
+                    await asyncio.gather(*operations)
 
 
 def _agrees(
     content: bytes | None,
     method: str,
     text: str | None,
-    sent: dict[str, str],
+    conditions: dict[str, str],
     status: int,
     body: bytes,
     actual_text: Any,
@@ -454,9 +459,9 @@ def _agrees(
     """Return whether an answer equals that of an S3 store with this content."""
     if content is None:
         return status == 404
-    if sent.get("If_Match") == '"none"':
+    if conditions.get("If_Match") == '"none"':
         return status == 412
-    if sent.get("If_None_Match") == "*":
+    if conditions.get("If_None_Match") == "*":
         return status == 304
     try:
         part = read_range(text, len(content))

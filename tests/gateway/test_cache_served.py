@@ -14,7 +14,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from seamark.metaserver.server import gateway
-from tests.gateway.rig import SCHEMA, Rig, keys_of, open_rig
+from tests.gateway.rig import SCHEMA, Rig, open_rig, read_keys
 from tests.server.rig import running
 from tests.server.test_processes import eventually
 from tests.services.authority import Authority
@@ -36,8 +36,8 @@ def test_two_workers_serve_the_last_write_from_their_shared_cache(tmp_path: Path
     with open_rig(tmp_path, s3, SEAMARK_WORKERS="2") as rig:
         keys = rig.create_table("t")
         object_key: dict[str, Any] = {"Bucket": keys.bucket, "Key": keys.prefix + _name()}
-        for turn in range(12):
-            data = bytes([turn]) * (300_000 + turn)
+        for round_number in range(12):
+            data = bytes([round_number]) * (300_000 + round_number)
             with closing(keys.client()) as client:  # A new connection, which any of the workers may accept.
                 client.put_object(**object_key, Body=data)
             for _ in range(4):
@@ -73,8 +73,8 @@ def test_cached_answer_equals_that_of_the_store(store_rig: Rig, extension: str) 
             except ClientError as error:
                 return error.response["Error"]["Code"]
             body = answer["Body"].read() if call == "get_object" else None
-            named = ("ContentLength", "ETag", "ContentType", "Metadata", "ContentRange", "AcceptRanges")
-            return body, {name: answer.get(name) for name in named}
+            header_names = ("ContentLength", "ETag", "ContentType", "Metadata", "ContentRange", "AcceptRanges")
+            return body, {name: answer.get(name) for name in header_names}
 
         for _ in range(2):
             for arguments in (
@@ -111,7 +111,7 @@ async def test_gateway_serves_tls(tmp_path: Path, s3: S3) -> None:
         async with server.http.post(
             f"{url}/v1/namespaces/db/tables", json={"name": "t", "schema": SCHEMA}, ssl=context
         ) as answer:
-            keys = keys_of(await answer.json())
+            keys = read_keys(await answer.json())
         assert keys.endpoint.startswith("https://")
 
         def use() -> None:

@@ -38,14 +38,14 @@ def test_boto3_reads_each_kind_of_write(keys: Keys, store_rig: Rig) -> None:
     source, target = ({"Bucket": keys.bucket, "Key": keys.prefix + _name()} for _ in range(2))
     with closing(keys.client()) as client, closing(store_rig.direct.client()) as direct:
 
-        def answer_twice(at: dict[str, str], **options: Any) -> Any:
+        def answer_twice(object_address: dict[str, str], **options: Any) -> Any:
             """Return what the gateway answers, twice; asserts that the store answers the same."""
             results = []
             for item in (client, client, direct):
                 try:
-                    answer = item.get_object(**at, **options)
-                    named = ("ContentLength", "ContentRange", "ETag", "Metadata", "ContentType")
-                    results.append((answer["Body"].read(), *(answer.get(name) for name in named)))
+                    answer = item.get_object(**object_address, **options)
+                    header_names = ("ContentLength", "ContentRange", "ETag", "Metadata", "ContentType")
+                    results.append((answer["Body"].read(), *(answer.get(name) for name in header_names)))
                 except ClientError as error:
                     results.append((error.response["Error"]["Code"],))
             assert results[0] == results[1] == results[2]

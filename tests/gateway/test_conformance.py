@@ -40,7 +40,7 @@ def client(keys: Keys) -> Iterator[Any]:
     client.close()
 
 
-def _outcome(call: Callable[..., Any], **arguments: Any) -> tuple[Any, ...]:
+def _get_outcome(call: Callable[..., Any], **arguments: Any) -> tuple[Any, ...]:
     """Return what a client sees: the error's code and status, or status, size, range and bytes."""
     try:
         answer = call(**arguments)
@@ -78,9 +78,9 @@ def _ranges(client: Any, keys: Keys) -> dict[tuple[str, str | None], tuple[Any, 
     results = {}
     for name, expected in itertools.product(("o", "empty"), RANGES):
         options = {} if expected is None else {"Range": expected}
-        results[name, expected] = _outcome(client.get_object, Bucket=keys.bucket, Key=keys.prefix + name, **options)
+        results[name, expected] = _get_outcome(client.get_object, Bucket=keys.bucket, Key=keys.prefix + name, **options)
         if results[name, expected][0] != "InvalidRange":
-            head = _outcome(client.head_object, Bucket=keys.bucket, Key=keys.prefix + name, **options)
+            head = _get_outcome(client.head_object, Bucket=keys.bucket, Key=keys.prefix + name, **options)
             assert head[:2] == results[name, expected][:2], (name, expected)
     return results
 
@@ -89,16 +89,16 @@ def test_conditional_reads_and_writes_behave_as_on_the_store(rig: Rig, keys: Key
     object_key = {"Bucket": keys.bucket, "Key": keys.prefix + "o"}
     etag = client.put_object(**object_key, Body=b"one")["ETag"]
     modified = client.head_object(**object_key)["LastModified"]
-    read = lambda **conditions: _outcome(client.get_object, **object_key, **conditions)  # noqa: E731
-    assert read(IfMatch=etag)[0] == 200
-    assert read(IfMatch='"other"') == ("PreconditionFailed", 412)
-    assert read(IfNoneMatch=etag)[1] == 304
-    assert read(IfNoneMatch='"other"')[0] == 200
-    assert read(IfModifiedSince=modified.replace(year=modified.year + 1))[1] == 304 or rig.direct is not None
-    assert read(IfModifiedSince=modified.replace(year=2001))[0] == 200
-    assert read(IfUnmodifiedSince=modified.replace(year=modified.year + 1))[0] == 200
-    assert read(IfUnmodifiedSince=modified.replace(year=2001)) == ("PreconditionFailed", 412)
-    write = lambda **conditions: _outcome(client.put_object, **object_key, Body=b"two", **conditions)  # noqa: E731
+    read_object = lambda **conditions: _get_outcome(client.get_object, **object_key, **conditions)  # noqa: E731
+    assert read_object(IfMatch=etag)[0] == 200
+    assert read_object(IfMatch='"other"') == ("PreconditionFailed", 412)
+    assert read_object(IfNoneMatch=etag)[1] == 304
+    assert read_object(IfNoneMatch='"other"')[0] == 200
+    assert read_object(IfModifiedSince=modified.replace(year=modified.year + 1))[1] == 304 or rig.direct is not None
+    assert read_object(IfModifiedSince=modified.replace(year=2001))[0] == 200
+    assert read_object(IfUnmodifiedSince=modified.replace(year=modified.year + 1))[0] == 200
+    assert read_object(IfUnmodifiedSince=modified.replace(year=2001)) == ("PreconditionFailed", 412)
+    write = lambda **conditions: _get_outcome(client.put_object, **object_key, Body=b"two", **conditions)  # noqa: E731
     assert write(IfNoneMatch="*") == ("PreconditionFailed", 412)
     assert write(IfMatch='"other"') == ("PreconditionFailed", 412)
     assert client.get_object(**object_key)["Body"].read() == b"one"
@@ -107,7 +107,7 @@ def test_conditional_reads_and_writes_behave_as_on_the_store(rig: Rig, keys: Key
     client.delete_object(**object_key)
     assert write(IfNoneMatch="*")[0] == 200
     client.delete_object(**object_key)
-    assert _outcome(client.get_object, **object_key) == ("NoSuchKey", 404)
+    assert _get_outcome(client.get_object, **object_key) == ("NoSuchKey", 404)
     client.delete_object(**object_key)
 
 
@@ -123,8 +123,8 @@ def test_multipart_uploads_are_complete_or_absent(rig: Rig, keys: Keys, client: 
         start += size
     listed_part = client.list_parts(**object_key, UploadId=upload)["Parts"]
     assert [(part["PartNumber"], part["Size"]) for part in listed_part] == list(enumerate(sizes, 1))
-    assert _outcome(client.head_object, **object_key)[1] == 404
-    complete = lambda parts: _outcome(  # noqa: E731
+    assert _get_outcome(client.head_object, **object_key)[1] == 404
+    complete = lambda parts: _get_outcome(  # noqa: E731
         client.complete_multipart_upload, **object_key, UploadId=upload, MultipartUpload={"Parts": parts}
     )
     assert complete([parts[1], parts[0]])[0] == "InvalidPartOrder"
@@ -136,17 +136,18 @@ def test_multipart_uploads_are_complete_or_absent(rig: Rig, keys: Keys, client: 
         "x/y",
         {"a": "b"},
     )
-    assert _outcome(client.list_parts, **object_key, UploadId=upload)[0] == "NoSuchUpload"
+    assert _get_outcome(client.list_parts, **object_key, UploadId=upload)[0] == "NoSuchUpload"
     small_upload = client.create_multipart_upload(**object_key)["UploadId"]
     etags = [client.upload_part(**object_key, UploadId=small_upload, PartNumber=n, Body=b"x")["ETag"] for n in (1, 2)]
     parts = [{"PartNumber": n, "ETag": etag} for n, etag in enumerate(etags, 1)]
-    error = _outcome(
+    error = _get_outcome(
         client.complete_multipart_upload, **object_key, UploadId=small_upload, MultipartUpload={"Parts": parts}
     )
     assert error[0] == "EntityTooSmall"
     client.abort_multipart_upload(**object_key, UploadId=small_upload)
     assert (
-        _outcome(client.upload_part, **object_key, UploadId=small_upload, PartNumber=1, Body=b"x")[0] == "NoSuchUpload"
+        _get_outcome(client.upload_part, **object_key, UploadId=small_upload, PartNumber=1, Body=b"x")[0]
+        == "NoSuchUpload"
     )
 
 
@@ -190,7 +191,7 @@ def test_keys_with_uri_characters_are_written_listed_copied_and_deleted(keys: Ke
         with urllib.request.urlopen(url) as answer:
             assert answer.read() == b"parts"
         client.delete_object(Bucket=keys.bucket, Key=name)
-        assert _outcome(client.get_object, Bucket=keys.bucket, Key=name) == ("NoSuchKey", 404)
+        assert _get_outcome(client.get_object, Bucket=keys.bucket, Key=name) == ("NoSuchKey", 404)
     objects = [{"Key": f"{name}?copy#"} for name in names]
     client.delete_objects(Bucket=keys.bucket, Delete={"Objects": objects})
     assert "Contents" not in client.list_objects_v2(Bucket=keys.bucket, Prefix=f"{keys.prefix}data/")
@@ -253,8 +254,8 @@ def test_checksums_of_clients_are_verified(keys: Keys, client: Any, algorithm: s
     client.put_object(**object_key, Body=io.BytesIO(data), ChecksumAlgorithm=algorithm)  # In chunks, with a trailer
     assert client.get_object(**object_key)["Body"].read() == data
     size = {"CRC32": 4, "CRC32C": 4, "CRC64NVME": 8, "SHA1": 20, "SHA256": 32}[algorithm]
-    wrong = base64.b64encode(bytes(size)).decode()
-    outcome = _outcome(client.put_object, **object_key, Body=b"other", **{f"Checksum{algorithm}": wrong})
+    wrong_checksum = base64.b64encode(bytes(size)).decode()
+    outcome = _get_outcome(client.put_object, **object_key, Body=b"other", **{f"Checksum{algorithm}": wrong_checksum})
     assert outcome[0] in ("BadDigest", "InvalidRequest")
     assert client.get_object(**object_key)["Body"].read() == data
 

@@ -28,8 +28,8 @@ def test_pyiceberg_writes_and_reads_a_table(rig: Rig, files: str) -> None:
     table = catalog.create_table((namespace, "t"), schema=data.schema)
     table.append(data)
     table.append(data.slice(0, 10))
-    result = catalog.load_table((namespace, "t")).scan(row_filter="id < 5").to_arrow()
-    assert sorted(result["id"].to_pylist()) == sorted([0, 1, 2, 3, 4] * 2)
+    rows = catalog.load_table((namespace, "t")).scan(row_filter="id < 5").to_arrow()
+    assert sorted(rows["id"].to_pylist()) == sorted([0, 1, 2, 3, 4] * 2)
 
 
 @pytest.mark.spark

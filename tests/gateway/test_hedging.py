@@ -18,7 +18,7 @@ from seamark.metaserver.gateway.caching import hedging
 from seamark.metaserver.gateway.caching.hedging import HedgedStore
 from seamark.metaserver.gateway.caching.store import StoreAnswer
 from tests.gateway.fake_store import FakeStore
-from tests.gateway.test_cache import BLOCK, location, new_name, open_worker
+from tests.gateway.test_cache import BLOCK, draw_name, open_worker, to_location
 from tests.seeds import first_seed
 from tests.waits import until
 
@@ -90,13 +90,13 @@ async def test_answer_that_begins_first_is_used_and_the_other_request_is_cancell
 
 @pytest.mark.parametrize("refused", [ScriptedAnswer(status=503), ScriptedAnswer(fails=True)], ids=["503", "no answer"])
 async def test_failure_is_used_only_if_no_answer_arrives(refused: ScriptedAnswer) -> None:
-    last = ScriptedAnswer()
-    scripted = ScriptedStore(refused, last)
+    last_answer = ScriptedAnswer()
+    scripted = ScriptedStore(refused, last_answer)
     reading = asyncio.create_task(read(HedgedStore(scripted, SystemClock(), percent=100)))
     await until(lambda: scripted.sent == 2)
     refused.goes.set()
     await asyncio.sleep(0)
-    last.goes.set()
+    last_answer.goes.set()
     assert await reading == ("1", b"a")
 
 
@@ -136,32 +136,32 @@ async def test_hedged_requests_stay_within_their_share_of_all(percent: int) -> N
     scripted = ScriptedStore(*(ScriptedAnswer() for _ in range(2 * count)))
     store = HedgedStore(scripted, SystemClock(), percent=percent)
     for number in range(count):
-        sent = scripted.sent
+        sent_requests = scripted.sent
         reading = asyncio.create_task(read(store))
-        while scripted.sent == sent:
+        while scripted.sent == sent_requests:
             await asyncio.sleep(0)
         for _ in range(20):  # Enough turns of the event loop for a second request, if there is one
             await asyncio.sleep(0)
-        scripted.turns[sent].goes.set()
+        scripted.turns[sent_requests].goes.set()
         await reading
         assert store.hedged <= (number + 1) * percent / 100
     assert scripted.sent == count + store.hedged
     assert store.hedged >= count * percent // 200, "the allowance is used"
 
 
-async def test_no_read_has_wrong_bytes_whichever_answer_is_used(tmp_path: Path) -> None:
+async def test_every_hedged_read_has_the_right_bytes(tmp_path: Path) -> None:
     """The store fails and breaks answers at random, and most reads send two requests."""
     rng = random.Random(first_seed())
     store = FakeStore(rng)
-    paths = [new_name(rng) for _ in range(6)]
+    paths = [draw_name(rng) for _ in range(6)]
     for path in paths:
-        store.put(location(path), rng.randbytes(rng.randrange(1, 12 * BLOCK)))
+        store.put(to_location(path), rng.randbytes(rng.randrange(1, 12 * BLOCK)))
     nothing_kept = {"gateway_cache_memory_bytes": 0, "gateway_cache_disk_bytes": 0}
     async with open_worker(store, tmp_path, SimulatedClock(1), gateway_hedged_percent=100, **nothing_kept) as worker:
-        for turn in range(150):
-            store.fails = (0.0, 0.1)[turn % 2]
+        for round_number in range(150):
+            store.fails = (0.0, 0.1)[round_number % 2]
             path = rng.choice(paths)
-            data = store.objects[location(path)].data
+            data = store.objects[to_location(path)].data
             start = rng.randrange(len(data))
             end = rng.randrange(start, len(data)) + 1
             try:

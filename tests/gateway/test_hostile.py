@@ -25,7 +25,7 @@ from seamark.metaserver.gateway.s3_errors import S3Error
 from seamark.metaserver.gateway.sigv4 import SignatureClaim, signing_key
 from seamark.metaserver.objects.s3_scope import UNSIGNED_PAYLOAD, parse_delete_body
 from tests.gateway.rig import Keys, Rig
-from tests.gateway.test_isolation import raw
+from tests.gateway.test_isolation import send_raw
 from tests.seeds import examples
 
 _numbers = itertools.count()
@@ -46,7 +46,7 @@ def test_xml_entities_are_rejected_in_every_encoding(folder_rig: Rig) -> None:
     target = f"/{keys.bucket}/{keys.prefix}data/o?uploadId={upload}"
     for encoding in ("utf-16", "utf-16-le", "utf-8"):
         text = _ENTITIES.replace("utf-16", encoding)
-        status, answer = raw(keys, "POST", target, body=text.encode(encoding))
+        status, answer = send_raw(keys, "POST", target, body=text.encode(encoding))
         assert (status, b"MalformedXML" in answer) == (400, True), (encoding, answer)
 
 
@@ -67,8 +67,8 @@ def test_xml_with_many_elements_is_rejected_before_it_is_parsed(monkeypatch: pyt
     checksums = "<ChecksumCRC32>AAAAAA==</ChecksumCRC32><ChecksumSHA256>A</ChecksumSHA256>"
     part = f"<Part><PartNumber>1</PartNumber><ETag>a</ETag>{checksums}</Part>"
     monkeypatch.undo()
-    whole = "".join(part.replace("1", str(number), 1) for number in range(1, 10_001))
-    assert len(read_complete(f"<CompleteMultipartUpload>{whole}</CompleteMultipartUpload>".encode())) == 10_000
+    whole_body = "".join(part.replace("1", str(number), 1) for number in range(1, 10_001))
+    assert len(read_complete(f"<CompleteMultipartUpload>{whole_body}</CompleteMultipartUpload>".encode())) == 10_000
     keys = "".join(f"<Object><Key>{number}</Key></Object>" for number in range(1000))
     assert len(parse_delete_body(f"<Delete><Quiet>true</Quiet>{keys}</Delete>")) == 1000
 
@@ -77,10 +77,10 @@ def test_xml_with_many_elements_is_rejected_before_it_is_parsed(monkeypatch: pyt
 @pytest.mark.parametrize("name", ["x-amz-meta-a", "content-type"])
 def test_headers_that_are_not_text_are_a_client_error(keys: Keys, name: str, value: bytes) -> None:
     text = value.decode("utf-8", "surrogateescape")
-    target, signed = keys.sign("PUT", "data/o", UNSIGNED_PAYLOAD, **{name: text})
+    target, signed_headers = keys.sign("PUT", "data/o", UNSIGNED_PAYLOAD, **{name: text})
     with closing(http.client.HTTPConnection(urlsplit(keys.endpoint).netloc, timeout=30)) as connection:
         connection.putrequest("PUT", target, skip_host=True, skip_accept_encoding=True)
-        for header, of_header in {**signed, "content-length": "1"}.items():
+        for header, of_header in {**signed_headers, "content-length": "1"}.items():
             connection.putheader(header, of_header.encode("utf-8", "surrogateescape"))
         connection.endheaders(b"x")
         answer = connection.getresponse()
@@ -93,7 +93,7 @@ def test_part_number_out_of_range_is_rejected_in_any_spelling(folder_rig: Rig, n
     with closing(keys.client()) as client:
         upload = client.create_multipart_upload(Bucket=keys.bucket, Key=keys.prefix + "data/o")["UploadId"]
         target = f"/{keys.bucket}/{keys.prefix}data/o?partNumber={quote(number)}&uploadId={upload}"
-        status, answer = raw(keys, "PUT", target, body=b"x")
+        status, answer = send_raw(keys, "PUT", target, body=b"x")
         assert (status, b"InvalidArgument" in answer) == (400, True), answer
         parts = client.list_parts(Bucket=keys.bucket, Key=keys.prefix + "data/o", UploadId=upload)
     assert "Parts" not in parts
@@ -124,29 +124,29 @@ def test_trailer_signature_of_any_bytes_is_compared(signature: bytes) -> None:
     assert b"".join(decoder.feed(body)) == b"hello"
     assert decoder.finish() == {"x-amz-checksum-crc32": "NhCmhg=="}
     name = b"x-amz-trailer-signature:"
-    forged = ChunkDecoder(claim, signing_key("secret", claim.scope), 5)
-    forged.feed(body.partition(name)[0] + name + signature + b"\r\n\r\n")
+    forged_decoder = ChunkDecoder(claim, signing_key("secret", claim.scope), 5)
+    forged_decoder.feed(body.partition(name)[0] + name + signature + b"\r\n\r\n")
     with pytest.raises(S3Error, match="does not match"):
-        forged.finish()
+        forged_decoder.finish()
 
 
 def test_errors_contain_no_path_of_the_server(folder_rig: Rig) -> None:
     keys = folder_rig.create_table(f"paths{next(_numbers)}")
-    at = folder_rig.folder / keys.bucket / keys.prefix
+    prefix_folder = folder_rig.folder / keys.bucket / keys.prefix
     with closing(keys.client()) as client:
         client.put_object(Bucket=keys.bucket, Key=keys.prefix + "data/o", Body=b"x")
-    os.symlink("/", at / "out")
+    os.symlink("/", prefix_folder / "out")
     for method, name in itertools.product(
         ("GET", "PUT", "DELETE", "HEAD"), ("data", "x" * 300, "out", "out/etc/passwd", "data/o/below", "data/o")
     ):
         if (method, name) == ("PUT", "out"):
             continue
-        status, answer = raw(keys, method, f"/{keys.bucket}/{keys.prefix}{name}", body=b"x" * (method == "PUT"))
+        status, answer = send_raw(keys, method, f"/{keys.bucket}/{keys.prefix}{name}", body=b"x" * (method == "PUT"))
         assert status < 500, (method, name, answer)
         assert str(folder_rig.folder).encode() not in answer, (method, name, answer)
-    named = "".join(f"<Object><Key>{keys.prefix}{name}</Key></Object>" for name in ("x" * 300, "data"))
-    body = f"<Delete>{named}</Delete>"
-    status, answer = raw(keys, "POST", f"/{keys.bucket}/?delete=", body=body.encode())
+    object_elements = "".join(f"<Object><Key>{keys.prefix}{name}</Key></Object>" for name in ("x" * 300, "data"))
+    body = f"<Delete>{object_elements}</Delete>"
+    status, answer = send_raw(keys, "POST", f"/{keys.bucket}/?delete=", body=body.encode())
     assert (status, f"<Deleted><Key>{keys.prefix}data</Key>".encode() in answer) == (200, True)
     assert str(folder_rig.folder).encode() not in answer
 
@@ -156,18 +156,18 @@ def test_written_object_has_no_checksums_of_an_older_file(folder_rig: Rig) -> No
     object.
     """
     keys = folder_rig.create_table(f"checksums{next(_numbers)}")
-    at = folder_rig.folder / keys.bucket / keys.prefix / "data"
-    at.mkdir(parents=True, exist_ok=True)
+    data_folder = folder_rig.folder / keys.bucket / keys.prefix / "data"
+    data_folder.mkdir(parents=True, exist_ok=True)
     client = keys.client()
     try:
         for name in ("replaced", "deleted"):
-            (at / name).write_bytes(b"old")
-            (at / f".{name}.crc").write_bytes(b"crc\0" + bytes(8))
+            (data_folder / name).write_bytes(b"old")
+            (data_folder / f".{name}.crc").write_bytes(b"crc\0" + bytes(8))
         client.put_object(Bucket=keys.bucket, Key=f"{keys.prefix}data/replaced", Body=b"new")
         client.delete_object(Bucket=keys.bucket, Key=f"{keys.prefix}data/deleted")
     finally:
         client.close()
-    assert {path.name: path.read_bytes() for path in at.iterdir()} == {"replaced": b"new"}
+    assert {path.name: path.read_bytes() for path in data_folder.iterdir()} == {"replaced": b"new"}
 
 
 def test_no_object_is_hidden_from_listings(folder_rig: Rig) -> None:
@@ -175,19 +175,21 @@ def test_no_object_is_hidden_from_listings(folder_rig: Rig) -> None:
     for name in (".seamark-tmp-a", "data/.seamark-tmp-a", "data/.seamark-tmp-a/b"):
         for target in (name, f"{name}?uploads="):
             method = "POST" if "?" in target else "PUT"
-            status, answer = raw(keys, method, f"/{keys.bucket}/{keys.prefix}{target}", body=b"x" * (method == "PUT"))
+            status, answer = send_raw(
+                keys, method, f"/{keys.bucket}/{keys.prefix}{target}", body=b"x" * (method == "PUT")
+            )
             assert (status, b"InvalidArgument" in answer) == (400, True), (target, answer)
 
 
 def test_deep_keys_are_listed_and_keys_longer_than_on_s3_are_rejected(folder_rig: Rig) -> None:
     keys = folder_rig.create_table(f"deep{next(_numbers)}")
-    deep = keys.prefix + "d/" * ((1023 - len(keys.prefix)) // 2) + "x"
+    deep_key = keys.prefix + "d/" * ((1023 - len(keys.prefix)) // 2) + "x"
     with closing(keys.client()) as client:
         with pytest.raises(ClientError, match="KeyTooLong"):
             client.put_object(Bucket=keys.bucket, Key=keys.prefix + "d/" * 1900 + "x", Body=b"")
-        client.put_object(Bucket=keys.bucket, Key=deep, Body=b"")
-        result = client.list_objects_v2(Bucket=keys.bucket, Prefix=keys.prefix)["Contents"]
-    assert deep in [item["Key"] for item in result]
+        client.put_object(Bucket=keys.bucket, Key=deep_key, Body=b"")
+        objects = client.list_objects_v2(Bucket=keys.bucket, Prefix=keys.prefix)["Contents"]
+    assert deep_key in [item["Key"] for item in objects]
 
 
 def test_listing_has_no_keys_with_empty_names(folder_rig: Rig) -> None:
@@ -195,14 +197,14 @@ def test_listing_has_no_keys_with_empty_names(folder_rig: Rig) -> None:
     with closing(keys.client()) as client:
         client.put_object(Bucket=keys.bucket, Key=keys.prefix + "data/o", Body=b"x")
         for name in ("/", "data//", "data/o/", "data/o//"):
-            result = client.list_objects_v2(Bucket=keys.bucket, Prefix=keys.prefix + name)
-            assert result["KeyCount"] == 0, name
+            objects = client.list_objects_v2(Bucket=keys.bucket, Prefix=keys.prefix + name)
+            assert objects["KeyCount"] == 0, name
 
 
 def test_folder_swapped_for_a_link_at_any_moment_reveals_nothing(folder_rig: Rig, tmp_path: Path) -> None:
     """During requests, a program with access to one table's folder swaps it for a link to another table's folder."""
     keys = folder_rig.create_table(f"swaps{next(_numbers)}")
-    at = folder_rig.folder / keys.bucket / keys.prefix
+    prefix_folder = folder_rig.folder / keys.bucket / keys.prefix
     other = tmp_path / "other"
     other.mkdir()
     with closing(keys.client()) as client:
@@ -215,20 +217,20 @@ def test_folder_swapped_for_a_link_at_any_moment_reveals_nothing(folder_rig: Rig
 
         def swap() -> None:
             while not ended.wait(0.0005):
-                (at / "data-link").symlink_to(other)
-                (at / "data").rename(at / "data-away")
+                (prefix_folder / "data-link").symlink_to(other)
+                (prefix_folder / "data").rename(prefix_folder / "data-away")
                 try:
-                    (at / "data-link").rename(at / "data")
+                    (prefix_folder / "data-link").rename(prefix_folder / "data")
                 except OSError:  # A request has created the folder again.
-                    (at / "data-link").unlink()
-                    shutil.rmtree(at / "data-away")
+                    (prefix_folder / "data-link").unlink()
+                    shutil.rmtree(prefix_folder / "data-away")
                     continue
                 ended.wait(0.0005)
-                (at / "data").unlink()
+                (prefix_folder / "data").unlink()
                 try:
-                    (at / "data-away").rename(at / "data")
+                    (prefix_folder / "data-away").rename(prefix_folder / "data")
                 except OSError:  # A request has created the folder again, as above.
-                    shutil.rmtree(at / "data-away")
+                    shutil.rmtree(prefix_folder / "data-away")
 
         thread = threading.Thread(target=swap)
         thread.start()
@@ -242,8 +244,8 @@ def test_folder_swapped_for_a_link_at_any_moment_reveals_nothing(folder_rig: Rig
                 with suppress(ClientError):
                     client.put_object(Bucket=keys.bucket, Key=key, Body=b"own")
                 with suppress(ClientError):
-                    result = client.list_objects_v2(Bucket=keys.bucket, Prefix=keys.prefix)
-                    assert "only-here" not in str(result.get("Contents"))
+                    objects = client.list_objects_v2(Bucket=keys.bucket, Prefix=keys.prefix)
+                    assert "only-here" not in str(objects.get("Contents"))
         finally:
             ended.set()
             thread.join()
@@ -253,18 +255,18 @@ def test_folder_swapped_for_a_link_at_any_moment_reveals_nothing(folder_rig: Rig
 
 def test_listing_follows_no_link(folder_rig: Rig, tmp_path: Path) -> None:
     keys = folder_rig.create_table(f"links{next(_numbers)}")
-    at = folder_rig.folder / keys.bucket / keys.prefix
+    prefix_folder = folder_rig.folder / keys.bucket / keys.prefix
     (tmp_path / "secret").write_text("secret")
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub/secret").write_text("secret")
-    os.symlink(tmp_path, at / "out")
+    os.symlink(tmp_path, prefix_folder / "out")
     with closing(keys.client()) as client:
         for name in ("", "out", "out/", "out/sub/", "out/s"):
             try:
-                result = client.list_objects_v2(Bucket=keys.bucket, Prefix=keys.prefix + name)
+                objects = client.list_objects_v2(Bucket=keys.bucket, Prefix=keys.prefix + name)
             except ClientError:
                 continue
-            assert "secret" not in str(result.get("Contents")), name
+            assert "secret" not in str(objects.get("Contents")), name
 
 
 def test_listing_that_starts_after_a_folders_name_has_the_keys_in_it(rig: Rig) -> None:
@@ -274,9 +276,9 @@ def test_listing_that_starts_after_a_folders_name_has_the_keys_in_it(rig: Rig) -
         for name in names:
             client.put_object(Bucket=keys.bucket, Key=keys.prefix + name, Body=b"x")
         after = {"Bucket": keys.bucket, "Prefix": keys.prefix + "data/", "StartAfter": keys.prefix + "data/a/"}
-        result = client.list_objects_v2(**after)["Contents"]
+        objects = client.list_objects_v2(**after)["Contents"]
         grouped = client.list_objects_v2(**after, Delimiter="/")["CommonPrefixes"]
-    assert [item["Key"].removeprefix(keys.prefix) for item in result] == names
+    assert [item["Key"].removeprefix(keys.prefix) for item in objects] == names
     assert [item["Prefix"].removeprefix(keys.prefix) for item in grouped] == ["data/b/"]
 
 

@@ -51,7 +51,7 @@ def _code(call: Any, **arguments: Any) -> str:
     return "OK" if "Body" not in answer else f"OK {answer['Body'].read()!r}"
 
 
-def raw(
+def send_raw(
     keys: Keys, method: str, target: str, headers: dict[str, str] | None = None, body: bytes = b""
 ) -> tuple[int, bytes]:
     """Send a request whose target is not normalised, with a valid signature of exactly that target; return the
@@ -81,12 +81,12 @@ def test_no_operation_reaches_another_table(rig: Rig, victim_keys: Keys, own_key
     with_victim = victim_keys.client()
     foreign = with_victim.create_multipart_upload(**victim_object)["UploadId"]
     copy = {"CopySource": {"Bucket": victim_object["Bucket"], "Key": victim_object["Key"]}}
-    many = {"Objects": [{"Key": victim_object["Key"]}]}
-    refused = {
+    delete_request = {"Objects": [{"Key": victim_object["Key"]}]}
+    refused_paths = {
         "get": _code(client.get_object, **victim_object),
         "put": _code(client.put_object, **victim_object, Body=b"x"),
         "delete": _code(client.delete_object, **victim_object),
-        "delete many": _code(client.delete_objects, Bucket=victim_object["Bucket"], Delete=many),
+        "delete many": _code(client.delete_objects, Bucket=victim_object["Bucket"], Delete=delete_request),
         "copy from": _code(client.copy_object, **environment, **copy),
         "copy to": _code(client.copy_object, **victim_object, CopySource=environment),
         "part copy": _code(client.upload_part_copy, **environment, UploadId=upload, PartNumber=1, **copy),
@@ -101,7 +101,7 @@ def test_no_operation_reaches_another_table(rig: Rig, victim_keys: Keys, own_key
         "acl": _code(client.put_object_acl, **environment, ACL="public-read"),
         "parts of another": _code(client.list_parts, **victim_object, UploadId=foreign),
     }
-    assert set(refused.values()) == {"AccessDenied"}, refused
+    assert set(refused_paths.values()) == {"AccessDenied"}, refused_paths
     # An upload id of another table is useless with the caller's own key.
     assert _code(client.upload_part, **environment, UploadId=foreign, PartNumber=1, Body=b"x") == "NoSuchUpload"
     assert _code(client.list_parts, **environment, UploadId=foreign) == "NoSuchUpload"
@@ -142,7 +142,7 @@ def test_no_spelling_of_a_key_reaches_another_table(victim_keys: Keys, own_keys:
     for key in _spellings(own_keys.prefix, victim_keys.prefix):
         queries = ("", "?uploadId=..%2F..", "?partNumber=1&uploadId=x")
         for method, query in itertools.product(("GET", "PUT", "DELETE"), queries):
-            status, body = raw(
+            status, body = send_raw(
                 own_keys, method, f"/{own_keys.bucket}/{key}{query}", body=b"forged" if method == "PUT" else b""
             )
             assert SECRET not in body, (method, key)
@@ -150,14 +150,14 @@ def test_no_spelling_of_a_key_reaches_another_table(victim_keys: Keys, own_keys:
             if method != "DELETE" and not key.startswith(own_keys.prefix):
                 assert status in (400, 403), (method, key, query, body)
         listing = f"/{own_keys.bucket}?list-type=2&prefix={quote(key.replace('data/secret', ''), safe='/%')}"
-        status, body = raw(own_keys, "GET", listing)
+        status, body = send_raw(own_keys, "GET", listing)
         assert b"secret" not in body.partition(b"<Contents>")[2], (listing, body)
         source = {"x-amz-copy-source": f"/{own_keys.bucket}/{key}"}
-        status, body = raw(own_keys, "PUT", f"/{own_keys.bucket}/{own_keys.prefix}copied", source)
+        status, body = send_raw(own_keys, "PUT", f"/{own_keys.bucket}/{own_keys.prefix}copied", source)
         assert status >= 400, (key, body)
     with_victim = victim_keys.client()
-    result = with_victim.list_objects_v2(Bucket=victim_keys.bucket, Prefix=victim_keys.prefix + "data/")
-    assert [item["Key"] for item in result["Contents"]] == [victim_keys.prefix + "data/secret"]
+    objects = with_victim.list_objects_v2(Bucket=victim_keys.bucket, Prefix=victim_keys.prefix + "data/")
+    assert [item["Key"] for item in objects["Contents"]] == [victim_keys.prefix + "data/secret"]
     assert (
         with_victim.get_object(Bucket=victim_keys.bucket, Key=victim_keys.prefix + "data/secret")["Body"].read()
         == SECRET
@@ -167,14 +167,14 @@ def test_no_spelling_of_a_key_reaches_another_table(victim_keys: Keys, own_keys:
 
 def test_very_long_key_is_rejected(own_keys: Keys) -> None:
     for key in (own_keys.prefix + "a" * 5000, own_keys.prefix + "a/" * 3000 + "b", own_keys.prefix + "%2541" * 1200):
-        status, body = raw(own_keys, "GET", f"/{own_keys.bucket}/{key}")
+        status, body = send_raw(own_keys, "GET", f"/{own_keys.bucket}/{key}")
         assert status in (400, 403, 404, 431), body[:200]
 
 
 def test_forged_and_mixed_credentials_are_rejected(victim_keys: Keys, own_keys: Keys, client: Any) -> None:
     victim_object = {"Bucket": victim_keys.bucket, "Key": victim_keys.prefix + "data/secret"}
     letter = "B" if victim_keys.token[40] == "A" else "A"
-    forged = {
+    forged_headers = {
         "secret": replace(victim_keys, secret=own_keys.secret),
         "token of another": replace(victim_keys, token=own_keys.token),
         "own access key": replace(own_keys, token=victim_keys.token),
@@ -182,13 +182,13 @@ def test_forged_and_mixed_credentials_are_rejected(victim_keys: Keys, own_keys: 
         "short token": replace(victim_keys, token=victim_keys.token[:-4]),
         "long token": replace(victim_keys, token="A" * 8000),
     }
-    for name, keys in forged.items():
+    for name, keys in forged_headers.items():
         with_forged = keys.client()
         assert _code(with_forged.get_object, **victim_object) in ("AccessDenied", "SignatureDoesNotMatch"), name
         with_forged.close()
-    without = replace(victim_keys, token="").client()
-    assert _code(without.get_object, **victim_object) == "AccessDenied"
-    without.close()
+    tokenless_client = replace(victim_keys, token="").client()
+    assert _code(tokenless_client.get_object, **victim_object) == "AccessDenied"
+    tokenless_client.close()
 
 
 def test_request_changed_after_its_signature_is_rejected(own_keys: Keys, client: Any) -> None:
@@ -200,18 +200,23 @@ def test_request_changed_after_its_signature_is_rejected(own_keys: Keys, client:
     S3SigV4Auth(Credentials(own_keys.access_key, own_keys.secret, own_keys.token), "s3", own_keys.region).add_auth(
         request
     )
-    signed = dict(request.headers.items())
-    other_second = "01Z" if signed["X-Amz-Date"].endswith("00Z") else "00Z"
-    changed = {
-        "method": ("DELETE", target, signed, b""),
-        "path": ("PUT", target + "2", signed, b"signed"),
-        "query": ("PUT", target + "?tagging", signed, b"signed"),
-        "added header": ("PUT", target, signed | {"x-amz-copy-source": target}, b"signed"),
-        "date": ("PUT", target, signed | {"X-Amz-Date": signed["X-Amz-Date"][:-3] + other_second}, b"signed"),
-        "payload": ("PUT", target, signed | {"X-Amz-Content-SHA256": "UNSIGNED-PAYLOAD"}, b"forged"),
-        "body": ("PUT", target, signed, b"forged"),
+    signed_headers = dict(request.headers.items())
+    other_second = "01Z" if signed_headers["X-Amz-Date"].endswith("00Z") else "00Z"
+    changed_names = {
+        "method": ("DELETE", target, signed_headers, b""),
+        "path": ("PUT", target + "2", signed_headers, b"signed"),
+        "query": ("PUT", target + "?tagging", signed_headers, b"signed"),
+        "added header": ("PUT", target, signed_headers | {"x-amz-copy-source": target}, b"signed"),
+        "date": (
+            "PUT",
+            target,
+            signed_headers | {"X-Amz-Date": signed_headers["X-Amz-Date"][:-3] + other_second},
+            b"signed",
+        ),
+        "payload": ("PUT", target, signed_headers | {"X-Amz-Content-SHA256": "UNSIGNED-PAYLOAD"}, b"forged"),
+        "body": ("PUT", target, signed_headers, b"forged"),
     }
-    for name, (method, path, headers, body) in changed.items():
+    for name, (method, path, headers, body) in changed_names.items():
         connection = http.client.HTTPConnection(urlsplit(own_keys.endpoint).netloc, timeout=30)
         connection.request(method, path, body=body, headers=headers)
         answer = connection.getresponse()

@@ -58,8 +58,12 @@ def test_chosen_partitions_are_cached_before_their_first_reader(
     counting_rig: Rig, proxy: FaultProxy, s3: S3, kind: str
 ) -> None:
     catalog = catalog_of(counting_rig)
-    chosen = json.dumps({"type": "eq", "term": "p", "value": "hot"})
-    properties = {"seamark.cache.preload": kind, "seamark.cache.preload-filter": chosen, "seamark.cache.pinned": "true"}
+    hot_filter = json.dumps({"type": "eq", "term": "p", "value": "hot"})
+    properties = {
+        "seamark.cache.preload": kind,
+        "seamark.cache.preload-filter": hot_filter,
+        "seamark.cache.pinned": "true",
+    }
     table = catalog.create_table(f"pre.{kind}", PARTITIONED, partition_spec=SPEC, properties=properties)
     table.io = load_file_io(s3.client_properties())  # PyIceberg does not read its own writes through the cache.
     before = events(counting_rig, "preloaded_file")

@@ -21,8 +21,8 @@ from seamark.metaserver.server import gateway
 from seamark.metaserver.store.model import AccessToken, Claim
 from seamark.metaserver.store.model import Grant as RoleGrant
 from seamark.metaserver.store.open import open_store
-from tests.gateway.rig import SCHEMA, Keys, keys_of
-from tests.server.rig import OffsetClock, running, some_settings
+from tests.gateway.rig import SCHEMA, Keys, read_keys
+from tests.server.rig import OffsetClock, build_settings, running
 from tests.services.process import free_port
 
 
@@ -41,7 +41,7 @@ async def _tokens(home: Path) -> dict[str, str]:
     return tokens
 
 
-def _codes(keys: Keys) -> dict[str, str]:
+def _collect_codes(keys: Keys) -> dict[str, str]:
     """Return the outcome of each operation."""
     client, object_key = keys.client(), {"Bucket": keys.bucket, "Key": keys.prefix + "data/o"}
 
@@ -52,7 +52,7 @@ def _codes(keys: Keys) -> dict[str, str]:
             return error.response["Error"]["Code"]
         return "OK"
 
-    many = {"Objects": [{"Key": object_key["Key"] + "2"}]}
+    delete_request = {"Objects": [{"Key": object_key["Key"] + "2"}]}
     try:
         return {
             "put": code(client.put_object, **object_key, Body=b"x"),
@@ -60,7 +60,7 @@ def _codes(keys: Keys) -> dict[str, str]:
             "list": code(client.list_objects_v2, Bucket=keys.bucket, Prefix=keys.prefix),
             "upload": code(client.create_multipart_upload, **object_key),
             "copy": code(client.copy_object, **(object_key | {"Key": keys.prefix + "c"}), CopySource=object_key),
-            "delete many": code(client.delete_objects, Bucket=keys.bucket, Delete=many),
+            "delete many": code(client.delete_objects, Bucket=keys.bucket, Delete=delete_request),
             "delete": code(client.delete_object, **(object_key | {"Key": keys.prefix + "c"})),
         }
     finally:
@@ -99,28 +99,28 @@ async def test_credentials_have_the_rights_of_the_login_and_expire(tmp_path: Pat
 
         await create(name="t")
         assert (await load("other"))[0] == 403
-        _, written, tag = await load("writer")
-        _, read, read_tag = await load("reader")
-        writer, reader = keys_of(written), keys_of(read)
-        assert set((await asyncio.to_thread(_codes, writer)).values()) == {"OK"}
-        result = await asyncio.to_thread(_codes, reader)
-        assert {name for name, code in result.items() if code == "OK"} == {"get", "list"}
-        assert {code for code in result.values() if code != "OK"} == {"AccessDenied"}
+        _, written_files, tag = await load("writer")
+        _, read_files, read_tag = await load("reader")
+        writer, reader = read_keys(written_files), read_keys(read_files)
+        assert set((await asyncio.to_thread(_collect_codes, writer)).values()) == {"OK"}
+        codes = await asyncio.to_thread(_collect_codes, reader)
+        assert {name for name, code in codes.items() if code == "OK"} == {"get", "list"}
+        assert {code for code in codes.values() if code != "OK"} == {"AccessDenied"}
         # An answer is reused only by its own principal, and only while its credentials are valid.
         assert tag != read_tag
         assert (await load("writer", tag))[0] == 304
         assert (await load("reader", tag))[0] == 200
         staged = await create(name="new", **{"stage-create": True})
-        assert (await asyncio.to_thread(_codes, keys_of(staged)))["put"] == "OK"
+        assert (await asyncio.to_thread(_collect_codes, read_keys(staged)))["put"] == "OK"
         clock.ahead_ms = 61_000
         late_answer = await load("writer", tag)
         assert late_answer[0] == 200
-        assert keys_of(late_answer[1]).token != writer.token
+        assert read_keys(late_answer[1]).token != writer.token
         clock.ahead_ms = 0
         # botocore signs with the real time, so only the credentials have expired.
         clock.ahead_ms = 61_000
-        assert set((await asyncio.to_thread(_codes, writer)).values()) == {"ExpiredToken"}
-        assert set((await asyncio.to_thread(_codes, keys_of(late_answer[1]))).values()) == {"OK"}
+        assert set((await asyncio.to_thread(_collect_codes, writer)).values()) == {"ExpiredToken"}
+        assert set((await asyncio.to_thread(_collect_codes, read_keys(late_answer[1]))).values()) == {"OK"}
 
 
 async def test_credentials_lose_the_rights_that_their_principal_loses(tmp_path: Path) -> None:
@@ -144,30 +144,30 @@ async def test_credentials_lose_the_rights_that_their_principal_loses(tmp_path: 
                 return await answer.json() if answer.status == 200 else None
 
         async def outcomes(keys: Keys) -> tuple[str, str]:
-            result = await asyncio.to_thread(_codes, keys)
-            return result["get"], result["put"]
+            codes = await asyncio.to_thread(_collect_codes, keys)
+            return codes["get"], codes["put"]
 
-        async def become(keys: Keys, wanted: tuple[str, str]) -> None:
+        async def become(keys: Keys, expected_keys: tuple[str, str]) -> None:
             async with asyncio.timeout(60):
-                while await outcomes(keys) != wanted:
+                while await outcomes(keys) != expected_keys:
                     await asyncio.sleep(0.02)
 
         table, grants = "/v1/namespaces/db/tables/t", "/api/v1/grants"
         await send("writer", "POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA})
-        written = {
-            principal: keys_of(await send(principal, "GET", table)) for principal in ("writer", "reader", "admin")
+        written_statuses = {
+            principal: read_keys(await send(principal, "GET", table)) for principal in ("writer", "reader", "admin")
         }
-        ok, refused = ("OK", "OK"), ("AccessDenied", "AccessDenied")
+        ok, refusals = ("OK", "OK"), ("AccessDenied", "AccessDenied")
         for principal, expected in (("writer", ok), ("reader", ("OK", "AccessDenied")), ("admin", ok)):
-            assert await outcomes(written[principal]) == expected
+            assert await outcomes(written_statuses[principal]) == expected
         # After losing the role writer, the right to read remains, with new credentials.
         await send("admin", "PUT", grants, {"principal": "writer", "role": "reader", "namespace": ["db"]})
         await send("admin", "DELETE", f"{grants}?principal=writer&role=writer&namespace=db")
-        await become(written["writer"], refused)
-        assert await outcomes(keys_of(await send("writer", "GET", table))) == ("OK", "AccessDenied")
+        await become(written_statuses["writer"], refusals)
+        assert await outcomes(read_keys(await send("writer", "GET", table))) == ("OK", "AccessDenied")
         await send("admin", "DELETE", "/api/v1/tokens/reader")
-        await become(written["reader"], refused)
-        assert await outcomes(written["admin"]) == ok
+        await become(written_statuses["reader"], refusals)
+        assert await outcomes(written_statuses["admin"]) == ok
 
 
 def _overlap(first: str, other: str) -> bool:
@@ -200,19 +200,19 @@ async def _server_without_polling(tmp_path: Path) -> AsyncIterator[Callable[...,
 
 async def test_credentials_of_a_dropped_table_are_rejected_at_once(tmp_path: Path) -> None:
     async with _server_without_polling(tmp_path) as send:
-        keys = keys_of(await send("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA}))
-        other = keys_of(await send("POST", "/v1/namespaces/db/tables", {"name": "u", "schema": SCHEMA}))
+        keys = read_keys(await send("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA}))
+        other = read_keys(await send("POST", "/v1/namespaces/db/tables", {"name": "u", "schema": SCHEMA}))
         for item in (keys, other):
-            assert set((await asyncio.to_thread(_codes, item)).values()) == {"OK"}
+            assert set((await asyncio.to_thread(_collect_codes, item)).values()) == {"OK"}
         await send("DELETE", "/v1/namespaces/db/tables/t")
 
         async def is_refused() -> bool:
-            return set((await asyncio.to_thread(_codes, keys)).values()) == {"AccessDenied"}
+            return set((await asyncio.to_thread(_collect_codes, keys)).values()) == {"AccessDenied"}
 
         async with asyncio.timeout(60):
             while not await is_refused():
                 await asyncio.sleep(0.02)
-        assert set((await asyncio.to_thread(_codes, other)).values()) == {"OK"}
+        assert set((await asyncio.to_thread(_collect_codes, other)).values()) == {"OK"}
 
 
 async def test_credentials_of_a_table_moved_to_another_namespace_are_rejected_at_once(tmp_path: Path) -> None:
@@ -224,26 +224,26 @@ async def test_credentials_of_a_table_moved_to_another_namespace_are_rejected_at
             await send("POST", "/v1/tables/rename", dict(zip(("source", "destination"), names, strict=True)))
 
         async def codes(keys: Keys) -> set[str]:
-            return set((await asyncio.to_thread(_codes, keys)).values())
+            return set((await asyncio.to_thread(_collect_codes, keys)).values())
 
         await send("POST", "/v1/namespaces", {"namespace": ["other"]})
-        keys = keys_of(await send("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA}))
+        keys = read_keys(await send("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA}))
         await rename(("db", "t"), ("db", "u"))
         assert await codes(keys) == {"OK"}
         await rename(("db", "u"), ("other", "u"))
         async with asyncio.timeout(60):
             while await codes(keys) != {"AccessDenied"}:
                 await asyncio.sleep(0.02)
-        assert await codes(keys_of(await send("GET", "/v1/namespaces/other/tables/u"))) == {"OK"}
+        assert await codes(read_keys(await send("GET", "/v1/namespaces/other/tables/u"))) == {"OK"}
 
 
 async def test_body_that_ends_after_its_table_was_dropped_is_not_stored(tmp_path: Path) -> None:
     async with _server_without_polling(tmp_path) as send:
-        keys = keys_of(await send("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA}))
-        assert set((await asyncio.to_thread(_codes, keys)).values()) == {"OK"}
+        keys = read_keys(await send("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA}))
+        assert set((await asyncio.to_thread(_collect_codes, keys)).values()) == {"OK"}
         endpoint = urlsplit(keys.endpoint)
-        target, signed = keys.sign("PUT", "data/late")
-        head = "".join(f"{name}: {value}\r\n" for name, value in signed.items())
+        target, signed_headers = keys.sign("PUT", "data/late")
+        head = "".join(f"{name}: {value}\r\n" for name, value in signed_headers.items())
         reader, writer = await asyncio.open_connection(endpoint.hostname, endpoint.port)
         parts = tmp_path / "objects" / ".seamark-uploads"
         with closing(writer):
@@ -252,7 +252,7 @@ async def test_body_that_ends_after_its_table_was_dropped_is_not_stored(tmp_path
                 while not [path for path in parts.rglob("*") if path.is_file() and path.name != "lock"]:
                     await asyncio.sleep(0.02)
                 await send("DELETE", "/v1/namespaces/db/tables/t")
-                while set((await asyncio.to_thread(_codes, keys)).values()) != {"AccessDenied"}:
+                while set((await asyncio.to_thread(_collect_codes, keys)).values()) != {"AccessDenied"}:
                     await asyncio.sleep(0.02)
                 writer.write(b"x")
                 assert (await reader.readline()).split()[1] == b"403"
@@ -272,7 +272,7 @@ async def test_credentials_say_whether_their_table_is_pinned(tmp_path: Path) -> 
             properties = {} if value is None else {"seamark.cache.pinned": value}
             await http.post(tables, json={"name": name, "schema": SCHEMA, "properties": properties})
             async with http.get(f"{tables}/{name}") as answer:
-                keys = keys_of(await answer.json())
+                keys = read_keys(await answer.json())
             grant, _ = server.components.gateway_keys.open(keys.token, keys.access_key)
             assert (grant.pinned, grant.staged) == (name == "yes", False)
 
@@ -301,14 +301,14 @@ class _Claims:
 
 async def test_credentials_end_with_the_ownership_of_their_location() -> None:
     clock, claims = SimulatedClock(1), _Claims({"t": ["s3://bkt/t"]})
-    ownership = GrantChecker(claims, clock, some_settings(Path("unused"), rights_recheck_s=5))
+    ownership = GrantChecker(claims, clock, build_settings(Path("unused"), rights_recheck_s=5))
     grant = ObjectGrant("t", "s3://bkt/t", True, "w", 1 << 60)
     for _ in range(3):
         await ownership.check(grant)
     assert claims.calls == 1
-    forged = ObjectGrant("t", "s3://bkt/elsewhere", True, "w", 1 << 60)
+    forged_grant = ObjectGrant("t", "s3://bkt/elsewhere", True, "w", 1 << 60)
     with pytest.raises(Forbidden):
-        await ownership.check(forged)
+        await ownership.check(forged_grant)
     await ownership.check(ObjectGrant("staged", "s3://bkt/new", True, "w", 1 << 60, staged=True))
     with pytest.raises(Forbidden, match="dropped"):
         await ownership.check(ObjectGrant("staged", "s3://bkt/new2", True, "w", 1 << 60))
@@ -355,7 +355,7 @@ class _Logins(_Claims):
 @pytest.mark.parametrize("claim", ["", "roles"])
 async def test_claims_that_only_an_issuer_states_do_not_invalidate_credentials(claim: str) -> None:
     logins = _Logins({"oidc:granted": [RoleGrant("oidc:granted", "reader", ("db",))]})
-    settings = some_settings(Path("unused"), auth="token+oidc", oidc_issuer="https://i", oidc_roles_claim=claim)
+    settings = build_settings(Path("unused"), auth="token+oidc", oidc_issuer="https://i", oidc_roles_claim=claim)
     ownership = GrantChecker(logins, SimulatedClock(1), settings)
 
     async def is_allowed(principal: str, namespace: tuple[str, ...] = ("db",), *, writable: bool = False) -> bool:
@@ -377,7 +377,7 @@ async def test_claims_that_only_an_issuer_states_do_not_invalidate_credentials(c
 async def test_credentials_end_when_their_kind_of_login_is_disabled(auth: str, accepted: str) -> None:
     """The setting may have changed since they were issued."""
     logins = _Logins({principal: [RoleGrant(principal, "reader", ("db",))] for principal in ("ann", "oidc:eve")})
-    settings = some_settings(Path("unused"), auth=auth, oidc_issuer="https://i")
+    settings = build_settings(Path("unused"), auth=auth, oidc_issuer="https://i")
     ownership = GrantChecker(logins, SimulatedClock(1), settings)
     for principal in ("ann", "oidc:eve"):
         check = ownership.check(ObjectGrant("t", "s3://bkt/t", False, principal, 1 << 60, namespace=("db",)))

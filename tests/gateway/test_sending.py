@@ -16,7 +16,7 @@ from seamark.formats.runtime.clock import SimulatedClock
 from seamark.metaserver.gateway.backend import S3Call
 from seamark.metaserver.gateway.caching.sending import STEP_BYTES, STEP_MIN_BYTES, AnswerBudget, SendBudget
 from tests.gateway.fake_store import FakeStore
-from tests.gateway.test_cache import BLOCK, location, new_name, open_worker
+from tests.gateway.test_cache import BLOCK, draw_name, open_worker, to_location
 from tests.seeds import first_seed
 from tests.waits import until
 
@@ -70,9 +70,9 @@ async def test_slow_readers_get_every_byte_and_keep_no_copies_of_blocks(tmp_path
     There are 10 readers of 8 MiB, and a budget of 1 MiB.
     """
     rng = random.Random(1)
-    store, paths = FakeStore(rng), [new_name(rng) for _ in range(2)]
+    store, paths = FakeStore(rng), [draw_name(rng) for _ in range(2)]
     for path in paths:
-        store.put(location(path), rng.randbytes(128 * BLOCK))
+        store.put(to_location(path), rng.randbytes(128 * BLOCK))
     limits = {
         "gateway_cache_memory_bytes": 0,
         "gateway_send_bytes": 1 << 20,
@@ -81,7 +81,7 @@ async def test_slow_readers_get_every_byte_and_keep_no_copies_of_blocks(tmp_path
     }
     async with open_worker(store, tmp_path, SimulatedClock(1), **limits) as worker:
         for path in paths:
-            assert await worker.get(path) == store.objects[location(path)].data
+            assert await worker.get(path) == store.objects[to_location(path)].data
         budget, address = worker.backend._sending, urlsplit(worker.url)
         readers = []
         for number in range(10):
@@ -98,7 +98,7 @@ async def test_slow_readers_get_every_byte_and_keep_no_copies_of_blocks(tmp_path
         async def take(path: str, reader: asyncio.StreamReader) -> None:
             nonlocal maximum
             await reader.readuntil(b"\r\n\r\n")
-            data, actual = store.objects[location(path)].data, 0
+            data, actual = store.objects[to_location(path)].data, 0
             while actual < len(data):
                 piece = await reader.read(65_536)
                 assert piece, f"{actual} of {len(data)} bytes"
@@ -119,12 +119,12 @@ async def test_data_waiting_for_slow_readers_is_counted_and_not_copied(
 ) -> None:
     """There are 40 readers that read nothing, and a budget of 1 MiB: connections hold what it counts, and headers."""
     rng = random.Random(1)
-    store, path = FakeStore(rng), new_name(rng)
-    store.put(location(path), rng.randbytes(16 * BLOCK))
+    store, path = FakeStore(rng), draw_name(rng)
+    store.put(to_location(path), rng.randbytes(16 * BLOCK))
     transports: list[asyncio.Transport] = []
     limits = {"gateway_send_bytes": 1 << 20, "gateway_cache_memory_bytes": 8 << 20}  # Every block stays in memory.
     async with open_worker(store, tmp_path, SimulatedClock(1), **limits) as worker:
-        assert await worker.get(path) == store.objects[location(path)].data
+        assert await worker.get(path) == store.objects[to_location(path)].data
         answer = worker.backend.answer
 
         async def answer_to_slow(call: S3Call) -> web.StreamResponse:

@@ -57,14 +57,14 @@ def test_requests_are_accepted_only_as_botocore_signed_them(key: str, names: dic
     assert claim.payload == hashlib.sha256(b"body").hexdigest()
     check_signed_headers(claim, target.headers)
     assert is_signed(claim, target, SECRET)
-    for changed in (
+    for changed_request in (
         replace(target, method="GET"),
         replace(target, path=target.path + "x"),
         replace(target, query=target.query + "&x=1"),
         replace(target, headers=target.headers | {"x-amz-meta-a": meta + "x"}),
         replace(target, headers=target.headers | {"host": "other"}),
     ):
-        assert not is_signed(claim, changed, SECRET)
+        assert not is_signed(claim, changed_request, SECRET)
     assert not is_signed(claim, target, SECRET + "x")
     with pytest.raises(S3Error, match="not signed"):
         check_signed_headers(claim, target.headers | {"x-amz-copy-source": "/b/k"})
@@ -80,7 +80,7 @@ def test_urls_presigned_by_botocore_are_accepted(key: str) -> None:
     assert not is_signed(claim, replace(target, method="DELETE"), SECRET)
 
 
-def test_our_own_signatures_are_accepted() -> None:
+def test_signatures_of_seamark_are_accepted() -> None:
     target = RequestTarget("PUT", "/b/a%20b", "x=1", {"host": "h", "x-amz-meta-a": "b"})
     headers = sign_headers(
         target,
@@ -143,7 +143,7 @@ def _example() -> bytes:
 
 
 @given(cuts=st.lists(st.integers(0, 66824), max_size=6))
-def test_signed_chunks_are_decoded_however_they_arrive(cuts: list[int]) -> None:
+def test_signed_chunks_are_decoded_in_pieces_of_any_size(cuts: list[int]) -> None:
     body, decoder = _example(), _decoder()
     edges = [0, *sorted(cuts), len(body)]
     pieces = [piece for start, end in pairwise(edges) for piece in decoder.feed(body[start:end])]
@@ -204,12 +204,12 @@ def test_trailers_are_read_and_their_signature_is_verified() -> None:
 def test_credentials_are_the_same_on_every_replica_and_expire() -> None:
     clock = SimulatedClock(1)
     keys = GatewayKeys(make_fixed_keyring(clock=clock), clock, lifetime_s=3600)
-    issued = keys.issue("uuid", "s3://b/t", writable=True, principal_name="w")
-    assert 1_800_000 <= issued.expires_ms - clock.now_ms() <= 3_600_000
+    issued_token = keys.issue("uuid", "s3://b/t", writable=True, principal_name="w")
+    assert 1_800_000 <= issued_token.expires_ms - clock.now_ms() <= 3_600_000
     replica = GatewayKeys(make_fixed_keyring(clock=clock), clock, lifetime_s=60)
-    grant, secret = replica.open(issued.token, issued.access_key_id)
-    assert (grant.location, grant.writable, secret) == ("s3://b/t", True, issued.secret_access_key)
-    assert keys.issue("uuid", "s3://b/t", writable=True, principal_name="w") == issued
+    grant, secret = replica.open(issued_token.token, issued_token.access_key_id)
+    assert (grant.location, grant.writable, secret) == ("s3://b/t", True, issued_token.secret_access_key)
+    assert keys.issue("uuid", "s3://b/t", writable=True, principal_name="w") == issued_token
     foreign = GatewayKeys(make_fixed_keyring(b"o", clock), clock, lifetime_s=3600)
     other_requests = [
         keys.issue("uuid", "s3://b/t", writable=False, principal_name="w"),
@@ -217,17 +217,17 @@ def test_credentials_are_the_same_on_every_replica_and_expire() -> None:
         keys.issue("other", "s3://b/t", writable=True, principal_name="w"),
         foreign.issue("uuid", "s3://b/t", writable=True, principal_name="w"),
     ]
-    assert len({item.secret_access_key for item in [issued, *other_requests]}) == 5
-    assert len({item.access_key_id for item in [issued, *other_requests]}) == 5
+    assert len({item.secret_access_key for item in [issued_token, *other_requests]}) == 5
+    assert len({item.access_key_id for item in [issued_token, *other_requests]}) == 5
     with pytest.raises(Forbidden):
         keys.open(other_requests[3].token, other_requests[3].access_key_id)
     with pytest.raises(Forbidden):
-        keys.open(issued.token, other_requests[0].access_key_id)
-    for position in range(0, len(issued.token), 7):
-        letter = "B" if issued.token[position] == "A" else "A"
-        changed = issued.token[:position] + letter + issued.token[position + 1 :]
+        keys.open(issued_token.token, other_requests[0].access_key_id)
+    for position in range(0, len(issued_token.token), 7):
+        letter = "B" if issued_token.token[position] == "A" else "A"
+        changed_token = issued_token.token[:position] + letter + issued_token.token[position + 1 :]
         with pytest.raises(Forbidden):
-            keys.open(changed, issued.access_key_id)
+            keys.open(changed_token, issued_token.access_key_id)
     clock.advance(3_601_000)
     with pytest.raises(ExpiredGrant):
-        keys.open(issued.token, issued.access_key_id)
+        keys.open(issued_token.token, issued_token.access_key_id)

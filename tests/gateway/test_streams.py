@@ -39,9 +39,9 @@ def client(keys: Keys) -> Iterator[Any]:
 
 
 def _send(keys: Keys, name: str, payload: str, body: bytes, **headers: str) -> tuple[int, bytes]:
-    target, signed = keys.sign("PUT", name, payload, **headers)
+    target, signed_headers = keys.sign("PUT", name, payload, **headers)
     with closing(http.client.HTTPConnection(urlsplit(keys.endpoint).netloc, timeout=30)) as connection:
-        connection.request("PUT", target, body=body, headers=signed)
+        connection.request("PUT", target, body=body, headers=signed_headers)
         answer = connection.getresponse()
         return answer.status, answer.read()
 
@@ -71,8 +71,8 @@ def _chunks(signed: dict[str, str], keys: Keys, data: list[bytes]) -> bytes:
 
 
 def test_body_that_differs_from_its_signature_is_not_stored(keys: Keys, client: Any) -> None:
-    wrong = hashlib.sha256(b"other").hexdigest()
-    status, text = _send(keys, "hash", wrong, b"x" * MEBIBYTE)
+    wrong_digest = hashlib.sha256(b"other").hexdigest()
+    status, text = _send(keys, "hash", wrong_digest, b"x" * MEBIBYTE)
     assert (status, b"XAmzContentSHA256Mismatch" in text) == (400, True)
     assert _is_absent(keys, client, "hash")
 
@@ -82,14 +82,14 @@ def test_signed_chunks_are_stored_and_changed_ones_are_not(keys: Keys, client: A
     length = str(sum(map(len, data)))
     options = {"x_amz_decoded_content_length": length, "content_encoding": "aws-chunked"}
     for name, change in (("good", b""), ("bad", b"b"), ("last", b"c"), ("cut", b"cut")):
-        target, signed = keys.sign("PUT", name, "STREAMING-AWS4-HMAC-SHA256-PAYLOAD", **options)
-        body = _chunks(signed, keys, data)
+        target, signed_headers = keys.sign("PUT", name, "STREAMING-AWS4-HMAC-SHA256-PAYLOAD", **options)
+        body = _chunks(signed_headers, keys, data)
         if change == b"cut":
             body = body[: len(body) - 86 - 102] + body[-86:]
         elif change:
             body = body.replace(change * 100, b"x" + change * 99, 1)
         with closing(http.client.HTTPConnection(urlsplit(keys.endpoint).netloc, timeout=30)) as connection:
-            connection.request("PUT", target, body=body, headers=signed)
+            connection.request("PUT", target, body=body, headers=signed_headers)
             answer = connection.getresponse()
             answer.read()
         assert answer.status == (200 if name == "good" else 400 if name == "cut" else 403), name
@@ -104,9 +104,9 @@ def test_connection_that_ends_early_stores_nothing(folder_rig: Rig) -> None:
     """
     rig, keys = folder_rig, folder_rig.create_table(f"s{next(_numbers)}")
     client = keys.client()
-    target, signed = keys.sign("PUT", "early", "UNSIGNED-PAYLOAD")
+    target, signed_headers = keys.sign("PUT", "early", "UNSIGNED-PAYLOAD")
     with socket.create_connection((urlsplit(keys.endpoint).hostname, urlsplit(keys.endpoint).port)) as raw:
-        head = "".join(f"{name}: {value}\r\n" for name, value in signed.items())
+        head = "".join(f"{name}: {value}\r\n" for name, value in signed_headers.items())
         raw.sendall(f"PUT {target} HTTP/1.1\r\n{head}Content-Length: 1000000\r\n\r\n".encode() + b"x" * 500_000)
     client.put_object(Bucket=keys.bucket, Key=keys.prefix + "after", Body=b"x")
     assert _is_absent(keys, client, "early")
@@ -116,10 +116,10 @@ def test_connection_that_ends_early_stores_nothing(folder_rig: Rig) -> None:
 
 
 def test_bodies_over_the_limit_are_rejected_before_they_are_read(keys: Keys) -> None:
-    target, signed = keys.sign("PUT", "large", "UNSIGNED-PAYLOAD")
+    target, signed_headers = keys.sign("PUT", "large", "UNSIGNED-PAYLOAD")
     with closing(http.client.HTTPConnection(urlsplit(keys.endpoint).netloc, timeout=30)) as connection:
         connection.putrequest("PUT", target, skip_host=True)
-        for name, value in {**signed, "content-length": str(6 << 30), "expect": "100-continue"}.items():
+        for name, value in {**signed_headers, "content-length": str(6 << 30), "expect": "100-continue"}.items():
             connection.putheader(name, value)
         connection.endheaders()
         answer = connection.getresponse()
@@ -128,16 +128,16 @@ def test_bodies_over_the_limit_are_rejected_before_they_are_read(keys: Keys) -> 
 
 def test_requests_that_are_not_http_or_not_s3_get_an_s3_error(rig: Rig) -> None:
     gateway = urlsplit(rig.gateway)
-    for sent in (
+    for fault in (
         b"\x16\x03\x01\x02\x00\x01\x00",
         b"GET  / HTTP/1.1\r\n\r\n",
         b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\n\r\n",
     ):
         with socket.create_connection((gateway.hostname, gateway.port)) as raw:
-            raw.sendall(sent)
+            raw.sendall(fault)
             raw.shutdown(socket.SHUT_WR)
-            result = b"".join(iter(lambda raw=raw: raw.recv(65536), b""))  # type: ignore[misc]
-        assert b"<Error>" in result or not result, (sent[:20], result)
+            body = b"".join(iter(lambda raw=raw: raw.recv(65536), b""))  # type: ignore[misc]
+        assert b"<Error>" in body or not body, (fault[:20], body)
     for method, target in itertools.product(
         ("GET", "PUT", "OPTIONS", "PATCH", "BREW"), ("/", "/b", "/b/k", "//", "/%", "*")
     ):
@@ -188,19 +188,21 @@ def test_unavailable_or_killed_store_gives_no_short_object(tmp_path: Path) -> No
         with closing(proxy), open_rig(tmp_path, s3, SEAMARK_S3_ENDPOINT=proxy.url) as rig:
             keys = rig.create_table("t")
             with closing(keys.client()) as client:
-                at = {"Bucket": keys.bucket, "Key": keys.prefix + "o"}
-                client.put_object(**at, Body=b"x" * 4 * MEBIBYTE)
+                object_address = {"Bucket": keys.bucket, "Key": keys.prefix + "o"}
+                client.put_object(**object_address, Body=b"x" * 4 * MEBIBYTE)
                 proxy.cut_after = MEBIBYTE
-                assert client.get_object(**at)["Body"].read() == b"x" * 4 * MEBIBYTE, "each cut is continued"
+                assert client.get_object(**object_address)["Body"].read() == b"x" * 4 * MEBIBYTE, (
+                    "each cut is continued"
+                )
                 proxy.dies = True
                 with pytest.raises(Exception, match=r"(?i)incomplete|closed|reset|broken|aborted"):
-                    client.get_object(**at)["Body"].read()
+                    client.get_object(**object_address)["Body"].read()
                 proxy.cut_after = 0
                 with pytest.raises(ClientError) as away:
-                    client.get_object(**at)
+                    client.get_object(**object_address)
                 assert away.value.response["ResponseMetadata"]["HTTPStatusCode"] == 503
                 proxy.dies, proxy.cut_after = False, 1 << 40
-                assert len(client.get_object(**at)["Body"].read()) == 4 * MEBIBYTE
+                assert len(client.get_object(**object_address)["Body"].read()) == 4 * MEBIBYTE
 
 
 class _CuttingProxy:
@@ -230,12 +232,12 @@ class _CuttingProxy:
             threading.Thread(target=self._pump, args=(store, client, True), daemon=True).start()
 
     def _pump(self, source: socket.socket, target: socket.socket, answers: bool) -> None:
-        sent = 0
+        sent_bytes = 0
         with source, target:
             try:
                 while data := source.recv(65536):
-                    sent += len(data)
-                    if answers and sent > self.cut_after:
+                    sent_bytes += len(data)
+                    if answers and sent_bytes > self.cut_after:
                         if self.dies:
                             self.cut_after = 0
                         break

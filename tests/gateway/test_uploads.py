@@ -41,9 +41,9 @@ def test_uploads_are_limited_for_each_principal_and_in_total(tmp_path: Path) -> 
     with pytest.raises(S3Error, match="does not exist"):
         uploads.check(PLACE, ids[0])
     uploads.check(PLACE, ids[1])
-    for wrong in ("", "..", ids[1][:-1], ids[1].upper() + "0"):
+    for invalid_id in ("", "..", ids[1][:-1], ids[1].upper() + "0"):
         with pytest.raises(S3Error, match="does not exist"):
-            uploads.check(PLACE, wrong)
+            uploads.check(PLACE, invalid_id)
     with pytest.raises(S3Error, match="does not exist"):
         uploads.check(PLACE + "2", ids[1])
 
@@ -63,11 +63,11 @@ def test_uploads_without_changes_are_deleted(tmp_path: Path) -> None:
 def test_part_of_an_unknown_upload_is_rejected_before_its_body(folder_rig: Rig) -> None:
     keys = folder_rig.create_table("early_part")
     query = f"partNumber=1&uploadId={'0' * 48}"
-    target, signed = keys.sign("PUT", "o", query=query)
-    at = urlsplit(keys.endpoint)
+    target, signed_headers = keys.sign("PUT", "o", query=query)
+    endpoint = urlsplit(keys.endpoint)
     for expected in ("Expect: 100-continue\r\n", ""):
-        with socket.create_connection((at.hostname, at.port), timeout=30) as raw:
-            head = "".join(f"{name}: {value}\r\n" for name, value in signed.items())
+        with socket.create_connection((endpoint.hostname, endpoint.port), timeout=30) as raw:
+            head = "".join(f"{name}: {value}\r\n" for name, value in signed_headers.items())
             raw.sendall(f"PUT {target}?{query} HTTP/1.1\r\n{head}{expected}Content-Length: 50000000\r\n\r\n".encode())
             answer = raw.recv(65536)  # Before a byte of the body was sent
             assert answer.startswith(b"HTTP/1.1 404"), answer[:200]
@@ -76,10 +76,12 @@ def test_part_of_an_unknown_upload_is_rejected_before_its_body(folder_rig: Rig) 
 def test_upload_is_complete_only_with_its_parts(folder_rig: Rig) -> None:
     keys = folder_rig.create_table("upload")
     with closing(keys.client()) as client:
-        at: dict[str, Any] = {"Bucket": keys.bucket, "Key": keys.prefix + "o"}
-        upload = {"UploadId": client.create_multipart_upload(**at)["UploadId"]}
-        tag = client.upload_part(**at, **upload, PartNumber=1, Body=b"x" * 1000)["ETag"]
-        client.complete_multipart_upload(**at, **upload, MultipartUpload={"Parts": [{"PartNumber": 1, "ETag": tag}]})
-        assert client.get_object(**at)["Body"].read() == b"x" * 1000
+        object_address: dict[str, Any] = {"Bucket": keys.bucket, "Key": keys.prefix + "o"}
+        upload = {"UploadId": client.create_multipart_upload(**object_address)["UploadId"]}
+        tag = client.upload_part(**object_address, **upload, PartNumber=1, Body=b"x" * 1000)["ETag"]
+        client.complete_multipart_upload(
+            **object_address, **upload, MultipartUpload={"Parts": [{"PartNumber": 1, "ETag": tag}]}
+        )
+        assert client.get_object(**object_address)["Body"].read() == b"x" * 1000
         with pytest.raises(ClientError, match="NoSuchUpload"):
-            client.upload_part(**at, **upload, PartNumber=1, Body=b"x")
+            client.upload_part(**object_address, **upload, PartNumber=1, Body=b"x")

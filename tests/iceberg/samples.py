@@ -15,32 +15,34 @@ NOW = 1_700_000_000_000
 Json = dict[str, Any]
 
 
-def field(field_id: int, name: str, kind: object = "long", required: bool = False, **more: object) -> Json:
-    return {"id": field_id, "name": name, "required": required, "type": kind, **more}
+def build_field(field_id: int, name: str, kind: object = "long", required: bool = False, **fields: object) -> Json:
+    return {"id": field_id, "name": name, "required": required, "type": kind, **fields}
 
 
-def schema(*fields: Json, schema_id: int = 0, identifiers: tuple[int, ...] = ()) -> Json:
+def build_schema(*fields: Json, schema_id: int = 0, identifiers: tuple[int, ...] = ()) -> Json:
     document: Json = {"type": "struct", "schema-id": schema_id, "fields": list(fields)}
     return {**document, "identifier-field-ids": list(identifiers)} if identifiers else document
 
 
-EVENTS = schema(field(1, "id", "long", True), field(2, "ts", "timestamptz"), field(3, "payload", "string"))
+EVENTS = build_schema(
+    build_field(1, "id", "long", True), build_field(2, "ts", "timestamptz"), build_field(3, "payload", "string")
+)
 
 
-def table(version: int = 2, **more: Any) -> TableMetadata:
-    properties = {"format-version": str(version), **more.pop("properties", {})}
-    options: Json = {"schema": EVENTS, "location": "s3://lake/events", "uuid": UUID, "now_ms": NOW, **more}
+def build_table(version: int = 2, **fields: Any) -> TableMetadata:
+    properties = {"format-version": str(version), **fields.pop("properties", {})}
+    options: Json = {"schema": EVENTS, "location": "s3://lake/events", "uuid": UUID, "now_ms": NOW, **fields}
     return build_table_metadata(properties=properties, **options)
 
 
-def spec(*fields: tuple[int, str, str], ids: tuple[int, ...] = (), spec_id: int = 0) -> Json:
+def build_spec(*fields: tuple[int, str, str], ids: tuple[int, ...] = (), spec_id: int = 0) -> Json:
     results: list[Json] = [{"source-id": source, "transform": how, "name": name} for source, how, name in fields]
     for entry, field_id in zip(results, ids, strict=False):
         entry["field-id"] = field_id
     return {"spec-id": spec_id, "fields": results}
 
 
-def order(*fields: tuple[int, str], order_id: int = 1) -> Json:
+def build_order(*fields: tuple[int, str], order_id: int = 1) -> Json:
     return {
         "order-id": order_id,
         "fields": [
@@ -50,7 +52,7 @@ def order(*fields: tuple[int, str], order_id: int = 1) -> Json:
     }
 
 
-def add_snapshot(snapshot_id: int, sequence: int, parent: int | None = None, **more: Any) -> Json:
+def add_snapshot(snapshot_id: int, sequence: int, parent: int | None = None, **fields: Any) -> Json:
     document: Json = {
         "snapshot-id": snapshot_id,
         "sequence-number": sequence,
@@ -58,15 +60,15 @@ def add_snapshot(snapshot_id: int, sequence: int, parent: int | None = None, **m
         "manifest-list": f"s3://lake/events/metadata/snap-{snapshot_id}.avro",
         "summary": {"operation": "append", "added-records": "7"},
         "schema-id": 0,
-        **more,
+        **fields,
     }
     if parent is not None:
         document["parent-snapshot-id"] = parent
     return {"action": "add-snapshot", "snapshot": document}
 
 
-def set_ref(snapshot_id: int, name: str = "main", kind: str = "branch", **more: object) -> Json:
-    return {"action": "set-snapshot-ref", "ref-name": name, "type": kind, "snapshot-id": snapshot_id, **more}
+def set_ref(snapshot_id: int, name: str = "main", kind: str = "branch", **fields: object) -> Json:
+    return {"action": "set-snapshot-ref", "ref-name": name, "type": kind, "snapshot-id": snapshot_id, **fields}
 
 
 def apply_json(
@@ -112,16 +114,16 @@ def partition_statistics(snapshot_id: int, path: str = "s3://lake/a.parquet") ->
     }
 
 
-def creation(version: int | None = 3) -> list[Json]:
+def build_creation(version: int | None = 3) -> list[Json]:
     upgrade: list[Json] = [] if version is None else [{"action": "upgrade-format-version", "format-version": version}]
     return [
         {"action": "assign-uuid", "uuid": UUID},
         *upgrade,
         {"action": "add-schema", "schema": EVENTS, "last-column-id": 3},
         {"action": "set-current-schema", "schema-id": -1},
-        {"action": "add-spec", "spec": spec((2, "day", "d"), ids=(1000,))},
+        {"action": "add-spec", "spec": build_spec((2, "day", "d"), ids=(1000,))},
         {"action": "set-default-spec", "spec-id": -1},
-        {"action": "add-sort-order", "sort-order": order((1, "identity"))},
+        {"action": "add-sort-order", "sort-order": build_order((1, "identity"))},
         {"action": "set-default-sort-order", "sort-order-id": -1},
         {"action": "set-location", "location": "s3://lake/events"},
         {"action": "set-properties", "updates": {"a": "b"}},

@@ -29,17 +29,17 @@ from tests.iceberg.samples import (
     UUID,
     add_snapshot,
     apply_json,
-    creation,
-    field,
-    order,
+    build_creation,
+    build_field,
+    build_order,
+    build_spec,
+    build_table,
     partition_statistics,
     set_ref,
-    spec,
     statistics,
-    table,
     with_snapshots,
 )
-from tests.iceberg.test_view import replace, version, view
+from tests.iceberg.test_view import build_version, build_view, replace
 from tests.seeds import examples
 
 WORDS = st.sampled_from([
@@ -68,19 +68,19 @@ DEEP_DOCUMENTS = {
     "identifier-field-ids": [1],
     "fields": [
         *EVENTS["fields"],
-        field(
+        build_field(
             4, "m", {"type": "map", "key-id": 5, "key": "string", "value-id": 6, "value": "int", "value-required": True}
         ),
-        field(7, "l", {"type": "list", "element-id": 8, "element": "date", "element-required": False}),
-        field(9, "d", "decimal(5,2)", **{"initial-default": "1.25", "doc": "x"}),
+        build_field(7, "l", {"type": "list", "element-id": 8, "element": "date", "element-required": False}),
+        build_field(9, "d", "decimal(5,2)", **{"initial-default": "1.25", "doc": "x"}),
     ],
 }
 
 VALID_UPDATES: list[dict[str, Any]] = [
-    *creation(3),
+    *build_creation(3),
     {"action": "add-schema", "schema": DEEP_DOCUMENTS, "last-column-id": 9},
-    {"action": "add-spec", "spec": spec((1, "bucket[3]", "b"), (2, "hour", "h"))},
-    {"action": "add-sort-order", "sort-order": order((3, "truncate[2]"), (1, "identity"))},
+    {"action": "add-spec", "spec": build_spec((1, "bucket[3]", "b"), (2, "hour", "h"))},
+    {"action": "add-sort-order", "sort-order": build_order((3, "truncate[2]"), (1, "identity"))},
     add_snapshot(9, 9, 2, **{"first-row-id": 900, "added-rows": 1, "key-id": "k"}),
     set_ref(1, "b", **{"min-snapshots-to-keep": 1, "max-snapshot-age-ms": 1, "max-ref-age-ms": 1}),
     {"action": "remove-snapshots", "snapshot-ids": [1]},
@@ -103,30 +103,30 @@ def mutate_documents(draw: st.DrawFn, examples: list[dict[str, Any]]) -> Any:
     """Return a valid document in which one to three values are replaced, removed or duplicated."""
     document = json.loads(json.dumps(draw(st.sampled_from(examples))))
     for _ in range(draw(st.integers(1, 3))):
-        place, at = document, None
+        place, key = document, None
         while isinstance(place, (dict, list)) and len(place) > 0:
-            at = (
+            key = (
                 draw(st.sampled_from(sorted(place)))
                 if isinstance(place, dict)
                 else draw(st.integers(0, len(place) - 1))
             )
-            if not isinstance(place[at], (dict, list)) or len(place[at]) == 0 or draw(st.booleans()):
+            if not isinstance(place[key], (dict, list)) or len(place[key]) == 0 or draw(st.booleans()):
                 break
-            place = place[at]
-        if at is None:
+            place = place[key]
+        if key is None:
             continue
         change = draw(st.sampled_from(["replace", "remove", "double"]))
-        if change == "replace" and at != "action":
-            place[at] = draw(JSON)
-        elif change == "remove" and at != "action":
-            del place[at]
+        if change == "replace" and key != "action":
+            place[key] = draw(JSON)
+        elif change == "remove" and key != "action":
+            del place[key]
         elif change == "double" and isinstance(place, list):
-            place.append(place[at])
+            place.append(place[key])
     return document
 
 
 FUZZ = settings(max_examples=examples(250), suppress_health_check=list(HealthCheck))
-BASES: list[TableMetadata | None] = [None, *(with_snapshots(table(number), 1, 2) for number in (1, 2, 3))]
+BASES: list[TableMetadata | None] = [None, *(with_snapshots(build_table(number), 1, 2) for number in (1, 2, 3))]
 
 
 def survives(base: TableMetadata | None, updates: list[Any]) -> None:
@@ -148,7 +148,7 @@ def test_seeds_of_the_fuzzer_are_valid() -> None:
 @given(st.sampled_from(BASES), st.lists(mutate_documents(VALID_UPDATES), min_size=1, max_size=4))
 def test_mutated_updates_are_applied_or_rejected(base: TableMetadata | None, updates: list[Any]) -> None:
     survives(base, updates)
-    survives(None, [*creation(3), *updates])
+    survives(None, [*build_creation(3), *updates])
 
 
 @FUZZ
@@ -156,7 +156,7 @@ def test_mutated_updates_are_applied_or_rejected(base: TableMetadata | None, upd
 def test_any_json_as_updates_is_rejected(base: TableMetadata | None, updates: list[Any]) -> None:
     survives(base, updates)
     try:
-        apply_view_updates(view(), updates, now_ms=NOW)
+        apply_view_updates(build_view(), updates, now_ms=NOW)
     except BadRequest:
         pass
 
@@ -171,7 +171,7 @@ def test_any_fields_of_a_known_action_are_applied_or_rejected(name: str, fields:
     update = {**fields, "action": name}
     survives(BASES[3], [update, {"action": name, "schema": other, "spec": other, "snapshot": other, "updates": other}])
     try:
-        apply_view_updates(view(), [update, {"action": name, "view-version": other}], now_ms=NOW)
+        apply_view_updates(build_view(), [update, {"action": name, "view-version": other}], now_ms=NOW)
     except BadRequest:
         pass
     for base in BASES:
@@ -198,7 +198,7 @@ VIEW_UPDATES: list[dict[str, Any]] = [
 @given(st.lists(mutate_documents(VIEW_UPDATES), min_size=1, max_size=4))
 def test_mutated_view_updates_are_applied_or_rejected(updates: list[Any]) -> None:
     try:
-        v = apply_view_updates(view(), updates, now_ms=NOW)
+        v = apply_view_updates(build_view(), updates, now_ms=NOW)
     except BadRequest:
         return
     assert decode_view(encode_view(v), "f") == v
@@ -207,10 +207,10 @@ def test_mutated_view_updates_are_applied_or_rejected(updates: list[Any]) -> Non
 @FUZZ
 @given(
     mutate_documents([EVENTS, DEEP_DOCUMENTS]),
-    mutate_documents([spec((1, "bucket[3]", "b"), (2, "hour", "h"), ids=(1, 2))]) | JSON,
-    mutate_documents([order((3, "truncate[2]"), (1, "identity"))]) | JSON,
+    mutate_documents([build_spec((1, "bucket[3]", "b"), (2, "hour", "h"), ids=(1, 2))]) | JSON,
+    mutate_documents([build_order((3, "truncate[2]"), (1, "identity"))]) | JSON,
     st.sampled_from(["1", "2", "3"]),
-    mutate_documents([version()]) | JSON,
+    mutate_documents([build_version()]) | JSON,
 )
 def test_mutated_create_requests_are_served_or_rejected(
     schema: Any, partition: Any, sort: Any, format_version: str, view_version: Any

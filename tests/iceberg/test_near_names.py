@@ -20,10 +20,10 @@ def test_misspelled_name_is_found_regardless_of_case() -> None:
 def test_name_is_compared_with_few_short_names_in_a_wide_table(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    compared: list[Sequence[str]] = []
+    compared_names: list[Sequence[str]] = []
 
     def get_close_matches(name: str, candidates: Any, n: int, cutoff: float) -> list[str]:
-        compared.append([name, *candidates])
+        compared_names.append([name, *candidates])
         return []
 
     monkeypatch.setattr(module, "get_close_matches", get_close_matches)
@@ -31,8 +31,8 @@ def test_name_is_compared_with_few_short_names_in_a_wide_table(
     assert near_names("customer_shipping_address_region_x", columns) == []
     assert near_names("id", ["x" * 1_000_000]) == []
     assert near_names("x" * 1000, columns) == []
-    assert [len(names) for names in compared] == [COMPARED_MAX + 1, 1]
-    assert all(len(name) <= 2 * CHARACTERS_MAX for names in compared for name in names)
+    assert [len(names) for names in compared_names] == [COMPARED_MAX + 1, 1]
+    assert all(len(name) <= 2 * CHARACTERS_MAX for names in compared_names for name in names)
 
 
 def test_long_name_is_compared_with_few_similar_names(monkeypatch: pytest.MonkeyPatch) -> None:

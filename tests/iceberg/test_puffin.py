@@ -28,7 +28,7 @@ from seamark.formats.iceberg.files.puffin import (
     write_puffin,
 )
 from seamark.formats.runtime.errors import Corrupt
-from tests.services.java import SHORT_LIVED, java_17
+from tests.services.java import SHORT_LIVED, find_java_17
 from tests.services.process import CACHE
 
 TEXT = "words that repeat, and repeat, and repeat — " * 50
@@ -37,7 +37,7 @@ TEXT = "words that repeat, and repeat, and repeat — " * 50
 INFLATED: dict[str | None, Any] = {None: bytes, "lz4": lz4.frame.decompress, "zstd": zstandard.decompress}
 
 
-def sample() -> bytes:
+def write_sample() -> bytes:
     blobs = [
         Blob("plain-v1", [b"one ", memoryview(b"and two"), b""], (3, 1)),
         Blob("packed-v1", [TEXT.encode()], codec="zstd", properties={"é": "ü"}),
@@ -58,7 +58,7 @@ def with_footer(blobs: bytes, payload: bytes, flags: int = 0) -> bytes:
 
 
 def test_puffin_file_is_equal_after_a_round_trip() -> None:
-    footer, contents = read(sample())
+    footer, contents = read(write_sample())
     assert contents == [b"one and two", TEXT.encode(), b""]
     assert [(b.type, b.fields, b.compression_codec) for b in footer.blobs] == [
         ("plain-v1", (3, 1), None),
@@ -71,11 +71,11 @@ def test_puffin_file_is_equal_after_a_round_trip() -> None:
 
 
 def test_footer_is_read_from_the_end_of_a_file_alone() -> None:
-    raw = sample()
-    needed = footer_size_bytes(raw[-TAIL_BYTES:], "a.puffin")
-    assert read_footer(raw[-needed:], len(raw), "a.puffin") == read_footer(raw, len(raw), "a.puffin")
+    raw = write_sample()
+    footer_bytes = footer_size_bytes(raw[-TAIL_BYTES:], "a.puffin")
+    assert read_footer(raw[-footer_bytes:], len(raw), "a.puffin") == read_footer(raw, len(raw), "a.puffin")
     with pytest.raises(Corrupt, match=r"a\.puffin: a footer of"):
-        read_footer(raw[1 - needed :], len(raw), "a.puffin")
+        read_footer(raw[1 - footer_bytes :], len(raw), "a.puffin")
 
 
 def test_uncompressed_blob_is_not_copied() -> None:
@@ -84,10 +84,10 @@ def test_uncompressed_blob_is_not_copied() -> None:
 
 
 def test_pyiceberg_reads_our_puffin_files() -> None:
-    theirs = PuffinFile(sample())
-    assert theirs.footer.properties == {"created-by": "a test", "näme": "välue"}
-    assert [b.type for b in theirs.footer.blobs] == ["plain-v1", "packed-v1", "empty-v1"]
-    assert [theirs.get_blob_payload(b) for b in theirs.footer.blobs] == [b"one and two", TEXT.encode(), b""]
+    puffin_file = PuffinFile(write_sample())
+    assert puffin_file.footer.properties == {"created-by": "a test", "näme": "välue"}
+    assert [b.type for b in puffin_file.footer.blobs] == ["plain-v1", "packed-v1", "empty-v1"]
+    assert [puffin_file.get_blob_payload(b) for b in puffin_file.footer.blobs] == [b"one and two", TEXT.encode(), b""]
 
 
 def java(*args: str) -> list[str]:
@@ -97,14 +97,14 @@ def java(*args: str) -> list[str]:
         *Path(pyspark.__file__).parent.glob("jars/slf4j-api-*"),
     ]
     peer = Path(__file__).with_name("PuffinPeer.java")
-    argv = [java_17(), *SHORT_LIVED, "-cp", ":".join(map(str, jars)), str(peer), *args]
+    argv = [find_java_17(), *SHORT_LIVED, "-cp", ":".join(map(str, jars)), str(peer), *args]
     completed = subprocess.run(argv, capture_output=True, text=True, timeout=120)
     assert completed.returncode == 0, completed.stderr
     return completed.stdout.splitlines()
 
 
 def test_iceberg_java_reads_our_puffin_files(tmp_path: Path) -> None:
-    (tmp_path / "ours.puffin").write_bytes(sample())
+    (tmp_path / "ours.puffin").write_bytes(write_sample())
     assert java("read", str(tmp_path / "ours.puffin"))[1:] == [
         f"plain-v1|[3, 1]|-1,-1|{{}}|{b'one and two'.hex()}",
         f"packed-v1|[]|-1,-1|{{é=ü}}|{TEXT.encode().hex()}",
@@ -174,13 +174,13 @@ def test_blob_outside_the_blob_section_is_rejected(offset: int, length: int) -> 
 
 def test_flipped_and_truncated_files_are_read_or_rejected() -> None:
     """The only error is Corrupt."""
-    raw, draw = sample(), random.Random(5)
+    raw, draw = write_sample(), random.Random(5)
     for _ in range(3_000):
-        broken = bytearray(raw[: draw.choice((len(raw), draw.randrange(len(raw))))])
+        damaged_bytes = bytearray(raw[: draw.choice((len(raw), draw.randrange(len(raw))))])
         for _ in range(draw.randrange(1, 4)):
-            if broken:
-                broken[draw.randrange(len(broken))] ^= 1 << draw.randrange(8)
+            if damaged_bytes:
+                damaged_bytes[draw.randrange(len(damaged_bytes))] ^= 1 << draw.randrange(8)
         try:
-            read_footer(bytes(broken), len(broken), "a")
+            read_footer(bytes(damaged_bytes), len(damaged_bytes), "a")
         except Corrupt:
             continue

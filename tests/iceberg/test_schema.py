@@ -11,14 +11,14 @@ from seamark.formats.iceberg.types.schema import Schema, normalize_schema
 from seamark.formats.iceberg.types.transforms import accepts, canonical
 from seamark.formats.iceberg.types.types import canonical_primitive
 from seamark.formats.runtime.errors import BadRequest
-from tests.iceberg.samples import field, schema
+from tests.iceberg.samples import build_field, build_schema
 
 
-def parse_schema(*fields: dict[str, Any], **more: Any) -> Schema:
-    return read(schema(*fields, **more), Schema, "schema")
+def parse_schema(*fields: dict[str, Any], **extra_fields: Any) -> Schema:
+    return read(build_schema(*fields, **extra_fields), Schema, "schema")
 
 
-def struct(*fields: dict[str, Any]) -> dict[str, Any]:
+def build_struct(*fields: dict[str, Any]) -> dict[str, Any]:
     return {"type": "struct", "fields": list(fields)}
 
 
@@ -55,16 +55,16 @@ def test_type_width_accepts_ascii_digits_only_as_in_java() -> None:
         assert canonical(other) == other
 
 
-def test_schemas_are_equal_whatever_their_ids_and_spelling() -> None:
-    schema = parse_schema(field(1, "a", "decimal(4,1)", True), identifiers=(1,), schema_id=1)
-    assert schema.is_same_as(parse_schema(field(1, "a", "DECIMAL(4, 1)", True), identifiers=(1,), schema_id=2))
-    assert not schema.is_same_as(parse_schema(field(1, "a", "decimal(4,1)", True), schema_id=1))
-    assert not schema.is_same_as(parse_schema(field(1, "a", "decimal(4,1)", True, doc="x"), identifiers=(1,)))
+def test_schemas_are_equal_despite_other_ids_and_spellings() -> None:
+    schema = parse_schema(build_field(1, "a", "decimal(4,1)", True), identifiers=(1,), schema_id=1)
+    assert schema.is_same_as(parse_schema(build_field(1, "a", "DECIMAL(4, 1)", True), identifiers=(1,), schema_id=2))
+    assert not schema.is_same_as(parse_schema(build_field(1, "a", "decimal(4,1)", True), schema_id=1))
+    assert not schema.is_same_as(parse_schema(build_field(1, "a", "decimal(4,1)", True, doc="x"), identifiers=(1,)))
 
 
 def test_columns_have_full_and_short_names() -> None:
-    points = {"type": "list", "element-id": 2, "element-required": True, "element": struct(field(3, "x"))}
-    new_schema = parse_schema(field(1, "points", points), field(4, "m.x"))
+    points = {"type": "list", "element-id": 2, "element-required": True, "element": build_struct(build_field(3, "x"))}
+    new_schema = parse_schema(build_field(1, "points", points), build_field(4, "m.x"))
     assert new_schema.index.by_id[3].name == "points.element.x"
     assert new_schema.index.by_name["points.x"] == 3
     assert new_schema.index.by_name["points.element.x"] == 3
@@ -72,25 +72,30 @@ def test_columns_have_full_and_short_names() -> None:
 
 
 def test_full_name_takes_precedence_over_a_short_name() -> None:
-    points = {"type": "list", "element-id": 2, "element-required": True, "element": struct(field(3, "x"))}
-    assert parse_schema(field(1, "p", points), field(4, "p.x")).index.by_name["p.x"] == 4
+    points = {"type": "list", "element-id": 2, "element-required": True, "element": build_struct(build_field(3, "x"))}
+    assert parse_schema(build_field(1, "p", points), build_field(4, "p.x")).index.by_name["p.x"] == 4
 
 
 @pytest.mark.parametrize(
     ("new_schema", "message"),
     [
-        (parse_schema(field(1, "a", "long", True), identifiers=(2,)), "field does not exist"),
-        (parse_schema(field(1, "a", struct(), True), identifiers=(1,)), "not a primitive"),
-        (parse_schema(field(1, "a", "double", True), identifiers=(1,)), "float or double"),
-        (parse_schema(field(1, "a", struct(field(2, "b", "long", True))), identifiers=(2,)), "optional field a"),
+        (parse_schema(build_field(1, "a", "long", True), identifiers=(2,)), "field does not exist"),
+        (parse_schema(build_field(1, "a", build_struct(), True), identifiers=(1,)), "not a primitive"),
+        (parse_schema(build_field(1, "a", "double", True), identifiers=(1,)), "float or double"),
+        (
+            parse_schema(build_field(1, "a", build_struct(build_field(2, "b", "long", True))), identifiers=(2,)),
+            "optional field a",
+        ),
         (
             parse_schema(
-                field(1, "a", {"type": "list", "element-id": 2, "element": "long", "element-required": True}, True),
+                build_field(
+                    1, "a", {"type": "list", "element-id": 2, "element": "long", "element-required": True}, True
+                ),
                 identifiers=(2,),
             ),
             "must not be nested in a",
         ),
-        (parse_schema(field(1, "a", "unknown", True)), "required field with unknown type"),
+        (parse_schema(build_field(1, "a", "unknown", True)), "required field with unknown type"),
     ],
 )
 def test_impossible_schema_is_rejected(new_schema: Schema, message: str) -> None:
@@ -120,7 +125,7 @@ GOOD_DEFAULTS = [
 
 @pytest.mark.parametrize(("kind", "value"), GOOD_DEFAULTS)
 def test_default_of_the_columns_type_is_kept(kind: str, value: object) -> None:
-    normalized = normalize_schema(parse_schema(field(1, "a", kind, **{"initial-default": value})))
+    normalized = normalize_schema(parse_schema(build_field(1, "a", kind, **{"initial-default": value})))
     assert normalized.fields[0].initial_default == value
 
 
@@ -152,19 +157,19 @@ def test_default_of_the_columns_type_is_kept(kind: str, value: object) -> None:
 )
 def test_default_of_another_type_is_rejected(kind: object, value: object) -> None:
     with pytest.raises(BadRequest, match="default"):
-        normalize_schema(parse_schema(field(1, "a", kind, **{"write-default": value})))
+        normalize_schema(parse_schema(build_field(1, "a", kind, **{"write-default": value})))
 
 
 def test_schema_depth_is_limited() -> None:
     kind: object = "long"
     for depth in range(200, 0, -1):
-        kind = struct(field(depth, "f", kind))
+        kind = build_struct(build_field(depth, "f", kind))
     with pytest.raises(BadRequest, match="nested deeper than 100 levels"):
-        normalize_schema(parse_schema(field(1000, "root", kind)))
+        normalize_schema(parse_schema(build_field(1000, "root", kind)))
     for depth in range(100_000):
-        kind = struct(field(depth, "f", kind))
+        kind = build_struct(build_field(depth, "f", kind))
     with pytest.raises(BadRequest, match="nested too deeply"):
-        parse_schema(field(1, "root", kind))
+        parse_schema(build_field(1, "root", kind))
 
 
 def test_transforms_are_written_in_one_form_and_check_their_source_type() -> None:

@@ -10,11 +10,11 @@ from tests.iceberg.samples import (
     NOW,
     Json,
     add_snapshot,
+    build_table,
     commit,
     partition_statistics,
     set_ref,
     statistics,
-    table,
     with_snapshots,
 )
 
@@ -24,38 +24,40 @@ LATER = NOW + 1_000_000
 
 
 def test_snapshot_on_main_becomes_current_and_is_logged_at_its_own_time() -> None:
-    m = commit(table(), add_snapshot(5, 1), set_ref(5))
+    m = commit(build_table(), add_snapshot(5, 1), set_ref(5))
     assert (m.current_snapshot_id, m.last_sequence_number) == (5, 1)
     assert [(e.snapshot_id, e.timestamp_ms) for e in m.snapshot_log] == [(5, NOW + 1000)]
     assert decode_table(encode_table(m), "f") == m
 
 
 def test_staged_snapshot_does_not_change_main() -> None:
-    m = commit(with_snapshots(table(), 1), add_snapshot(2, 2, 1), set_ref(2, "audit"))
+    m = commit(with_snapshots(build_table(), 1), add_snapshot(2, 2, 1), set_ref(2, "audit"))
     assert (m.current_snapshot_id, len(m.snapshot_log), m.refs["audit"].snapshot_id) == (1, 1, 2)
 
 
 def test_rollback_is_logged_at_the_time_of_the_commit() -> None:
-    m = commit(with_snapshots(table(), 1, 2), set_ref(1))
+    m = commit(with_snapshots(build_table(), 1, 2), set_ref(1))
     assert [e.snapshot_id for e in m.snapshot_log] == [1, 2, 1]
     assert m.snapshot_log[-1].timestamp_ms == LATER
 
 
 def test_snapshots_that_are_current_only_within_a_commit_are_not_logged() -> None:
-    m = commit(with_snapshots(table(), 1), add_snapshot(2, 2, 1), set_ref(2), add_snapshot(3, 3, 2), set_ref(3))
+    m = commit(with_snapshots(build_table(), 1), add_snapshot(2, 2, 1), set_ref(2), add_snapshot(3, 3, 2), set_ref(3))
     assert [e.snapshot_id for e in m.snapshot_log] == [1, 3]
     assert len(m.snapshots) == 3
 
 
 def test_stale_sequence_number_is_a_conflict_and_not_a_bad_request() -> None:
-    m = with_snapshots(table(), 1, 2)
+    m = with_snapshots(build_table(), 1, 2)
     with pytest.raises(CommitConflict, match="sequence number 2 older than last sequence number 2"):
         commit(m, add_snapshot(3, 2, 1))
 
 
 def test_snapshot_without_a_parent_may_share_a_sequence_number() -> None:
     # Two concurrent replacements of one table both start from nothing.
-    m = commit(with_snapshots(table(), 1, 2), {"action": "remove-snapshot-ref", "ref-name": "main"}, add_snapshot(3, 1))
+    m = commit(
+        with_snapshots(build_table(), 1, 2), {"action": "remove-snapshot-ref", "ref-name": "main"}, add_snapshot(3, 1)
+    )
     assert m.last_sequence_number == 2
     assert m.current_snapshot_id is None
     assert "main" not in m.refs
@@ -78,7 +80,7 @@ def test_snapshot_without_a_parent_may_share_a_sequence_number() -> None:
     ],
 )
 def test_impossible_snapshot_is_rejected(version: int, snapshot: Json, message: str) -> None:
-    m = with_snapshots(table(version), 1)
+    m = with_snapshots(build_table(version), 1)
     update = add_snapshot(2, 2 if version > 1 else 0, 1)
     update["snapshot"].update(snapshot)
     with pytest.raises(BadRequest, match=message):
@@ -87,11 +89,11 @@ def test_impossible_snapshot_is_rejected(version: int, snapshot: Json, message: 
 
 def test_version_1_snapshot_may_list_its_manifests() -> None:
     update = add_snapshot(2, 0, **{"manifest-list": None, "manifests": ["s3://a"]})
-    assert commit(table(1), update).snapshots[0].manifests == ("s3://a",)
+    assert commit(build_table(1), update).snapshots[0].manifests == ("s3://a",)
 
 
 def test_row_ids_are_assigned_only_once() -> None:
-    m = commit(table(3), add_snapshot(1, 1, **{"first-row-id": 0, "added-rows": 10}), set_ref(1))
+    m = commit(build_table(3), add_snapshot(1, 1, **{"first-row-id": 0, "added-rows": 10}), set_ref(1))
     assert m.next_row_id == 10
     with pytest.raises(CommitConflict, match="first-row-id is behind table next-row-id: 9 < 10"):
         commit(m, add_snapshot(2, 2, 1, **{"first-row-id": 9, "added-rows": 1}))
@@ -100,28 +102,28 @@ def test_row_ids_are_assigned_only_once() -> None:
 
 
 def test_row_lineage_fields_are_dropped_before_version_3() -> None:
-    m = commit(table(2), add_snapshot(1, 1, **{"first-row-id": 0, "added-rows": 10}))
+    m = commit(build_table(2), add_snapshot(1, 1, **{"first-row-id": 0, "added-rows": 10}))
     assert (m.snapshots[0].first_row_id, m.next_row_id) == (None, 0)
 
 
 def test_enabling_row_lineage_does_nothing_and_is_allowed_only_on_version_3() -> None:
-    m = table(3)
+    m = build_table(3)
     assert commit(m, {"action": "enable-row-lineage"}) is m
     with pytest.raises(BadRequest, match="not supported until v3"):
-        commit(table(2), {"action": "enable-row-lineage"})
+        commit(build_table(2), {"action": "enable-row-lineage"})
 
 
 @pytest.mark.parametrize("ahead_ms", [61_000, 10**9])
 def test_snapshot_from_the_future_is_rejected(ahead_ms: int) -> None:
     update = add_snapshot(1, 1, **{"timestamp-ms": NOW + ahead_ms})
     with pytest.raises(BadRequest, match="Invalid update timestamp"):
-        commit(table(), update, set_ref(1), now_ms=NOW)
+        commit(build_table(), update, set_ref(1), now_ms=NOW)
     within_skew = add_snapshot(1, 1, **{"timestamp-ms": NOW + 59_000})
-    assert commit(table(), within_skew, set_ref(1), now_ms=NOW).current_snapshot_id == 1
+    assert commit(build_table(), within_skew, set_ref(1), now_ms=NOW).current_snapshot_id == 1
 
 
 def test_snapshot_long_before_the_current_one_is_rejected() -> None:
-    m = with_snapshots(table(), 1)
+    m = with_snapshots(build_table(), 1)
     with pytest.raises(BadRequest, match="Invalid snapshot timestamp"):
         commit(m, add_snapshot(2, 2, 1, **{"timestamp-ms": NOW - 100_000}), set_ref(2))
 
@@ -129,7 +131,7 @@ def test_snapshot_long_before_the_current_one_is_rejected() -> None:
 @pytest.mark.parametrize("ahead_ms", [70_000, 10**9])
 def test_snapshots_after_a_clock_was_ahead_are_accepted_and_the_log_stays_ordered(ahead_ms: int) -> None:
     first = add_snapshot(1, 1, **{"timestamp-ms": NOW + ahead_ms})
-    m = commit(table(), first, set_ref(1), now_ms=NOW + ahead_ms)
+    m = commit(build_table(), first, set_ref(1), now_ms=NOW + ahead_ms)
     for number in (2, 3):
         update = add_snapshot(number, number, number - 1, **{"timestamp-ms": NOW + number})
         m = commit(m, update, set_ref(number), now_ms=NOW + number)
@@ -160,11 +162,11 @@ def test_snapshots_after_a_clock_was_ahead_are_accepted_and_the_log_stays_ordere
 )
 def test_impossible_reference_is_rejected(update: Json, message: str) -> None:
     with pytest.raises(BadRequest, match=message):
-        commit(with_snapshots(table(), 1), update)
+        commit(with_snapshots(build_table(), 1), update)
 
 
 def test_removed_snapshots_lose_their_refs_statistics_and_older_history() -> None:
-    m = with_snapshots(table(), 1, 2, 3)
+    m = with_snapshots(build_table(), 1, 2, 3)
     m = commit(m, set_ref(2, "v1", "tag"), statistics(2), statistics(3), partition_statistics(2))
     after_removal = commit(m, {"action": "remove-snapshots", "snapshot-ids": [2]})
     assert [s.snapshot_id for s in after_removal.snapshots] == [1, 3]
@@ -176,13 +178,13 @@ def test_removed_snapshots_lose_their_refs_statistics_and_older_history() -> Non
 
 
 def test_table_has_no_current_snapshot_after_its_removal() -> None:
-    m = commit(with_snapshots(table(), 1), {"action": "remove-snapshots", "snapshot-ids": [1]})
+    m = commit(with_snapshots(build_table(), 1), {"action": "remove-snapshots", "snapshot-ids": [1]})
     assert (m.current_snapshot_id, m.refs, m.snapshots, m.snapshot_log) == (None, {}, (), ())
     assert decode_table(encode_table(m), "f") == m
 
 
 def test_snapshot_stays_when_its_ref_is_removed() -> None:
-    m = commit(with_snapshots(table(), 1), set_ref(1, "b"))
+    m = commit(with_snapshots(build_table(), 1), set_ref(1, "b"))
     assert commit(m, {"action": "remove-snapshot-ref", "ref-name": "b"}).refs.keys() == {"main"}
     removed_commit = commit(m, {"action": "remove-snapshot-ref", "ref-name": "main"})
     assert (removed_commit.current_snapshot_id, len(removed_commit.snapshots)) == (None, 1)
@@ -193,7 +195,7 @@ def test_snapshot_stays_when_its_ref_is_removed() -> None:
 
 def test_snapshot_has_one_statistics_file_of_each_kind() -> None:
     m = commit(
-        with_snapshots(table(), 1),
+        with_snapshots(build_table(), 1),
         statistics(1),
         statistics(1, "b"),
         partition_statistics(1),
@@ -211,7 +213,7 @@ def test_snapshot_has_one_statistics_file_of_each_kind() -> None:
 
 def test_encryption_keys_are_added_and_removed_in_version_3() -> None:
     key = {"key-id": "k1", "encrypted-key-metadata": "AAEC", "encrypted-by-id": "kek", "properties": {"a": "b"}}
-    m = commit(table(3), {"action": "add-encryption-key", "encryption-key": key})
+    m = commit(build_table(3), {"action": "add-encryption-key", "encryption-key": key})
     assert [k.key_id for k in m.encryption_keys] == ["k1"]
     assert commit(m, {"action": "add-encryption-key", "encryption-key": key}) is m
     assert decode_table(encode_table(m), "f") == m
@@ -220,7 +222,7 @@ def test_encryption_keys_are_added_and_removed_in_version_3() -> None:
     with pytest.raises(BadRequest, match="not base64"):
         commit(m, {"action": "add-encryption-key", "encryption-key": {**key, "encrypted-key-metadata": "?"}})
     with pytest.raises(BadRequest, match="not supported until v3"):
-        commit(table(2), {"action": "add-encryption-key", "encryption-key": key})
+        commit(build_table(2), {"action": "add-encryption-key", "encryption-key": key})
 
 
 # Scale
@@ -228,8 +230,8 @@ def test_encryption_keys_are_added_and_removed_in_version_3() -> None:
 
 def test_ten_thousand_snapshots_can_be_expired_by_as_many_updates() -> None:
     ids = range(1, 10_001)
-    added = [add_snapshot(n, n, **{"timestamp-ms": NOW}) for n in ids]
-    m = commit(table(), *added, set_ref(10_000))
+    updates = [add_snapshot(n, n, **{"timestamp-ms": NOW}) for n in ids]
+    m = commit(build_table(), *updates, set_ref(10_000))
     after_removal = commit(m, *({"action": "remove-snapshots", "snapshot-ids": [n]} for n in ids[:-1]))
     assert [s.snapshot_id for s in after_removal.snapshots] == [10_000]
     assert after_removal.current_snapshot_id == 10_000

@@ -15,15 +15,26 @@ from seamark.formats.iceberg.metadata import table_json
 from seamark.formats.iceberg.metadata.metadata import TableMetadata, with_previous_file
 from seamark.formats.iceberg.metadata.table_json import decode_table, encode_table, refs_view
 from seamark.formats.runtime.errors import BadRequest, Corrupt
-from tests.iceberg.samples import EVENTS, NOW, UUID, add_snapshot, commit, order, set_ref, spec, table, with_snapshots
+from tests.iceberg.samples import (
+    EVENTS,
+    NOW,
+    UUID,
+    add_snapshot,
+    build_order,
+    build_spec,
+    build_table,
+    commit,
+    set_ref,
+    with_snapshots,
+)
 from tests.seeds import examples
 
 SOURCE = "s3://lake/events/metadata/00001.metadata.json"
 
 
-def rich(version: int) -> TableMetadata:
+def build_rich_table(version: int) -> TableMetadata:
     """Return a table that uses every feature of its version."""
-    m = table(version, partition_spec=spec((2, "day", "d")), sort_order=order((1, "identity")))
+    m = build_table(version, partition_spec=build_spec((2, "day", "d")), sort_order=build_order((1, "identity")))
     m = with_snapshots(m, 11, 12, 13)
     updates: list[dict[str, Any]] = [
         set_ref(11, "v1", "tag", **{"max-ref-age-ms": 5}),
@@ -60,7 +71,7 @@ def rich(version: int) -> TableMetadata:
 
 @pytest.mark.parametrize("version", [1, 2, 3])
 def test_metadata_is_equal_after_a_round_trip(version: int) -> None:
-    m = rich(version)
+    m = build_rich_table(version)
     data = encode_table(m)
     assert decode_table(data, SOURCE) == m
     assert encode_table(decode_table(data, SOURCE)) == data
@@ -77,7 +88,7 @@ def test_gzip_file_is_unpacked_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("version", [1, 2, 3])
 def test_pyiceberg_reads_our_metadata(version: int) -> None:
-    m = rich(version)
+    m = build_rich_table(version)
     theirs = TableMetadataUtil.parse_raw(encode_table(m).decode())
     assert theirs.format_version == version
     assert [s.snapshot_id for s in theirs.snapshots] == [11, 12, 13]
@@ -91,7 +102,7 @@ def test_pyiceberg_reads_our_metadata(version: int) -> None:
 
 
 def test_each_version_has_exactly_the_fields_its_readers_need() -> None:
-    empty = {version: json.loads(encode_table(table(version))) for version in (1, 2, 3)}
+    empty = {version: json.loads(encode_table(build_table(version))) for version in (1, 2, 3)}
     assert "last-sequence-number" not in empty[1]
     assert empty[1]["schema"] == empty[1]["schemas"][0]
     assert empty[1]["partition-spec"] == []
@@ -109,7 +120,7 @@ def test_each_version_has_exactly_the_fields_its_readers_need() -> None:
 
 
 def test_version_1_snapshots_have_no_sequence_number() -> None:
-    document = json.loads(encode_table(rich(1)))
+    document = json.loads(encode_table(build_rich_table(1)))
     assert all("sequence-number" not in snapshot for snapshot in document["snapshots"])
 
 
@@ -145,7 +156,7 @@ def test_old_version_1_metadata_is_completed() -> None:
 
 
 def test_unknown_fields_are_ignored() -> None:
-    document = json.loads(encode_table(rich(2)))
+    document = json.loads(encode_table(build_rich_table(2)))
     document["x-new"] = {"a": [1]}
     document["snapshots"][0]["x-new"] = 1
     document["schemas"][0]["fields"][0]["x-new"] = 1
@@ -153,7 +164,7 @@ def test_unknown_fields_are_ignored() -> None:
 
 
 def make_broken(**changes: Any) -> dict[str, Any]:
-    document = json.loads(encode_table(rich(2)))
+    document = json.loads(encode_table(build_rich_table(2)))
     document.update(changes)
     return {key: value for key, value in document.items() if value != "DROP"}
 
@@ -184,7 +195,7 @@ def make_broken(**changes: Any) -> dict[str, Any]:
             "reference b does not exist",
         ),
         (json.dumps(make_broken(snapshots="x")).encode(), r"\$.snapshots"),
-        (encode_table(table(3)).replace(b'"next-row-id":0,', b""), "next-row-id must exist in format v3"),
+        (encode_table(build_table(3)).replace(b'"next-row-id":0,', b""), "next-row-id must exist in format v3"),
     ],
 )
 def test_file_that_is_not_metadata_is_corrupt_and_named(data: bytes, message: str) -> None:
@@ -193,15 +204,15 @@ def test_file_that_is_not_metadata_is_corrupt_and_named(data: bytes, message: st
     assert SOURCE in raised.value.message
 
 
-DATA = encode_table(rich(2))
+DATA = encode_table(build_rich_table(2))
 
 
 @settings(max_examples=examples(300))
 @given(st.integers(0, len(DATA) - 1), st.integers(0, 255))
 def test_metadata_with_a_flipped_byte_is_corrupt_or_consistent(position: int, byte: int) -> None:
-    damaged = DATA[:position] + bytes([byte]) + DATA[position + 1 :]
+    damaged_data = DATA[:position] + bytes([byte]) + DATA[position + 1 :]
     try:
-        m = decode_table(damaged, SOURCE)
+        m = decode_table(damaged_data, SOURCE)
     except Corrupt as error:
         assert SOURCE in error.message  # noqa: PT017  either outcome is right
         return
@@ -210,7 +221,7 @@ def test_metadata_with_a_flipped_byte_is_corrupt_or_consistent(position: int, by
 
 
 def test_refs_mode_has_only_referenced_snapshots_and_the_whole_log() -> None:
-    m = commit(with_snapshots(table(), 1, 2, 3, 4), set_ref(2, "v1", "tag"))
+    m = commit(with_snapshots(build_table(), 1, 2, 3, 4), set_ref(2, "v1", "tag"))
     view = json.loads(refs_view(m))
     assert [s["snapshot-id"] for s in view["snapshots"]] == [2, 4]
     assert len(view["snapshot-log"]) == 4
@@ -220,29 +231,29 @@ def test_refs_mode_has_only_referenced_snapshots_and_the_whole_log() -> None:
 
 
 def test_metadata_log_keeps_the_newest_files_and_returns_those_removed() -> None:
-    m = table(properties={"write.metadata.previous-versions-max": "3"})
-    removed: list[str] = []
+    m = build_table(properties={"write.metadata.previous-versions-max": "3"})
+    removed_names: list[str] = []
     for number in range(5):
         m, expired_files = with_previous_file(m, f"f{number}", NOW + number)
-        removed += expired_files
+        removed_names += expired_files
     assert [(e.metadata_file, e.timestamp_ms - NOW) for e in m.metadata_log] == [("f2", 2), ("f3", 3), ("f4", 4)]
-    assert removed == ["f0", "f1"]
+    assert removed_names == ["f0", "f1"]
     assert with_previous_file(m, "f5", NOW, max_entries=0)[1] == ["f2", "f3", "f4"]
-    assert len(with_previous_file(table(), "f", NOW)[0].metadata_log) == 1
+    assert len(with_previous_file(build_table(), "f", NOW)[0].metadata_log) == 1
     with pytest.raises(BadRequest, match="previous-versions-max"):
-        with_previous_file(table(properties={"write.metadata.previous-versions-max": "x"}), "f", NOW)
+        with_previous_file(build_table(properties={"write.metadata.previous-versions-max": "x"}), "f", NOW)
 
 
 def test_snapshot_summary_is_kept_byte_for_byte_and_can_be_read() -> None:
-    m = with_snapshots(table(), 1)
+    m = with_snapshots(build_table(), 1)
     data = encode_table(m).replace(b'"added-records":"7"', b'"added-records" : "7", "x":"\\u00e9"')
-    read = decode_table(data, SOURCE)
-    assert read.snapshots[0].summary_map() == {"operation": "append", "added-records": "7", "x": "é"}
-    assert encode_table(read) == data
+    decoded_table = decode_table(data, SOURCE)
+    assert decoded_table.snapshots[0].summary_map() == {"operation": "append", "added-records": "7", "x": "é"}
+    assert encode_table(decoded_table) == data
 
 
 def test_snapshots_are_found_by_id() -> None:
-    m = with_snapshots(table(), 5, 6)
+    m = with_snapshots(build_table(), 5, 6)
     assert m.snapshot(5) is m.snapshots[0]
     assert m.snapshot(7) is None
     assert m.current_snapshot is m.snapshots[1]

@@ -82,26 +82,26 @@ def test_bucket_hashes_equal_those_in_the_specification(kind: str, value: object
 @given(st.sampled_from(sorted(THEIRS)), st.integers(1, BUCKETS_MAX), st.data())
 @settings(max_examples=examples(300))
 def test_buckets_equal_those_of_pyiceberg(kind: str, buckets: int, data: st.DataObject) -> None:
-    theirs, values = THEIRS[kind]
+    iceberg_types, values = THEIRS[kind]
     value = data.draw(values)
     shaped: Any = value
     if kind == "uuid":
         shaped = UUID(bytes=value)
     elif kind.startswith("decimal"):
         shaped = Decimal(f"{value}e-5")
-    expected = parse_transform(f"bucket[{buckets}]").transform(theirs)(shaped)
+    expected = parse_transform(f"bucket[{buckets}]").transform(iceberg_types)(shaped)
     assert apply(f"bucket[{buckets}]", kind, value) == expected
 
 
 @given(st.sampled_from(TRUNCATED_KINDS), st.integers(1, 1000), st.data())
 @settings(max_examples=examples(300))
 def test_truncation_equals_that_of_pyiceberg_unless_it_overflows(kind: str, width: int, data: st.DataObject) -> None:
-    theirs, values = THEIRS[kind]
+    iceberg_types, values = THEIRS[kind]
     # PyIceberg computes with 28 digits, and does not wrap an integer where Java does.
     limits = {"int": 2**31, "long": 2**63, "decimal(38, 5)": 10**28}
     value = data.draw(values.filter(lambda v: kind not in limits or abs(v) < limits[kind] - width))
     decimal = kind.startswith("decimal")
-    expected: Any = parse_transform(f"truncate[{width}]").transform(theirs)(
+    expected: Any = parse_transform(f"truncate[{width}]").transform(iceberg_types)(
         Decimal(f"{value}e-5") if decimal else value
     )
     assert apply(f"truncate[{width}]", kind, value) == (int(expected.scaleb(5)) if decimal else expected)

@@ -16,23 +16,23 @@ from tests.iceberg.samples import (
     Json,
     add_snapshot,
     apply_json,
+    build_creation,
+    build_field,
+    build_order,
+    build_schema,
+    build_spec,
+    build_table,
     commit,
-    creation,
-    field,
-    order,
-    schema,
     set_ref,
-    spec,
     statistics,
-    table,
     with_snapshots,
 )
 
 LATER = NOW + 1_000_000
-WIDER = schema(*EVENTS["fields"], field(4, "extra", "int"))
+WIDER = build_schema(*EVENTS["fields"], build_field(4, "extra", "int"))
 
 
-def test_all_actions_of_the_specification_are_known() -> None:
+def test_all_actions_of_the_specification_are_recognised() -> None:
     assert set(TABLE_ACTIONS) == {
         "assign-uuid", "upgrade-format-version", "add-schema", "set-current-schema", "add-spec", "set-default-spec",
         "add-sort-order", "set-default-sort-order", "add-snapshot", "set-snapshot-ref", "remove-snapshots",
@@ -46,7 +46,7 @@ def test_all_actions_of_the_specification_are_known() -> None:
 
 
 def test_uuid_is_assigned_only_once() -> None:
-    m = table()
+    m = build_table()
     assert commit(m, {"action": "assign-uuid", "uuid": UUID.upper()}) is m
     with pytest.raises(BadRequest, match="Cannot reassign uuid"):
         commit(m, {"action": "assign-uuid", "uuid": "00000000-0000-0000-0000-000000000001"})
@@ -55,7 +55,7 @@ def test_uuid_is_assigned_only_once() -> None:
 
 
 def test_format_version_can_only_rise() -> None:
-    m = with_snapshots(table(1), 1)
+    m = with_snapshots(build_table(1), 1)
     v2 = commit(m, {"action": "upgrade-format-version", "format-version": 2})
     assert (v2.format_version, v2.last_sequence_number) == (2, 0)
     v3 = commit(v2, {"action": "upgrade-format-version", "format-version": 3})
@@ -69,7 +69,7 @@ def test_format_version_can_only_rise() -> None:
 
 def test_location_and_properties_change() -> None:
     m = commit(
-        table(properties={"old": "1"}),
+        build_table(properties={"old": "1"}),
         {"action": "set-location", "location": "s3://lake/moved/"},
         {"action": "set-properties", "updates": {"a": "1", "b": "2", "format-version": "3"}},
         {"action": "remove-properties", "removals": ["a", "never-there", "old"]},
@@ -80,7 +80,7 @@ def test_location_and_properties_change() -> None:
 
 
 def test_early_field_names_of_property_updates_are_read() -> None:
-    m = commit(table(), {"action": "set-properties", "updated": {"a": "1", "b": "2"}})
+    m = commit(build_table(), {"action": "set-properties", "updated": {"a": "1", "b": "2"}})
     assert commit(m, {"action": "remove-properties", "removed": ["a"]}).properties.keys() == {
         "b",
         "write.parquet.compression-codec",
@@ -92,7 +92,7 @@ def test_early_field_names_of_property_updates_are_read() -> None:
 
 
 def test_updates_without_effect_return_the_base_metadata() -> None:
-    m = with_snapshots(table(), 1)
+    m = with_snapshots(build_table(), 1)
     assert commit(m) is m
     assert (
         commit(
@@ -114,7 +114,7 @@ def test_updates_without_effect_return_the_base_metadata() -> None:
 
 
 def test_clock_that_steps_back_does_not_make_metadata_older() -> None:
-    m = with_snapshots(table(), 1)
+    m = with_snapshots(build_table(), 1)
     assert commit(m, {"action": "set-location", "location": "s3://x"}, now_ms=5).last_updated_ms == m.last_updated_ms
 
 
@@ -123,7 +123,7 @@ def test_clock_that_steps_back_does_not_make_metadata_older() -> None:
 
 def test_new_schema_gets_the_next_id_and_becomes_current() -> None:
     m = commit(
-        table(),
+        build_table(),
         {"action": "add-schema", "schema": {**WIDER, "schema-id": 77}, "last-column-id": 4},
         {"action": "set-current-schema", "schema-id": -1},
     )
@@ -132,9 +132,11 @@ def test_new_schema_gets_the_next_id_and_becomes_current() -> None:
 
 
 def test_existing_schema_is_reused_and_counts_as_last_added() -> None:
-    m = commit(table(), {"action": "add-schema", "schema": WIDER}, {"action": "set-current-schema", "schema-id": -1})
-    back = commit(m, {"action": "add-schema", "schema": EVENTS}, {"action": "set-current-schema", "schema-id": -1})
-    assert (len(back.schemas), back.current_schema_id, back.last_column_id) == (2, 0, 4)
+    m = commit(
+        build_table(), {"action": "add-schema", "schema": WIDER}, {"action": "set-current-schema", "schema-id": -1}
+    )
+    reverted = commit(m, {"action": "add-schema", "schema": EVENTS}, {"action": "set-current-schema", "schema-id": -1})
+    assert (len(reverted.schemas), reverted.current_schema_id, reverted.last_column_id) == (2, 0, 4)
 
 
 @pytest.mark.parametrize(
@@ -143,47 +145,58 @@ def test_existing_schema_is_reused_and_counts_as_last_added() -> None:
         ({"action": "set-current-schema", "schema-id": -1}, "no schema has been added"),
         ({"action": "set-current-schema", "schema-id": 9}, "unknown schema: 9"),
         ({"action": "remove-schemas", "schema-ids": [0]}, "Cannot remove the current schema"),
-        ({"action": "add-schema", "schema": schema(field(1, "v", "variant"))}, "variant is not supported until v3"),
-        ({"action": "add-schema", "schema": schema(field(1, "v", "long", **{"write-default": 1}))}, "until v3"),
-        ({"action": "add-schema", "schema": schema(field(1, "v"), field(1, "w"))}, "multiple fields for id 1"),
+        (
+            {"action": "add-schema", "schema": build_schema(build_field(1, "v", "variant"))},
+            "variant is not supported until v3",
+        ),
+        (
+            {"action": "add-schema", "schema": build_schema(build_field(1, "v", "long", **{"write-default": 1}))},
+            "until v3",
+        ),
+        (
+            {"action": "add-schema", "schema": build_schema(build_field(1, "v"), build_field(1, "w"))},
+            "multiple fields for id 1",
+        ),
     ],
 )
 def test_impossible_schema_update_is_rejected(update: Json, message: str) -> None:
     with pytest.raises(BadRequest, match=message):
-        commit(table(), update)
+        commit(build_table(), update)
 
 
 @pytest.mark.parametrize("kind", ["timestamp", "timestamp_ns"])
 def test_date_partitioned_by_bucket_cannot_be_promoted(kind: str) -> None:
     """The hash of a timestamp differs from that of its date, so readers would look for its rows in other partitions."""
-    days, times = (schema(field(1, "at", item), field(2, "n")) for item in ("date", kind))
+    days, times = (build_schema(build_field(1, "at", item), build_field(2, "n")) for item in ("date", kind))
     promote = ({"action": "add-schema", "schema": times}, {"action": "set-current-schema", "schema-id": -1})
-    buckets = table(3, schema=days, partition_spec=spec((1, "bucket[4]", "b")))
+    buckets = build_table(3, schema=days, partition_spec=build_spec((1, "bucket[4]", "b")))
     snapshots = with_snapshots(buckets, 1)
     with pytest.raises(BadRequest, match=r"from date to \w+: partition field 1000: b: bucket\[4\]\(1\)"):
         commit(snapshots, *promote)
     assert commit(buckets, *promote).current_schema.fields[0].type == kind
     replaced = commit(snapshots, {"action": "remove-snapshot-ref", "ref-name": "main"}, *promote)
     assert replaced.current_schema.fields[0].type == kind
-    by_month = with_snapshots(table(3, schema=days, partition_spec=spec((1, "month", "m"))), 1)
+    by_month = with_snapshots(build_table(3, schema=days, partition_spec=build_spec((1, "month", "m"))), 1)
     assert commit(by_month, *promote).current_schema.fields[0].type == kind
 
 
 def test_unused_schemas_are_removed() -> None:
-    m = commit(table(), {"action": "add-schema", "schema": WIDER}, {"action": "set-current-schema", "schema-id": 1})
+    m = commit(
+        build_table(), {"action": "add-schema", "schema": WIDER}, {"action": "set-current-schema", "schema-id": 1}
+    )
     assert [s.id for s in commit(m, {"action": "remove-schemas", "schema-ids": [0, 5]}).schemas] == [1]
 
 
 def test_column_needed_by_a_partition_or_sort_field_cannot_be_dropped() -> None:
-    without_ts = schema(EVENTS["fields"][0], EVENTS["fields"][2])
+    without_ts = build_schema(EVENTS["fields"][0], EVENTS["fields"][2])
     drop = ({"action": "add-schema", "schema": without_ts}, {"action": "set-current-schema", "schema-id": -1})
     with pytest.raises(BadRequest, match=r"partition field: 1000: d: day\(2\)"):
-        commit(table(partition_spec=spec((2, "day", "d"))), *drop)
+        commit(build_table(partition_spec=build_spec((2, "day", "d"))), *drop)
     with pytest.raises(BadRequest, match=r"sort field: identity\(2\) ASC NULLS FIRST"):
-        commit(table(sort_order=order((2, "identity"))), *drop)
+        commit(build_table(sort_order=build_order((2, "identity"))), *drop)
     past = commit(
-        table(partition_spec=spec((2, "day", "d"))),
-        {"action": "add-spec", "spec": spec()},
+        build_table(partition_spec=build_spec((2, "day", "d"))),
+        {"action": "add-spec", "spec": build_spec()},
         {"action": "set-default-spec", "spec-id": -1},
         *drop,
     )
@@ -193,7 +206,7 @@ def test_column_needed_by_a_partition_or_sort_field_cannot_be_dropped() -> None:
 def test_new_column_cannot_have_the_name_of_a_partition_field() -> None:
     with pytest.raises(BadRequest, match="sourced from different field in schema: extra"):
         commit(
-            table(partition_spec=spec((2, "day", "extra"))),
+            build_table(partition_spec=build_spec((2, "day", "extra"))),
             {"action": "add-schema", "schema": WIDER},
             {"action": "set-current-schema", "schema-id": -1},
         )
@@ -204,23 +217,23 @@ def test_new_column_cannot_have_the_name_of_a_partition_field() -> None:
 
 def test_new_spec_gets_the_next_id_and_raises_the_last_partition_id() -> None:
     m = commit(
-        table(partition_spec=spec((2, "day", "d"))),
-        {"action": "add-spec", "spec": spec((2, "hour", "h"), ids=(1001,), spec_id=40)},
+        build_table(partition_spec=build_spec((2, "day", "d"))),
+        {"action": "add-spec", "spec": build_spec((2, "hour", "h"), ids=(1001,), spec_id=40)},
         {"action": "set-default-spec", "spec-id": -1},
     )
     assert (m.default_spec_id, m.last_partition_id, len(m.partition_specs)) == (1, 1001, 2)
 
 
-def test_equal_spec_is_reused_whatever_its_ids() -> None:
-    m = table(partition_spec=spec((2, "day", "d")))
-    same = spec((2, "DAY", "d"), ids=(1044,), spec_id=3)
+def test_equal_spec_is_reused_despite_other_ids() -> None:
+    m = build_table(partition_spec=build_spec((2, "day", "d")))
+    same = build_spec((2, "DAY", "d"), ids=(1044,), spec_id=3)
     assert commit(m, {"action": "add-spec", "spec": same}, {"action": "set-default-spec", "spec-id": -1}) is m
 
 
 def test_missing_partition_field_ids_are_assigned() -> None:
     m = commit(
-        table(partition_spec=spec((2, "day", "d"))),
-        {"action": "add-spec", "spec": spec((1, "bucket[4]", "b"), (2, "day", "dd"), (3, "truncate[2]", "t"))},
+        build_table(partition_spec=build_spec((2, "day", "d"))),
+        {"action": "add-spec", "spec": build_spec((1, "bucket[4]", "b"), (2, "day", "dd"), (3, "truncate[2]", "t"))},
     )
     assert [f.field_id for f in m.partition_specs[1].fields] == [1001, 1000, 1002]
     assert m.last_partition_id == 1002
@@ -228,17 +241,17 @@ def test_missing_partition_field_ids_are_assigned() -> None:
 
 def test_equal_fields_of_one_spec_get_separate_ids() -> None:
     m = commit(
-        table(partition_spec=spec((1, "bucket[4]", "b"))),
-        {"action": "add-spec", "spec": spec((1, "bucket[4]", "b"), (1, "bucket[4]", "b2"))},
+        build_table(partition_spec=build_spec((1, "bucket[4]", "b"))),
+        {"action": "add-spec", "spec": build_spec((1, "bucket[4]", "b"), (1, "bucket[4]", "b2"))},
     )
     assert [f.field_id for f in m.partition_specs[1].fields] == [1000, 1001]
 
 
 def test_version_1_specs_need_sequential_ids() -> None:
-    m = table(1, partition_spec=spec((2, "day", "d")))
+    m = build_table(1, partition_spec=build_spec((2, "day", "d")))
     with pytest.raises(BadRequest, match="sequential IDs"):
-        commit(m, {"action": "add-spec", "spec": spec((2, "hour", "h"), ids=(1001,))})
-    spec_with_void = spec((2, "void", "d"), (2, "hour", "h"), ids=(1000, 1001))
+        commit(m, {"action": "add-spec", "spec": build_spec((2, "hour", "h"), ids=(1001,))})
+    spec_with_void = build_spec((2, "void", "d"), (2, "hour", "h"), ids=(1000, 1001))
     assert commit(m, {"action": "add-spec", "spec": spec_with_void}).last_partition_id == 1001
 
 
@@ -248,21 +261,27 @@ def test_version_1_specs_need_sequential_ids() -> None:
         ({"action": "set-default-spec", "spec-id": -1}, "no spec has been added"),
         ({"action": "set-default-spec", "spec-id": 9}, "unknown spec: 9"),
         ({"action": "remove-partition-specs", "spec-ids": [0]}, "Cannot remove the default partition spec"),
-        ({"action": "add-spec", "spec": spec((9, "identity", "x"))}, "Cannot find source column"),
-        ({"action": "add-spec", "spec": spec((1, "year", "x"))}, "Invalid source type long for transform: year"),
-        ({"action": "add-spec", "spec": spec((1, "identity", ""))}, "empty partition name"),
-        ({"action": "add-spec", "spec": spec((1, "identity", "a"), (2, "day", "b"), ids=(1000,))}, "1 missing of 2"),
-        ({"action": "add-spec", "spec": spec((1, "identity", "a"), (2, "day", "b"), ids=(7, 7))}, "more than once"),
-        ({"action": "add-spec", "spec": spec((1, "identity", "ts"))}, "different field in schema: ts"),
+        ({"action": "add-spec", "spec": build_spec((9, "identity", "x"))}, "Cannot find source column"),
+        ({"action": "add-spec", "spec": build_spec((1, "year", "x"))}, "Invalid source type long for transform: year"),
+        ({"action": "add-spec", "spec": build_spec((1, "identity", ""))}, "empty partition name"),
+        (
+            {"action": "add-spec", "spec": build_spec((1, "identity", "a"), (2, "day", "b"), ids=(1000,))},
+            "1 missing of 2",
+        ),
+        (
+            {"action": "add-spec", "spec": build_spec((1, "identity", "a"), (2, "day", "b"), ids=(7, 7))},
+            "more than once",
+        ),
+        ({"action": "add-spec", "spec": build_spec((1, "identity", "ts"))}, "different field in schema: ts"),
     ],
 )
 def test_impossible_spec_update_is_rejected(update: Json, message: str) -> None:
     with pytest.raises(BadRequest, match=message):
-        commit(table(), update)
+        commit(build_table(), update)
 
 
 def test_unused_specs_are_removed() -> None:
-    m = commit(table(), {"action": "add-spec", "spec": spec((2, "day", "d"))})
+    m = commit(build_table(), {"action": "add-spec", "spec": build_spec((2, "day", "d"))})
     assert [s.spec_id for s in commit(m, {"action": "remove-partition-specs", "spec-ids": [1]}).partition_specs] == [0]
 
 
@@ -271,17 +290,17 @@ def test_unused_specs_are_removed() -> None:
 
 def test_new_sort_order_gets_the_next_id_and_an_equal_one_is_reused() -> None:
     m = commit(
-        table(),
-        {"action": "add-sort-order", "sort-order": order((1, "identity"), order_id=30)},
+        build_table(),
+        {"action": "add-sort-order", "sort-order": build_order((1, "identity"), order_id=30)},
         {"action": "set-default-sort-order", "sort-order-id": -1},
     )
     assert [o.order_id for o in m.sort_orders] == [0, 1]
     assert m.default_sort_order_id == 1
-    second_commit = commit(m, {"action": "add-sort-order", "sort-order": order((1, "IDENTITY"), order_id=5)})
+    second_commit = commit(m, {"action": "add-sort-order", "sort-order": build_order((1, "IDENTITY"), order_id=5)})
     assert second_commit is m
     off = commit(
         m,
-        {"action": "add-sort-order", "sort-order": order(order_id=0)},
+        {"action": "add-sort-order", "sort-order": build_order(order_id=0)},
         {"action": "set-default-sort-order", "sort-order-id": -1},
     )
     assert off.default_sort_order_id == 0
@@ -292,13 +311,13 @@ def test_new_sort_order_gets_the_next_id_and_an_equal_one_is_reused() -> None:
     [
         ({"action": "set-default-sort-order", "sort-order-id": -1}, "no sort order has been added"),
         ({"action": "set-default-sort-order", "sort-order-id": 9}, "unknown sort order: 9"),
-        ({"action": "add-sort-order", "sort-order": order((9, "identity"))}, "Cannot find source column"),
-        ({"action": "add-sort-order", "sort-order": order((3, "hour"))}, "Invalid source type string"),
+        ({"action": "add-sort-order", "sort-order": build_order((9, "identity"))}, "Cannot find source column"),
+        ({"action": "add-sort-order", "sort-order": build_order((3, "hour"))}, "Invalid source type string"),
     ],
 )
 def test_impossible_sort_order_update_is_rejected(update: Json, message: str) -> None:
     with pytest.raises(BadRequest, match=message):
-        commit(table(), update)
+        commit(build_table(), update)
 
 
 # Creation from nothing
@@ -306,29 +325,31 @@ def test_impossible_sort_order_update_is_rejected(update: Json, message: str) ->
 
 @pytest.mark.parametrize("version", [None, 1, 2, 3])
 def test_staged_table_is_built_from_its_updates(version: int | None) -> None:
-    m = apply_json(None, creation(version), now_ms=NOW)
+    m = apply_json(None, build_creation(version), now_ms=NOW)
     assert m.format_version == (version or 2)
     assert m.properties == {"a": "b"}
     assert (m.last_column_id, m.last_partition_id, m.default_sort_order_id) == (3, 1000, 1)
     assert decode_table(encode_table(m), "f") == m
-    staged = table(m.format_version, partition_spec=spec((2, "day", "d")), sort_order=order((1, "identity")))
+    staged = build_table(
+        m.format_version, partition_spec=build_spec((2, "day", "d")), sort_order=build_order((1, "identity"))
+    )
     assert (m.schemas, m.partition_specs, m.sort_orders) == (staged.schemas, staged.partition_specs, staged.sort_orders)
 
 
 def test_table_created_with_data_has_its_snapshot() -> None:
     snapshot = add_snapshot(1, 1, **{"first-row-id": 0, "added-rows": 3})
-    m = apply_json(None, [*creation(), snapshot, set_ref(1)], now_ms=NOW)
+    m = apply_json(None, [*build_creation(), snapshot, set_ref(1)], now_ms=NOW)
     assert (m.current_snapshot_id, m.next_row_id) == (1, 3)
 
 
-def test_new_table_without_a_uuid_gets_the_given_one() -> None:
-    assert apply_json(None, creation()[1:], now_ms=NOW, new_uuid=UUID).table_uuid == UUID
+def test_new_table_without_a_uuid_gets_the_supplied_uuid() -> None:
+    assert apply_json(None, build_creation()[1:], now_ms=NOW, new_uuid=UUID).table_uuid == UUID
     with pytest.raises(BadRequest, match="UUID is required"):
-        apply_json(None, creation()[1:], now_ms=NOW)
+        apply_json(None, build_creation()[1:], now_ms=NOW)
 
 
 @pytest.mark.parametrize(
-    ("without", "message"),
+    ("missing_field", "message"),
     [
         ("set-location", "Table location is required"),
         ("add-schema", "no schema has been added"),
@@ -336,14 +357,14 @@ def test_new_table_without_a_uuid_gets_the_given_one() -> None:
         ("add-sort-order", "no sort order has been added"),
     ],
 )
-def test_incomplete_creation_is_rejected(without: str, message: str) -> None:
+def test_incomplete_creation_is_rejected(missing_field: str, message: str) -> None:
     with pytest.raises(BadRequest, match=message):
-        apply_json(None, [u for u in creation() if u["action"] != without], now_ms=NOW)
+        apply_json(None, [u for u in build_creation() if u["action"] != missing_field], now_ms=NOW)
 
 
 def test_snapshot_before_its_schema_is_rejected() -> None:
     with pytest.raises(BadRequest, match="Attempting to add a snapshot before a schema is added"):
-        apply_json(None, [add_snapshot(1, 1), *creation()], now_ms=NOW)
+        apply_json(None, [add_snapshot(1, 1), *build_creation()], now_ms=NOW)
 
 
 # Invalid updates
@@ -368,15 +389,15 @@ def test_snapshot_before_its_schema_is_rejected() -> None:
 )
 def test_invalid_update_is_named_in_the_error(update: Any, message: str) -> None:
     with pytest.raises(BadRequest, match=message):
-        commit(table(), update)
+        commit(build_table(), update)
 
 
 def test_action_names_are_read_in_any_case() -> None:
-    assert commit(table(), {"action": "SET-LOCATION", "location": "s3://x"}).location == "s3://x"
+    assert commit(build_table(), {"action": "SET-LOCATION", "location": "s3://x"}).location == "s3://x"
 
 
 def test_updates_never_change_the_base_metadata() -> None:
-    m = with_snapshots(table(3), 1)
+    m = with_snapshots(build_table(3), 1)
     before = encode_table(m)
     commit(m, set_ref(1, "b"), {"action": "set-properties", "updates": {"z": "1"}}, statistics(1))
     with pytest.raises(BadRequest):

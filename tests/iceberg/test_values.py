@@ -96,19 +96,19 @@ def test_value_is_equal_after_a_json_round_trip(case: tuple[str, Value]) -> None
 @given(values.filter(lambda case: not case[0].endswith("_ns") and case[0] not in ("float", "double")))
 def test_json_equals_that_of_pyiceberg(case: tuple[str, Value]) -> None:
     kind, value = case
-    written, expected = encode_json(kind, value), conversions.to_json(KINDS[kind][0], to_pyiceberg(kind, value))
+    actual_json, expected = encode_json(kind, value), conversions.to_json(KINDS[kind][0], to_pyiceberg(kind, value))
     if kind.startswith("decimal"):
-        assert isinstance(written, str)
-        assert "E" not in written
-        assert (Decimal(written), Decimal(written).as_tuple().exponent) == (
+        assert isinstance(actual_json, str)
+        assert "E" not in actual_json
+        assert (Decimal(actual_json), Decimal(actual_json).as_tuple().exponent) == (
             Decimal(expected),
             Decimal(expected).as_tuple().exponent,
         )
     elif kind in ("binary", "fixed[5]"):
         # PyIceberg writes lower-case letters, Java and the REST specification upper-case letters.
-        assert written == expected.upper()
+        assert actual_json == expected.upper()
     else:
-        assert written == expected
+        assert actual_json == expected
 
 
 @pytest.mark.parametrize(

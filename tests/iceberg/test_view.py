@@ -11,12 +11,12 @@ import pytest
 from seamark.formats.iceberg.views.view import ViewMetadata, decode_view, encode_view
 from seamark.formats.iceberg.views.view_updates import VIEW_ACTIONS, apply_view_updates, build_view_metadata
 from seamark.formats.runtime.errors import BadRequest, Corrupt
-from tests.iceberg.samples import EVENTS, NOW, UUID, Json, field, schema
+from tests.iceberg.samples import EVENTS, NOW, UUID, Json, build_field, build_schema
 
-OTHER_SCHEMA = schema(field(1, "n", "int"))
+OTHER_SCHEMA = build_schema(build_field(1, "n", "int"))
 
 
-def version(sql: str = "SELECT 1", *, dialects: tuple[str, ...] = ("spark",), **more: Any) -> Json:
+def build_version(sql: str = "SELECT 1", *, dialects: tuple[str, ...] = ("spark",), **fields: Any) -> Json:
     return {
         "version-id": 1,
         "timestamp-ms": NOW,
@@ -24,41 +24,43 @@ def version(sql: str = "SELECT 1", *, dialects: tuple[str, ...] = ("spark",), **
         "summary": {"engine-name": "spark"},
         "representations": [{"type": "sql", "sql": sql, "dialect": dialect} for dialect in dialects],
         "default-namespace": ["db"],
-        **more,
+        **fields,
     }
 
 
-def view(**more: Any) -> ViewMetadata:
+def build_view(**fields: Any) -> ViewMetadata:
     document: Json = {
         "uuid": UUID,
         "location": "s3://lake/v",
         "schema": EVENTS,
-        "view_version": version(),
+        "view_version": build_version(),
         "properties": {},
     }
-    return build_view_metadata(**{**document, "now_ms": NOW, **more})
+    return build_view_metadata(**{**document, "now_ms": NOW, **fields})
 
 
 def commit(base: ViewMetadata | None, *updates: Json, now_ms: int = NOW + 5000) -> ViewMetadata:
     return apply_view_updates(base, updates, now_ms=now_ms)
 
 
-def replace(sql: str, **more: Any) -> list[Json]:
+def replace(sql: str, **fields: Any) -> list[Json]:
     return [
-        {"action": "add-view-version", "view-version": version(sql, **more)},
+        {"action": "add-view-version", "view-version": build_version(sql, **fields)},
         {"action": "set-current-view-version", "view-version-id": -1},
     ]
 
 
 def test_new_view_has_one_version_and_one_log_entry() -> None:
-    v = view(view_version=version(**{"schema-id": 12, "default-catalog": "c"}), schema={**EVENTS, "schema-id": 9})
+    v = build_view(
+        view_version=build_version(**{"schema-id": 12, "default-catalog": "c"}), schema={**EVENTS, "schema-id": 9}
+    )
     assert (v.current_version_id, v.current_version.schema_id, v.schemas[0].id) == (1, 0, 0)
     assert [(e.version_id, e.timestamp_ms) for e in v.version_log] == [(1, NOW)]
     assert v.current_version.default_catalog == "c"
 
 
 def test_view_is_equal_after_a_round_trip() -> None:
-    v = commit(view(properties={"a": "b"}), *replace("SELECT 2"))
+    v = commit(build_view(properties={"a": "b"}), *replace("SELECT 2"))
     assert decode_view(encode_view(v), "f") == v
     assert decode_view(gzip.compress(encode_view(v)), "f") == v
     document = json.loads(encode_view(v))
@@ -79,35 +81,37 @@ def test_view_is_equal_after_a_round_trip() -> None:
     ],
 )
 def test_file_that_is_not_a_view_is_corrupt_and_named(change: Json, message: str) -> None:
-    data = json.dumps({**json.loads(encode_view(view())), **change}).encode()
+    data = json.dumps({**json.loads(encode_view(build_view())), **change}).encode()
     with pytest.raises(Corrupt, match=message) as raised:
         decode_view(data, "s3://lake/v/meta.json")
     assert "s3://lake/v/meta.json" in raised.value.message
 
 
 def test_replaced_view_has_the_next_version_and_its_schema() -> None:
-    v = commit(view(), {"action": "add-schema", "schema": OTHER_SCHEMA}, *replace("SELECT n", **{"schema-id": -1}))
+    v = commit(
+        build_view(), {"action": "add-schema", "schema": OTHER_SCHEMA}, *replace("SELECT n", **{"schema-id": -1})
+    )
     assert (v.current_version_id, v.current_version.schema_id, len(v.schemas)) == (2, 1, 2)
     assert [e.version_id for e in v.version_log] == [1, 2]
 
 
 def test_version_equal_to_an_old_one_is_reused() -> None:
-    v = commit(view(), *replace("SELECT 2"))
-    back = commit(v, *replace("SELECT 1", **{"timestamp-ms": NOW + 9}))
-    assert (back.current_version_id, len(back.versions)) == (1, 2)
+    v = commit(build_view(), *replace("SELECT 2"))
+    reverted_view = commit(v, *replace("SELECT 1", **{"timestamp-ms": NOW + 9}))
+    assert (reverted_view.current_version_id, len(reverted_view.versions)) == (1, 2)
     # It becomes current again now, not at the time of its creation.
-    assert [(e.version_id, e.timestamp_ms) for e in back.version_log][-1] == (1, NOW + 5000)
+    assert [(e.version_id, e.timestamp_ms) for e in reverted_view.version_log][-1] == (1, NOW + 5000)
     assert commit(v, *replace("SELECT 2")) is v
 
 
 def test_only_the_last_version_set_in_a_commit_is_logged() -> None:
-    v = commit(view(), *replace("SELECT 2"), *replace("SELECT 3"))
+    v = commit(build_view(), *replace("SELECT 2"), *replace("SELECT 3"))
     assert (v.current_version_id, [e.version_id for e in v.version_log]) == (3, [1, 3])
 
 
 def test_properties_location_uuid_and_version_of_a_view_change() -> None:
     v = commit(
-        view(properties={"x": "1"}),
+        build_view(properties={"x": "1"}),
         {"action": "set-properties", "updates": {"a": "1"}},
         {"action": "remove-properties", "removals": ["x", "y"]},
         {"action": "set-location", "location": "s3://lake/w"},
@@ -119,7 +123,7 @@ def test_properties_location_uuid_and_version_of_a_view_change() -> None:
 
 
 def test_versions_beyond_the_history_size_are_dropped_with_their_log() -> None:
-    v = view(properties={"version.history.num-entries": "2"})
+    v = build_view(properties={"version.history.num-entries": "2"})
     for number in range(2, 6):
         v = commit(v, *replace(f"SELECT {number}"))
     assert [x.version_id for x in v.versions] == [5, 4]
@@ -127,7 +131,7 @@ def test_versions_beyond_the_history_size_are_dropped_with_their_log() -> None:
 
 
 def test_log_before_a_dropped_version_is_dropped_too() -> None:
-    v = commit(view(), *replace("SELECT 2"))
+    v = commit(build_view(), *replace("SELECT 2"))
     v = commit(v, {"action": "set-current-view-version", "view-version-id": 1}, now_ms=NOW + 6000)
     shrink = {"action": "set-properties", "updates": {"version.history.num-entries": "1"}}
     smaller_view = commit(v, shrink)
@@ -136,10 +140,10 @@ def test_log_before_a_dropped_version_is_dropped_too() -> None:
 
 
 def test_current_version_and_those_of_the_commit_are_always_kept() -> None:
-    v = view(properties={"version.history.num-entries": "1"})
-    v = commit(v, {"action": "add-view-version", "view-version": version("SELECT 2")})
+    v = build_view(properties={"version.history.num-entries": "1"})
+    v = commit(v, {"action": "add-view-version", "view-version": build_version("SELECT 2")})
     assert {x.version_id for x in v.versions} == {1, 2}
-    ten = view()
+    ten = build_view()
     for number in range(2, 14):
         ten = commit(ten, *replace(f"SELECT {number}"))
     assert len(ten.versions) == 10
@@ -148,20 +152,20 @@ def test_current_version_and_those_of_the_commit_are_always_kept() -> None:
 @pytest.mark.parametrize("size", ["0", "-1", "many"])
 def test_impossible_history_size_is_rejected(size: str) -> None:
     with pytest.raises(BadRequest, match=r"version\.history\.num-entries"):
-        commit(view(), {"action": "set-properties", "updates": {"version.history.num-entries": size}})
+        commit(build_view(), {"action": "set-properties", "updates": {"version.history.num-entries": size}})
 
 
 def test_replacement_may_not_drop_a_dialect_unless_allowed() -> None:
-    both = view(view_version=version(dialects=("spark", "Trino")))
+    two_dialect_view = build_view(view_version=build_version(dialects=("spark", "Trino")))
     with pytest.raises(BadRequest) as raised:
-        commit(both, *replace("SELECT 2", dialects=("trino",)))
+        commit(two_dialect_view, *replace("SELECT 2", dialects=("trino",)))
     assert raised.value.message == (
         "Cannot replace view due to loss of view dialects (replace.drop-dialect.allowed=false):\n"
         "Previous dialects: [spark, trino]\nNew dialects: [trino]"
     )
     allow = {"action": "set-properties", "updates": {"replace.drop-dialect.allowed": "TRUE"}}
-    assert commit(both, allow, *replace("SELECT 2", dialects=("trino",))).current_version_id == 2
-    assert commit(both, *replace("SELECT 2", dialects=("trino", "spark", "duckdb"))).current_version_id == 2
+    assert commit(two_dialect_view, allow, *replace("SELECT 2", dialects=("trino",))).current_version_id == 2
+    assert commit(two_dialect_view, *replace("SELECT 2", dialects=("trino", "spark", "duckdb"))).current_version_id == 2
 
 
 @pytest.mark.parametrize(
@@ -187,7 +191,7 @@ def test_replacement_may_not_drop_a_dialect_unless_allowed() -> None:
 )
 def test_impossible_view_update_is_rejected(updates: list[Json], message: str) -> None:
     with pytest.raises(BadRequest, match=message):
-        commit(view(), *updates)
+        commit(build_view(), *updates)
 
 
 def test_view_can_be_built_from_updates_alone() -> None:
@@ -197,13 +201,13 @@ def test_view_can_be_built_from_updates_alone() -> None:
         {"action": "add-schema", "schema": EVENTS},
         *replace("SELECT 1", **{"schema-id": -1}),
     ]
-    assert apply_view_updates(None, updates, now_ms=NOW) == view()
+    assert apply_view_updates(None, updates, now_ms=NOW) == build_view()
     for missing, message in ((0, "no uuid"), (1, "location"), (2, "no schema has been added"), (4, "no versions")):
         with pytest.raises(BadRequest, match=message):
             apply_view_updates(None, [u for n, u in enumerate(updates) if n != missing], now_ms=NOW)
 
 
-def test_view_actions_are_those_of_the_specification() -> None:
+def test_view_actions_equal_the_actions_of_the_specification() -> None:
     assert set(VIEW_ACTIONS) == {
         "assign-uuid", "upgrade-format-version", "add-schema", "set-location", "set-properties", "remove-properties",
         "add-view-version", "set-current-view-version",

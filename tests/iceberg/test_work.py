@@ -18,30 +18,30 @@ from tests.iceberg.samples import (
     UUID,
     Json,
     add_snapshot,
+    build_field,
+    build_order,
+    build_schema,
+    build_spec,
+    build_table,
     commit,
-    field,
-    order,
-    schema,
     set_ref,
-    spec,
-    table,
 )
-from tests.iceberg.test_schema import parse_schema, struct
-from tests.iceberg.test_view import version, view
+from tests.iceberg.test_schema import build_struct, parse_schema
+from tests.iceberg.test_view import build_version, build_view
 
 GROWING_UPDATES: dict[str, Callable[[int], list[Json]]] = {
-    "schemas": lambda n: [{"action": "add-schema", "schema": schema(*EVENTS["fields"], field(9, f"c{n}"))}],
-    "specs": lambda n: [{"action": "add-spec", "spec": spec((1, f"bucket[{n + 2}]", f"b{n}"))}],
-    "orders": lambda n: [{"action": "add-sort-order", "sort-order": order((1, f"bucket[{n + 2}]"))}],
+    "schemas": lambda n: [{"action": "add-schema", "schema": build_schema(*EVENTS["fields"], build_field(9, f"c{n}"))}],
+    "specs": lambda n: [{"action": "add-spec", "spec": build_spec((1, f"bucket[{n + 2}]", f"b{n}"))}],
+    "orders": lambda n: [{"action": "add-sort-order", "sort-order": build_order((1, f"bucket[{n + 2}]"))}],
     "snapshots that come and go": lambda n: [
         add_snapshot(2 * n + 1, 2 * n + 1),
         add_snapshot(2 * n + 2, 2 * n + 2),
         {"action": "remove-snapshots", "snapshot-ids": [2 * n + 1]},
     ],
     "current schemas": lambda n: [
-        {"action": "add-schema", "schema": schema(*EVENTS["fields"], field(9, f"c{n % 2}"))},
+        {"action": "add-schema", "schema": build_schema(*EVENTS["fields"], build_field(9, f"c{n % 2}"))},
         {"action": "set-current-schema", "schema-id": -1},
-        {"action": "add-spec", "spec": spec((1, f"bucket[{n + 2}]", f"b{n}"))},
+        {"action": "add-spec", "spec": build_spec((1, f"bucket[{n + 2}]", f"b{n}"))},
     ],
 }
 
@@ -49,7 +49,7 @@ GROWING_UPDATES: dict[str, Callable[[int], list[Json]]] = {
 @pytest.mark.parametrize("name", GROWING_UPDATES)
 def test_comparisons_between_updates_are_limited(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builder, "COMPARISONS_MAX", 2_000)
-    m = table()
+    m = build_table()
     commits = add_snapshot(10**6, 1), set_ref(10**6)
     commit(m, *commits, *(item for n in range(10) for item in GROWING_UPDATES[name](n + 3)))
     with pytest.raises(BadRequest, match="commit fewer of them together"):
@@ -57,22 +57,24 @@ def test_comparisons_between_updates_are_limited(name: str, monkeypatch: pytest.
 
 
 def test_hundred_schemas_can_be_added_to_a_thousand() -> None:
-    m = table()
+    m = build_table()
     for start in range(0, 1_000, 250):
         m = commit(m, *(item for n in range(start, start + 250) for item in GROWING_UPDATES["schemas"](n)))
-    more = commit(m, *(item for n in range(1_000, 1_100) for item in GROWING_UPDATES["schemas"](n)))
-    assert len(more.schemas) == len(m.schemas) + 100
-    second_commit = commit(more, *GROWING_UPDATES["schemas"](500), {"action": "set-current-schema", "schema-id": -1})
+    second_result = commit(m, *(item for n in range(1_000, 1_100) for item in GROWING_UPDATES["schemas"](n)))
+    assert len(second_result.schemas) == len(m.schemas) + 100
+    second_commit = commit(
+        second_result, *GROWING_UPDATES["schemas"](500), {"action": "set-current-schema", "schema-id": -1}
+    )
     assert second_commit.current_schema == m.schemas[m.schemas.index(second_commit.current_schema)]
 
 
 def test_each_snapshot_is_removed_by_its_own_update_with_its_references() -> None:
-    m = table()
+    m = build_table()
     for n in range(300):
         m = commit(m, add_snapshot(n + 1, n + 1, n or None), set_ref(n + 1), set_ref(n + 1, f"tag{n}", "tag"))
-    moved = set_ref(300, "tag0", "tag"), {"action": "remove-snapshot-ref", "ref-name": "tag5"}
+    moves = set_ref(300, "tag0", "tag"), {"action": "remove-snapshot-ref", "ref-name": "tag5"}
     removals = [{"action": "remove-snapshots", "snapshot-ids": [n + 1]} for n in range(299)]
-    result = commit(m, removals[100], *moved, set_ref(1, "late", "tag"), *removals)
+    result = commit(m, removals[100], *moves, set_ref(1, "late", "tag"), *removals)
     assert sorted(result.refs) == ["main", "tag0", "tag299"]
     assert [snapshot.snapshot_id for snapshot in result.snapshots] == [300]
 
@@ -82,27 +84,29 @@ def test_number_of_view_versions_is_limited(monkeypatch: pytest.MonkeyPatch) -> 
 
     def updates(count: int) -> list[Json]:
         return [
-            {"action": "add-view-version", "view-version": version(f"SELECT {n}", **{"version-id": n + 2})}
+            {"action": "add-view-version", "view-version": build_version(f"SELECT {n}", **{"version-id": n + 2})}
             for n in range(count)
         ]
 
-    apply_view_updates(view(), updates(40), now_ms=NOW + 1, new_uuid=UUID)
+    apply_view_updates(build_view(), updates(40), now_ms=NOW + 1, new_uuid=UUID)
     with pytest.raises(BadRequest, match="commit fewer of them together"):
-        apply_view_updates(view(), updates(80), now_ms=NOW + 1, new_uuid=UUID)
+        apply_view_updates(build_view(), updates(80), now_ms=NOW + 1, new_uuid=UUID)
 
 
 def test_wide_spec_with_known_fields_is_numbered_like_a_small_one() -> None:
     fields = [(1, f"bucket[{n + 2}]", f"b{n}") for n in range(50)]
-    m = commit(table(), {"action": "add-spec", "spec": spec(*fields)})
-    more = commit(m, {"action": "add-spec", "spec": spec((1, "bucket[2]", "again"), (1, "bucket[2]", "twice"))})
-    first, second = more.partition_specs[-1].fields
+    m = commit(build_table(), {"action": "add-spec", "spec": build_spec(*fields)})
+    second_result = commit(
+        m, {"action": "add-spec", "spec": build_spec((1, "bucket[2]", "again"), (1, "bucket[2]", "twice"))}
+    )
+    first, second = second_result.partition_specs[-1].fields
     assert first.field_id == m.partition_specs[-1].fields[0].field_id
     assert second.field_id == m.last_partition_id + 1
 
 
 def test_long_name_is_not_repeated_for_each_nested_field(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schemas, "NAMES_MAX", 10_000)
-    inside = [field(n + 2, f"f{n}") for n in range(100)]
-    assert normalize_schema(parse_schema(field(1, "x" * 80, struct(*inside))))
+    inside = [build_field(n + 2, f"f{n}") for n in range(100)]
+    assert normalize_schema(parse_schema(build_field(1, "x" * 80, build_struct(*inside))))
     with pytest.raises(BadRequest, match=re.escape("more than 10,000 characters")):
-        normalize_schema(parse_schema(field(1, "x" * 100, struct(*inside))))
+        normalize_schema(parse_schema(build_field(1, "x" * 100, build_struct(*inside))))

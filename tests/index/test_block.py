@@ -9,8 +9,8 @@ import hashlib
 from seamark.formats.iceberg.manifests.manifest import decode_manifest
 from seamark.metaserver.index.blocks.block import VERSION
 from seamark.metaserver.index.blocks.encoding import encode_block
-from tests.api.plans.planned import KINDS, STYLE, file_of
-from tests.planner.lakes.manifests import ADDED, Entry, manifest_bytes
+from tests.api.plans.planned import KINDS, STYLE, build_data_file
+from tests.planner.lakes.manifests import ADDED, Entry, build_manifest_bytes
 
 LAYOUT = {4: "6d4c85ad44853eff45fc9c2dbef46f01c19aeea7c6677beacf1078ee4fd1938f"}
 """SHA-256 of the block of the manifest below, by version"""
@@ -27,9 +27,10 @@ SCHEMA = {
 def test_changed_layout_has_a_new_version() -> None:
     """A newer program would misread blocks of an older one: if this test fails, raise VERSION."""
     files = [
-        file_of(f"file:///t/data/{n:06d}.parquet", 1000 * n, 1000 * n + 9, text=("a" * n, "b" * n)) for n in range(20)
+        build_data_file(f"file:///t/data/{n:06d}.parquet", 1000 * n, 1000 * n + 9, text=("a" * n, "b" * n))
+        for n in range(20)
     ]
-    data = manifest_bytes(
+    data = build_manifest_bytes(
         [Entry(ADDED, 1, None, None, file) for file in files],
         version=2,
         content=0,

@@ -92,17 +92,17 @@ def compute_expected_flags(
     def is_wrong(row: int, data: bytes) -> bool:
         if name == "texts" and not is_utf8(data):
             return True
-        both = row in low and row in high and name != "unordered"
-        return both and bool(read(low[row]) > read(high[row]))
+        is_in_both = row in low and row in high and name != "unordered"
+        return is_in_both and bool(read(low[row]) > read(high[row]))
 
     return tuple([int(is_wrong(row, data)) for row, data in side.items()] for side in (low, high))  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_bounds_that_prove_nothing_are_recognised(name: str) -> None:
+def test_bounds_that_prove_no_range_are_recognised(name: str) -> None:
     rng = random.Random(f"bounds {first_seed()} {name}")
     draw, read = KINDS[name]
-    wrong = 0
+    wrong_count = 0
     for _ in range(400):
         low, high = ({row: draw(rng) for row in range(6) if rng.random() < 0.8} for _ in range(2))
         heap = bytearray(b"\xc3")
@@ -112,9 +112,9 @@ def test_bounds_that_prove_nothing_are_recognised(name: str) -> None:
         if unusable is None:
             assert not any(map(any, marks)), (low, high)
         else:
-            wrong += 1
+            wrong_count += 1
             assert tuple(side.tolist() for side in unusable) == marks, (low, high)
-    assert (wrong > 0) == (name != "unordered")
+    assert (wrong_count > 0) == (name != "unordered")
 
 
 def test_impossible_spans_are_not_checked() -> None:

@@ -53,8 +53,10 @@ CALLER = Caller("tester", "test")
 async def open_table(server: RunningServer, **properties: str) -> Table:
     catalog = server.components.catalog
     schema = {"type": "struct", "fields": [{"id": 1, "name": "id", "required": True, "type": "long"}]}
-    loaded = await catalog.tables.create(CALLER, ("db",), CreateTable(name="t", schema=schema, properties=properties))
-    return Table(server, loaded.entry, loaded.metadata)
+    created_table = await catalog.tables.create(
+        CALLER, ("db",), CreateTable(name="t", schema=schema, properties=properties)
+    )
+    return Table(server, created_table.entry, created_table.metadata)
 
 
 async def clean(server: RunningServer) -> int:

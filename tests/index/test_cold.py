@@ -26,7 +26,7 @@ from seamark.formats.runtime.errors import SeamarkError
 from seamark.metaserver.index.files import remote as cold
 from seamark.metaserver.index.files.remote import RemoteIndexFile, open_remote
 from seamark.metaserver.store.model import RegisteredIndexFile
-from tests.index.kinds.columns import KINDS, Kind, draw_column, draw_predicate, kind_of
+from tests.index.kinds.columns import KINDS, Kind, draw_column, draw_predicate, get_kind
 from tests.seeds import quick
 
 LOCATION = "file:///t/index.puffin"
@@ -53,7 +53,7 @@ class RecordingStorage:
         return self.data[start : start + length]
 
 
-def file_of(kind: str, columns: Sequence[Keys]) -> bytes:
+def build_index_file(kind: str, columns: Sequence[Keys]) -> bytes:
     built = [BUILD[kind](keys) for keys in columns]
     records = [keys.rows for keys in columns]
     paths = [f"file:///t/{number}" for number in range(len(columns))]
@@ -77,7 +77,7 @@ async def open_remote_file(kind: str, storage: RecordingStorage) -> RemoteIndexF
 
 def some_keys(rng: random.Random, kind: Kind, columns: Sequence[Sequence[Any]]) -> Keys:
     values = [rng.choice(column) for column in columns if column and rng.random() < 0.5] + [kind.draw(rng)]
-    return keys_of(kind.arrow([value for value in values if value is not None]), kind_of(kind))
+    return keys_of(kind.arrow([value for value in values if value is not None]), get_kind(kind))
 
 
 def query(rng: random.Random, index: str, kind: Kind, columns: Sequence[Sequence[Any]]) -> IndexQuery:
@@ -109,25 +109,25 @@ async def test_answers_by_range_equal_those_of_the_whole_file(
     kind = rng.choice(KINDS)
     pool = [kind.draw(rng) for _ in range(60)] if seed % 2 else None
     columns = [draw_column(rng, kind, rng.choice([0, 1, 65, 700]), pool) for _ in range(rng.choice([1, 3, 40]))]
-    data = file_of(index, [keys_of(kind.arrow(values), kind_of(kind)) for values in columns])
-    whole = OPENED[index].open(open_index_file(data, LOCATION).blob)
-    far = await open_remote_file(index, RecordingStorage(data))
+    data = build_index_file(index, [keys_of(kind.arrow(values), get_kind(kind)) for values in columns])
+    whole_index = OPENED[index].open(open_index_file(data, LOCATION).blob)
+    remote_file = await open_remote_file(index, RecordingStorage(data))
     for _ in range(12):
         request = query(rng, index, kind, columns)
-        result = await far.probe(request)
-        assert result is not None
-        assert np.array_equal(result, request.of(whole)), f"{index} {seed} {kind.name}"
+        probe_result = await remote_file.probe(request)
+        assert probe_result is not None
+        assert np.array_equal(probe_result, request.of(whole_index)), f"{index} {seed} {kind.name}"
         if isinstance(request, BitmapQuery):
             files = rng.sample(range(len(columns)), min(3, len(columns)))
-            assert await far.bitmap.load_rows(files)
+            assert await remote_file.bitmap.load_rows(files)
             for file in files:
-                assert far.bitmap.has_rows(file)
-                rows = far.bitmap.bitmap.rows(file, request.ranges)
-                assert np.array_equal(rows, whole.rows(file, request.ranges)), f"{seed} {kind.name}"
+                assert remote_file.bitmap.has_rows(file)
+                rows = remote_file.bitmap.bitmap.rows(file, request.ranges)
+                assert np.array_equal(rows, whole_index.rows(file, request.ranges)), f"{seed} {kind.name}"
         if isinstance(request, RecordQuery):
-            located = await far.record.rows(request.high, request.low)
+            located = await remote_file.record.rows(request.high, request.low)
             assert located is not None
-            expected = whole.lookup(request.high, request.low)
+            expected = whole_index.lookup(request.high, request.low)
             assert all(np.array_equal(*pair) for pair in zip(located, expected, strict=True))
 
 
@@ -137,44 +137,47 @@ async def test_flipped_bytes_never_cause_a_wrong_answer(index: str, seed: int, s
     rng = random.Random(f"flipped {index} {seed}")
     kind = rng.choice(KINDS)
     columns = [draw_column(rng, kind, rng.choice([1, 65, 300])) for _ in range(6)]
-    data = file_of(index, [keys_of(kind.arrow(values), kind_of(kind)) for values in columns])
-    whole = OPENED[index].open(open_index_file(data, LOCATION).blob)
+    data = build_index_file(index, [keys_of(kind.arrow(values), get_kind(kind)) for values in columns])
+    whole_index = OPENED[index].open(open_index_file(data, LOCATION).blob)
     queries = [query(rng, index, kind, columns) for _ in range(4)]
-    broken = 0
+    broken_count = 0
     for _ in range(60):
         spoilt = bytearray(data)
         spoilt[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
         try:
-            far = await open_remote_file(index, RecordingStorage(bytes(spoilt)))
+            remote_file = await open_remote_file(index, RecordingStorage(bytes(spoilt)))
             for cold_query in queries:
-                result = await far.probe(cold_query)
-                assert result is not None
-                assert np.array_equal(result, cold_query.of(whole)), f"{seed} {kind.name}"
+                probe_result = await remote_file.probe(cold_query)
+                assert probe_result is not None
+                assert np.array_equal(probe_result, cold_query.of(whole_index)), f"{seed} {kind.name}"
                 if isinstance(cold_query, BitmapQuery):
-                    assert await far.bitmap.load_rows(range(6))
+                    assert await remote_file.bitmap.load_rows(range(6))
                     for file in range(6):
-                        rows = far.bitmap.bitmap.rows(file, cold_query.ranges)
-                        assert np.array_equal(rows, whole.rows(file, cold_query.ranges))
+                        rows = remote_file.bitmap.bitmap.rows(file, cold_query.ranges)
+                        assert np.array_equal(rows, whole_index.rows(file, cold_query.ranges))
         except (ValueError, SeamarkError):
-            broken += 1
-    assert broken > 10
+            broken_count += 1
+    assert broken_count > 10
 
 
 def long_keys(count: int, files: int) -> list[Keys]:
-    each = count // files
-    return [keys_of(pa.array(range(n * each, (n + 1) * each), pa.int64()), "long") for n in range(files)]
+    files_per_manifest = count // files
+    return [
+        keys_of(pa.array(range(n * files_per_manifest, (n + 1) * files_per_manifest), pa.int64()), "long")
+        for n in range(files)
+    ]
 
 
 async def test_lookup_of_a_key_needs_at_most_two_reads_of_a_record_index() -> None:
-    storage = RecordingStorage(file_of("record", long_keys(100_000, 10)))
-    far = await open_remote_file("record", storage)
+    storage = RecordingStorage(build_index_file("record", long_keys(100_000, 10)))
+    remote_file = await open_remote_file("record", storage)
     assert len(storage.read) <= 5
     rng = random.Random(4)
     for _ in range(50):
         value = rng.randrange(150_000)
         before = len(storage.read)
         query = RecordQuery.from_keys([keys_of(pa.array([value], pa.int64()), "long")])
-        rows = await far.record.rows(query.high, query.low)
+        rows = await remote_file.record.rows(query.high, query.low)
         assert rows is not None
         assert [(row.tolist()) for row in rows[1:]] == (
             [[value // 10_000], [value % 10_000]] if value < 100_000 else [[], []]
@@ -186,42 +189,44 @@ async def test_lookup_of_a_key_needs_at_most_two_reads_of_a_record_index() -> No
 async def test_bitmap_index_reads_the_sections_of_the_predicate_once() -> None:
     rng = np.random.default_rng(6)
     values = [np.sort(rng.integers(n << 40, (n + 1) << 40, 20_000)) for n in range(20)]
-    storage = RecordingStorage(file_of("bitmap", [keys_of(pa.array(value), "long") for value in values]))
-    far = await open_remote_file("bitmap", storage)
+    storage = RecordingStorage(build_index_file("bitmap", [keys_of(pa.array(value), "long") for value in values]))
+    remote_file = await open_remote_file("bitmap", storage)
     key = int(values[3][777]) + (1 << 63)
     bitmap_query = BitmapQuery(KeyRanges("long", (KeyRange(key, key),)))
-    result = await far.probe(bitmap_query)
-    assert result is not None
-    assert np.flatnonzero(result).tolist() == [3]
-    assert await far.bitmap.load_rows([3])
+    probe_result = await remote_file.probe(bitmap_query)
+    assert probe_result is not None
+    assert np.flatnonzero(probe_result).tolist() == [3]
+    assert await remote_file.bitmap.load_rows([3])
     assert (
-        np.flatnonzero(np.unpackbits(far.bitmap.bitmap.rows(3, bitmap_query.ranges).view(np.uint8), bitorder="little"))
+        np.flatnonzero(
+            np.unpackbits(remote_file.bitmap.bitmap.rows(3, bitmap_query.ranges).view(np.uint8), bitorder="little")
+        )
         == 777
     )
     assert len(storage.read) < 10
     assert sum(length for _, length in storage.read) < len(storage.data) / 5
     before = len(storage.read)
-    assert np.array_equal(await far.probe(bitmap_query), result)  # type: ignore[arg-type]
-    assert await far.bitmap.load_rows([3])
+    assert np.array_equal(await remote_file.probe(bitmap_query), probe_result)  # type: ignore[arg-type]
+    assert await remote_file.bitmap.load_rows([3])
     assert len(storage.read) == before
-    assert not far.bitmap.has_rows(4)
+    assert not remote_file.bitmap.has_rows(4)
     with pytest.raises(ValueError, match="header"):
-        far.bitmap.bitmap.rows(4, bitmap_query.ranges)
+        remote_file.bitmap.bitmap.rows(4, bitmap_query.ranges)
 
 
 async def test_probe_with_too_many_reads_or_bytes_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    storage = RecordingStorage(file_of("record", long_keys(100_000, 10)))
-    far = await open_remote_file("record", storage)
+    storage = RecordingStorage(build_index_file("record", long_keys(100_000, 10)))
+    remote_file = await open_remote_file("record", storage)
     query = RecordQuery.from_keys([keys_of(pa.array(range(0, 100_000, 500), pa.int64()), "long")])
     before = len(storage.read)
     monkeypatch.setattr(cold, "RANGES_MAX", 50)
-    assert await far.probe(query) is None
+    assert await remote_file.probe(query) is None
     assert len(storage.read) == before
-    storage = RecordingStorage(file_of("bitmap", long_keys(20_000, 4)))
+    storage = RecordingStorage(build_index_file("bitmap", long_keys(20_000, 4)))
     monkeypatch.setattr(cold, "_GUESS_BYTES", 64)
-    far = await open_remote_file("bitmap", storage)
+    remote_file = await open_remote_file("bitmap", storage)
     monkeypatch.setattr(bitmap, "FILLED_MAX_BYTES", 100)
-    assert not await far.bitmap.load_rows([0, 1, 2, 3])
+    assert not await remote_file.bitmap.load_rows([0, 1, 2, 3])
 
 
 def test_bytes_that_were_read_are_stored_once() -> None:
@@ -230,12 +235,16 @@ def test_bytes_that_were_read_are_stored_once() -> None:
         sparse = SparseMemory(300)
         expected = bytearray(300)
         is_present = [False] * 300
-        for turn in range(1, 12):
+        for round_number in range(1, 12):
             start = rng.randrange(300)
             length = rng.randint(0, 300 - start)
-            missing = {at for offset, size in sparse.missing([(start, length)]) for at in range(offset, offset + size)}
-            assert missing == {at for at in range(start, start + length) if not is_present[at]}
-            sparse.fill(start, bytes([turn]) * length)
-            for at in missing:
-                expected[at], is_present[at] = turn, True
+            missing = {
+                position
+                for offset, size in sparse.missing([(start, length)])
+                for position in range(offset, offset + size)
+            }
+            assert missing == {position for position in range(start, start + length) if not is_present[position]}
+            sparse.fill(start, bytes([round_number]) * length)
+            for position in missing:
+                expected[position], is_present[position] = round_number, True
             assert bytes(sparse.memory) == expected

@@ -15,24 +15,29 @@ import pytest
 
 from seamark.formats.runtime.errors import Corrupt
 from seamark.metaserver.index.blocks.decoding import Decoders, decode_block_memory
-from tests.api.plans.planned import KINDS, STYLE, file_of
+from tests.api.plans.planned import KINDS, STYLE, build_data_file
 from tests.index.test_block import SCHEMA
-from tests.planner.lakes.manifests import ADDED, Entry, manifest_bytes
+from tests.planner.lakes.manifests import ADDED, Entry, build_manifest_bytes
 
 THREADS = 3
 
 
 def manifest(number: int) -> bytes:
-    files = [file_of(f"file:///t/{number}/{n}.parquet", n, n + number, text=("a", "b" * n)) for n in range(30 + number)]
+    files = [
+        build_data_file(f"file:///t/{number}/{n}.parquet", n, n + number, text=("a", "b" * n))
+        for n in range(30 + number)
+    ]
     entries = [Entry(ADDED, 1, None, None, file) for file in files]
-    return manifest_bytes(entries, version=2, content=0, style=STYLE, spec_id=0, fields=(), kinds=KINDS, schema=SCHEMA)
+    return build_manifest_bytes(
+        entries, version=2, content=0, style=STYLE, spec_id=0, fields=(), kinds=KINDS, schema=SCHEMA
+    )
 
 
 MANIFESTS = [(manifest(number), f"file:///t/m{number}.avro") for number in range(8)]
 BLOCKS = [decode_block_memory(*item) for item in MANIFESTS]
 
 
-def helpers() -> list[psutil.Process]:
+def list_helpers() -> list[psutil.Process]:
     results = []
     for item in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):  # A process that has ended may still be a zombie.
@@ -47,7 +52,7 @@ def decoders() -> Iterator[Decoders]:
     yield decoders
     executor.shutdown(wait=True, cancel_futures=True)
     decoders.close()
-    assert helpers() == []
+    assert list_helpers() == []
 
 
 async def until_asked(decoders: Decoders) -> None:
@@ -64,11 +69,11 @@ async def test_processes_make_the_same_blocks_and_end_when_they_are_idle(decoder
     with decoders.expecting(1000):
         with decoders.expecting(1_000_000):
             await until_asked(decoders)
-        assert 1 <= len(helpers()) <= THREADS
+        assert 1 <= len(list_helpers()) <= THREADS
         await until_asked(decoders)
     by_processes = decoders.by_processes
     async with asyncio.timeout(60):
-        while helpers():
+        while list_helpers():
             await asyncio.sleep(0.01)
     assert bytes(await decoders.decode(*MANIFESTS[0])) == BLOCKS[0]
     assert decoders.by_processes == by_processes
@@ -79,15 +84,15 @@ async def test_processes_make_the_same_blocks_and_end_when_they_are_idle(decoder
 async def test_no_process_is_started_for_few_manifests(decoders: Decoders) -> None:
     with decoders.expecting(999):
         await asyncio.gather(*(decoders.decode(*item) for item in MANIFESTS))
-        assert helpers() == []
+        assert list_helpers() == []
 
 
 async def test_no_process_is_started_on_one_core() -> None:
     with ThreadPoolExecutor(1) as executor:
-        alone = Decoders(executor, 1, processes_min_bytes=0)
-        with alone.expecting(1 << 40):
-            assert bytes(await alone.decode(*MANIFESTS[0])) == BLOCKS[0]
-            assert helpers() == []
+        serial_decoders = Decoders(executor, 1, processes_min_bytes=0)
+        with serial_decoders.expecting(1 << 40):
+            assert bytes(await serial_decoders.decode(*MANIFESTS[0])) == BLOCKS[0]
+            assert list_helpers() == []
 
 
 async def test_broken_manifest_has_the_same_error_and_ends_no_process(decoders: Decoders) -> None:
@@ -96,13 +101,13 @@ async def test_broken_manifest_has_the_same_error_and_ends_no_process(decoders: 
         decode_block_memory(data[:-9], location)
     with decoders.expecting(1000):
         await until_asked(decoders)
-        before = {helper.pid for helper in helpers()}
+        before = {helper.pid for helper in list_helpers()}
         for _ in range(20):
             with pytest.raises(Corrupt) as error:
                 await decoders.decode(data[:-9], location)
             assert error.value.message == first_error.value.message
         await until_asked(decoders)
-        assert before <= {helper.pid for helper in helpers()}
+        assert before <= {helper.pid for helper in list_helpers()}
 
 
 async def test_no_block_is_missing_or_wrong_when_a_process_is_killed(decoders: Decoders) -> None:
@@ -110,10 +115,10 @@ async def test_no_block_is_missing_or_wrong_when_a_process_is_killed(decoders: D
     with decoders.expecting(1000):
         for _ in range(6):
             await until_asked(decoders)
-            running = asyncio.gather(*(decoders.decode(*item) for item in MANIFESTS * 4))
+            decoding_tasks = asyncio.gather(*(decoders.decode(*item) for item in MANIFESTS * 4))
             await asyncio.sleep(source.uniform(0, 0.005))
-            source.choice(helpers()).kill()
-            assert [bytes(item) for item in await running] == BLOCKS * 4
+            source.choice(list_helpers()).kill()
+            assert [bytes(item) for item in await decoding_tasks] == BLOCKS * 4
 
 
 async def test_threads_decode_when_no_process_can_be_started(

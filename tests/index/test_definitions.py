@@ -29,7 +29,7 @@ RENAMED_SCHEMA = Schema(
 )
 
 
-def table(
+def build_table(
     properties: dict[str, str], *, schemas: tuple[Schema, ...] = (FIRST_SCHEMA,), specs: tuple[PartitionSpec, ...] = ()
 ) -> TableMetadata:
     return TableMetadata(
@@ -49,10 +49,10 @@ def table(
     )
 
 
-def define_index(text: str, **more: Any) -> IndexDefinition:
-    read = read_definitions(table({"seamark.index.n": text}, **more))
-    assert not read.problems
-    return read.by_name["n"]
+def define_index(text: str, **fields: Any) -> IndexDefinition:
+    definitions = read_definitions(build_table({"seamark.index.n": text}, **fields))
+    assert not definitions.problems
+    return definitions.by_name["n"]
 
 
 def test_definition_survives_writing_and_reading_its_property() -> None:
@@ -126,34 +126,38 @@ def test_definitions_typed_by_people_are_read(text: str, same: IndexDefinition) 
     ],
 )
 def test_invalid_definition_is_reported_and_breaks_nothing(text: str, complaint: str) -> None:
-    read = read_definitions(table({"seamark.index.bad": text, "seamark.index.good": "bitmap(id)", "other": "x"}))
-    assert list(read.by_name) == ["good"]
-    assert complaint in read.problems["bad"]
+    definitions = read_definitions(
+        build_table({"seamark.index.bad": text, "seamark.index.good": "bitmap(id)", "other": "x"})
+    )
+    assert list(definitions.by_name) == ["good"]
+    assert complaint in definitions.problems["bad"]
 
 
 @given(st.text(max_size=60))
 def test_no_property_makes_reading_fail(text: str) -> None:
-    read = read_definitions(table({"seamark.index.x": text, f"seamark.index.{text}": "bitmap(id)"}))
-    assert len(read.by_name) + len(read.problems) == len({"x", text})
+    definitions = read_definitions(build_table({"seamark.index.x": text, f"seamark.index.{text}": "bitmap(id)"}))
+    assert len(definitions.by_name) + len(definitions.problems) == len({"x", text})
 
 
 def test_name_that_the_api_cannot_address_is_a_problem() -> None:
-    read = read_definitions(table({"seamark.index.": "bitmap(id)", "seamark.index.a/b": "bitmap(id)"}))
-    assert set(read.problems) == {"", "a/b"}
+    definitions = read_definitions(build_table({"seamark.index.": "bitmap(id)", "seamark.index.a/b": "bitmap(id)"}))
+    assert set(definitions.problems) == {"", "a/b"}
     with pytest.raises(BadRequest, match="the table's partition spec defines"):
         define("bucket:id", "bitmap", ["id"], FIRST_SCHEMA)
 
 
 def test_definitions_beyond_the_limit_of_a_table_are_not_read() -> None:
-    read = read_definitions(table({f"seamark.index.i{n:04}": "bitmap(id)" for n in range(DEFINITIONS_MAX + 3)}))
-    assert len(read.by_name) == DEFINITIONS_MAX
-    assert len(read.problems) == 3
+    definitions = read_definitions(
+        build_table({f"seamark.index.i{n:04}": "bitmap(id)" for n in range(DEFINITIONS_MAX + 3)})
+    )
+    assert len(definitions.by_name) == DEFINITIONS_MAX
+    assert len(definitions.problems) == 3
 
 
 def test_definition_follows_a_renamed_column() -> None:
-    written = define("n", "bitmap", ["id"], FIRST_SCHEMA)
-    after = define_index(written.property_text, schemas=(FIRST_SCHEMA, RENAMED_SCHEMA))
-    assert after.id == written.id
+    definition = define("n", "bitmap", ["id"], FIRST_SCHEMA)
+    after = define_index(definition.property_text, schemas=(FIRST_SCHEMA, RENAMED_SCHEMA))
+    assert after.id == definition.id
     assert (after.terms[0].column_id, after.terms[0].name) == (1, "key")
     # A name typed by a user means the column that has the name now.
     assert define_index("bitmap(id)", schemas=(FIRST_SCHEMA, RENAMED_SCHEMA)).terms[0].column_id == 3
@@ -224,8 +228,8 @@ def test_definition_survives_as_its_id() -> None:
 
 
 def test_plans_use_one_of_two_names_of_an_index_and_no_paused_index() -> None:
-    read = read_definitions(
-        table(
+    definitions = read_definitions(
+        build_table(
             {
                 "seamark.index.a": "bitmap(id)",
                 "seamark.index.b": "bitmap(id)",
@@ -233,8 +237,8 @@ def test_plans_use_one_of_two_names_of_an_index_and_no_paused_index() -> None:
             }
         )
     )
-    assert [definition.name for definition in read.enabled] == ["a"]
-    assert list(read.by_name) == ["a", "b", "c"]
+    assert [definition.name for definition in definitions.enabled] == ["a"]
+    assert list(definitions.by_name) == ["a", "b", "c"]
 
 
 def test_bucket_indexes_follow_the_partition_specs_through_evolution() -> None:
@@ -246,7 +250,7 @@ def test_bucket_indexes_follow_the_partition_specs_through_evolution() -> None:
         PartitionSpec(2, (PartitionField("id_bucket", "bucket[16]", 1, (), 1002),)),
         PartitionSpec(3, (PartitionField("lost", "bucket[4]", 99, (), 1003),)),
     )
-    definitions = bucket_definitions(table({}, specs=specs))
+    definitions = bucket_definitions(build_table({}, specs=specs))
     assert [(item.name, item.kind, item.text) for item in definitions] == [
         ("bucket:id_bucket", "bucket", "bucket(bucket[8](id))"),
         ("bucket:id_bucket:2", "bucket", "bucket(bucket[16](id))"),
@@ -254,4 +258,4 @@ def test_bucket_indexes_follow_the_partition_specs_through_evolution() -> None:
 
 
 def test_table_without_indexes_is_read_without_parsing() -> None:
-    assert read_definitions(table({"a": "b"})) is read_definitions(table({}))
+    assert read_definitions(build_table({"a": "b"})) is read_definitions(build_table({}))

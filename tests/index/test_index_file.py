@@ -33,7 +33,7 @@ DEFINITION = '{"kind":"record","terms":["#3","lower(#7)"]}'
 BLOB = [b"the kind's ", memoryview(b"own bytes")]
 
 
-def files_table(files: int, seed: int = 1) -> FilesTable:
+def build_files_table(files: int, seed: int = 1) -> FilesTable:
     draw = random.Random(seed)
     paths = [f"s3://bücket/db/t/data/day={draw.randrange(9)}/{number:05d}-é.parquet" for number in range(files)]
     sizes = np.array([draw.randrange(1 << 40) for _ in paths], np.uint64)
@@ -45,25 +45,25 @@ def write_index_file(files: FilesTable) -> bytes:
     return b"".join(assemble(DEFINITION, "record", files, BLOB, table_uuid=UUID, field_ids=[3, 7], level=2))
 
 
-def contents(table: FilesTable) -> tuple[object, ...]:
+def list_contents(table: FilesTable) -> tuple[object, ...]:
     return table.ids.tolist(), table.records.tolist(), table.sizes.tolist(), table.paths
 
 
 def read_everything(raw: bytes | bytearray) -> tuple[object, ...]:
     index_file = open_index_file(raw, "a.puffin")
-    return index_file.header, *contents(index_file.files)
+    return index_file.header, *list_contents(index_file.files)
 
 
 @pytest.mark.parametrize("files", [0, 1, 2, 500])
 def test_assembled_file_can_be_opened(files: int) -> None:
-    table = files_table(files)
+    table = build_files_table(files)
     raw = write_index_file(table)
     index_file = open_index_file(raw, "a.puffin")
     header = index_file.header
     assert (header.kind, header.table_uuid, header.definition, header.level) == ("record", UUID, DEFINITION, 2)
     assert (header.field_ids, header.files, header.rows) == ((3, 7), files, int(table.records.sum()))
     assert (header.size_bytes, header.location) == (len(raw), "a.puffin")
-    assert contents(index_file.files) == contents(table)
+    assert list_contents(index_file.files) == list_contents(table)
     assert bytes(index_file.blob) == raw[header.offset : header.offset + header.length] == b"the kind's own bytes"
     assert len(index_file.files) == files
     assert index_file.files.rows == header.rows
@@ -72,52 +72,52 @@ def test_assembled_file_can_be_opened(files: int) -> None:
 @pytest.mark.parametrize(("kind", "alignment"), [("bloom", 64), ("bitmap", 64), ("record", 4096)])
 def test_blob_of_a_kind_is_aligned_for_mapping(kind: str, alignment: int) -> None:
     for files in range(5):
-        parts = assemble(DEFINITION, kind, files_table(files), BLOB, table_uuid=UUID, field_ids=[3])
+        parts = assemble(DEFINITION, kind, build_files_table(files), BLOB, table_uuid=UUID, field_ids=[3])
         assert open_index_file(b"".join(parts), "a").header.offset % alignment == 0
 
 
 def test_header_needs_only_the_end_of_a_file_and_its_list_only_the_first_blob() -> None:
-    raw = write_index_file(files_table(30))
+    raw = write_index_file(build_files_table(30))
     header = read_header(raw[-footer_size_bytes(raw[-12:], "a") :], len(raw), "a")
     stored_raw = raw[header.files_offset : header.files_offset + header.files_length]
-    assert contents(read_files(stored_raw, header)) == contents(files_table(30))
+    assert list_contents(read_files(stored_raw, header)) == list_contents(build_files_table(30))
 
 
 def test_index_file_is_a_valid_puffin_file() -> None:
-    theirs = PuffinFile(write_index_file(files_table(2)))
-    assert [(blob.type, blob.fields) for blob in theirs.footer.blobs] == [
+    puffin_file = PuffinFile(write_index_file(build_files_table(2)))
+    assert [(blob.type, blob.fields) for blob in puffin_file.footer.blobs] == [
         ("seamark-files-v1", [3, 7]),
         ("seamark-record-v1", [3, 7]),
     ]
-    assert theirs.get_blob_payload(theirs.footer.blobs[1]) == b"the kind's own bytes"
-    assert theirs.footer.properties["seamark.definition"] == DEFINITION
-    assert theirs.footer.properties["seamark.files"] == "2"
+    assert puffin_file.get_blob_payload(puffin_file.footer.blobs[1]) == b"the kind's own bytes"
+    assert puffin_file.footer.properties["seamark.definition"] == DEFINITION
+    assert puffin_file.footer.properties["seamark.files"] == "2"
 
 
 def test_mapped_file_is_read_without_copying(tmp_path: Path) -> None:
-    (tmp_path / "index.puffin").write_bytes(write_index_file(files_table(40)))
+    (tmp_path / "index.puffin").write_bytes(write_index_file(build_files_table(40)))
     with (tmp_path / "index.puffin").open("rb") as file:
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    index_file = open_index_file(memoryview(mapped), "a")
-    assert contents(index_file.files) == contents(files_table(40))
+        mapped_bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    index_file = open_index_file(memoryview(mapped_bytes), "a")
+    assert list_contents(index_file.files) == list_contents(build_files_table(40))
     with pytest.raises(BufferError):  # Blob and arrays are views of the mapping, which they keep alive.
-        mapped.close()
+        mapped_bytes.close()
 
 
 def test_paths_are_decompressed_only_on_request() -> None:
-    table = open_index_file(write_index_file(files_table(100)), "a").files
+    table = open_index_file(write_index_file(build_files_table(100)), "a").files
     assert len(table.stored_paths) < table.paths_bytes / 4
     with mock.patch("pyarrow.Codec", side_effect=AssertionError):
         assert table.ids.shape == (100, 2)
 
 
 def test_merged_file_tables_have_the_kept_files_in_order() -> None:
-    first, other = files_table(3, seed=1), files_table(4, seed=2)
+    first, other = build_files_table(3, seed=1), build_files_table(4, seed=2)
     keep, keep_other = np.array([True, False, True]), np.array([False, True, True, False])
-    merged = FilesTable.merge([(first, keep), (other, keep_other)])
-    assert merged.paths == [first.paths[0], first.paths[2], other.paths[1], other.paths[2]]
-    assert merged.ids.tolist() == [*first.ids[keep].tolist(), *other.ids[keep_other].tolist()]
-    assert contents(FilesTable.merge([])) == ([], [], [], [])
+    merged_table = FilesTable.merge([(first, keep), (other, keep_other)])
+    assert merged_table.paths == [first.paths[0], first.paths[2], other.paths[1], other.paths[2]]
+    assert merged_table.ids.tolist() == [*first.ids[keep].tolist(), *other.ids[keep_other].tolist()]
+    assert list_contents(FilesTable.merge([])) == ([], [], [], [])
 
 
 def test_file_table_with_columns_of_different_lengths_is_rejected() -> None:
@@ -127,17 +127,17 @@ def test_file_table_with_columns_of_different_lengths_is_rejected() -> None:
 
 @pytest.mark.parametrize("files", [0, 3])
 def test_damage_at_any_byte_outside_the_kinds_blob_is_detected(files: int) -> None:
-    parts = assemble(DEFINITION, "bloom", files_table(files), BLOB, table_uuid=UUID, field_ids=[3, 7], level=2)
+    parts = assemble(DEFINITION, "bloom", build_files_table(files), BLOB, table_uuid=UUID, field_ids=[3, 7], level=2)
     raw = b"".join(parts)
-    expected, own = read_everything(raw), open_index_file(raw, "a.puffin").header
-    for at in range(len(raw)):
-        if own.offset <= at < own.offset + own.length:
+    expected, actual_header = read_everything(raw), open_index_file(raw, "a.puffin").header
+    for offset in range(len(raw)):
+        if actual_header.offset <= offset < actual_header.offset + actual_header.length:
             continue
         for bit in range(8):
-            broken = bytearray(raw)
-            broken[at] ^= 1 << bit
+            damaged_bytes = bytearray(raw)
+            damaged_bytes[offset] ^= 1 << bit
             try:
-                assert read_everything(broken) == expected, f"bit {bit} of byte {at}"
+                assert read_everything(damaged_bytes) == expected, f"bit {bit} of byte {offset}"
             except (Corrupt, UnknownVersion) as error:
                 if "a.puffin" not in str(error):
                     raise
@@ -155,16 +155,18 @@ def replace_footer(raw: bytes, change: Callable[[list[Blob], dict[str, str]], No
     return b"".join(write_puffin(blobs, properties))
 
 
-def rename_path(blobs: list[Blob], at: int, name: str) -> None:
-    blobs[at] = Blob(name, blobs[at].parts, blobs[at].fields)
+def rename_path(blobs: list[Blob], blob_number: int, name: str) -> None:
+    blobs[blob_number] = Blob(name, blobs[blob_number].parts, blobs[blob_number].fields)
 
 
 @pytest.mark.parametrize("name", ["seamark-record-v2", "seamark-bloom-v17", "seamark-bitmap-v0"])
 def test_unknown_version_is_named_and_does_not_count_as_damage(name: str) -> None:
-    raw = replace_footer(write_index_file(files_table(2)), lambda blobs, _: rename_path(blobs, 1, name))
+    raw = replace_footer(write_index_file(build_files_table(2)), lambda blobs, _: rename_path(blobs, 1, name))
     with pytest.raises(UnknownVersion, match=rf"a\.puffin: '{name}' has version \d+; this server reads version 1"):
         open_index_file(raw, "a.puffin")
-    raw = replace_footer(write_index_file(files_table(2)), lambda blobs, _: rename_path(blobs, 0, "seamark-files-v2"))
+    raw = replace_footer(
+        write_index_file(build_files_table(2)), lambda blobs, _: rename_path(blobs, 0, "seamark-files-v2")
+    )
     with pytest.raises(UnknownVersion, match="seamark-files-v2"):
         open_index_file(raw, "a.puffin")
 
@@ -190,7 +192,7 @@ def test_footer_with_wrong_contents_is_rejected(
     change: Callable[[list[Blob], dict[str, str]], None], message: str
 ) -> None:
     with pytest.raises(Corrupt, match=rf"a\.puffin: .*{message}"):
-        open_index_file(replace_footer(write_index_file(files_table(2)), change), "a.puffin")
+        open_index_file(replace_footer(write_index_file(build_files_table(2)), change), "a.puffin")
 
 
 @pytest.mark.parametrize("name", ["seamark.level", "seamark.rows", "seamark.files"])
@@ -203,11 +205,11 @@ def test_invalid_number_is_rejected_despite_a_valid_checksum(name: str, text: st
         properties["seamark.checksum"] = f"{isal_zlib.crc32(sealed):08x}"
 
     with pytest.raises(Corrupt, match=f"{name} is not a number"):
-        open_index_file(replace_footer(write_index_file(files_table(2)), change), "a")
+        open_index_file(replace_footer(write_index_file(build_files_table(2)), change), "a")
 
 
 def test_file_table_that_disagrees_with_the_footer_is_rejected() -> None:
-    short, long = write_index_file(files_table(2)), write_index_file(files_table(3))
+    short, long = write_index_file(build_files_table(2)), write_index_file(build_files_table(3))
     header = open_index_file(long, "a.puffin").header
     other = open_index_file(short, "a.puffin").header
     with pytest.raises(Corrupt, match=r"a\.puffin: the files table has 2 files"):
@@ -217,8 +219,8 @@ def test_file_table_that_disagrees_with_the_footer_is_rejected() -> None:
 def test_paths_that_inflate_to_another_size_are_rejected() -> None:
     """The checksums are valid, as in a malicious file."""
     header, raw = (
-        open_index_file(write_index_file(files_table(3)), "a").header,
-        bytearray(write_index_file(files_table(3))),
+        open_index_file(write_index_file(build_files_table(3)), "a").header,
+        bytearray(write_index_file(build_files_table(3))),
     )
     head = memoryview(raw)[header.files_offset : header.files_offset + 60]
     for claimed in (0, 10, 1 << 30, (1 << 30) + 1, 1 << 62):
@@ -235,7 +237,7 @@ def test_bytes_of_an_index_file_never_change() -> None:
 
     The test compares paths separately, because their compressed bytes depend on the version of zstd.
     """
-    raw = write_index_file(files_table(3))
+    raw = write_index_file(build_files_table(3))
     header = open_index_file(raw, "a").header
     arrays = raw[header.files_offset + 60 : header.files_offset + 60 + 32 * 3]
     assert hashlib.sha256(arrays).hexdigest() == "364572702b54093612b62a6eca051c77145a819c8e83b96b9b820e4c0235d414"

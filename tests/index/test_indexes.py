@@ -236,17 +236,17 @@ async def test_damaged_copies_on_the_local_disk_are_fetched_again(rig: Rig) -> N
     folder = rig.folder / "disk"
     options: dict[str, Any] = {"index_disk_bytes": 64 << 20, "index_disk_folder": str(folder)}
     settings = Settings(home=rig.folder / "home", warehouse=rig.folder.as_uri(), **options)
-    for turn in range(3):
+    for round_number in range(3):
         async with open_objects(settings, rig.clock) as objects:
             storage = Storage(objects)
             store: ObjectStore = storage
             async with open_indexes(settings, store, rig.table.registry, rig.clock) as indexes:
-                opened = await indexes.open(file)
-                assert opened is not None
-                await asyncio.to_thread(opened.index.verify)
-                assert len(storage.reads) == (0 if turn == 1 else 1), f"turn {turn}"
+                opened_index = await indexes.open(file)
+                assert opened_index is not None
+                await asyncio.to_thread(opened_index.index.verify)
+                assert len(storage.reads) == (0 if round_number == 1 else 1), f"turn {round_number}"
                 assert indexes.failures == 0
-        if turn == 1:
+        if round_number == 1:
             (copy,) = [item for item in folder.rglob("*") if item.is_file() and path.read_bytes() in item.read_bytes()]
             data = bytearray(copy.read_bytes())
             data[-len(path.read_bytes()) // 2] ^= 1

@@ -29,8 +29,8 @@ class ScanColumns:
         self.keep: list[object] = []
         rows, low, high, first = [], [], [], 0
         for values in blocks:
-            column, packed = pack_bounds(kind, values, absent_low=absent_low)
-            if column is None or packed is None:
+            column, packed_span = pack_bounds(kind, values, absent_low=absent_low)
+            if column is None or packed_span is None:
                 rows.append((-1,) + (0,) * 14)
                 low.append(0)
                 high.append(0)
@@ -38,13 +38,13 @@ class ScanColumns:
                 memory = column._memory
                 self.keep.append(memory)
                 address = int(memory.__array_interface__["data"][0]) if len(memory) else 0
-                row = _row(packed, address, len(values), first)
-                if sketched and packed.form != Form.FLOATS and packed.width >= 4:
-                    make = self._sketch if packed.form == Form.INTEGERS else self._sketch_strings
-                    row = (*row[:13], *make(memory[packed.codes :], packed.width, len(values)))
+                row = _row(packed_span, address, len(values), first)
+                if sketched and packed_span.form != Form.FLOATS and packed_span.width >= 4:
+                    make = self._sketch if packed_span.form == Form.INTEGERS else self._sketch_strings
+                    row = (*row[:13], *make(memory[packed_span.codes :], packed_span.width, len(values)))
                 rows.append(row)
-                low.append(packed.low)
-                high.append(packed.high)
+                low.append(packed_span.low)
+                high.append(packed_span.high)
             first += len(values)
         form = form_of(kind)
         assert form is not None
@@ -85,24 +85,24 @@ class ScanColumns:
             _scan.narrow_all([(self.layout, self.low, self.high, op, int(key))], self.layout, state, mask)
 
 
-def _row(packed: Packed, address: int, rows: int, first: int) -> tuple[int, ...]:
+def _row(packed_span: Packed, address: int, rows: int, first: int) -> tuple[int, ...]:
     def at(offset: int) -> int:
         return 0 if offset == NONE else address + offset
 
     return (
-        packed.form,
-        packed.width,
-        at(packed.codes),
-        at(packed.presence),
+        packed_span.form,
+        packed_span.width,
+        at(packed_span.codes),
+        at(packed_span.presence),
         rows,
         first,
-        packed.base,
-        at(packed.common_at),
-        len(packed.common),
-        at(packed.lengths),
-        at(packed.ends),
-        at(packed.tails),
-        packed.lengths_width,
+        packed_span.base,
+        at(packed_span.common_at),
+        len(packed_span.common),
+        at(packed_span.lengths),
+        at(packed_span.ends),
+        at(packed_span.tails),
+        packed_span.lengths_width,
         0,
         0,
     )
@@ -144,8 +144,8 @@ def similar(kind: str) -> st.SearchStrategy[Blocks]:
 def test_comparison_keeps_matching_and_absent_values(kind: str, data: st.DataObject) -> None:
     blocks = data.draw(similar(kind))
     op = data.draw(st.sampled_from(sorted(OPS)))
-    flat = [value for values in blocks for value in values if value is not None]
-    literal = data.draw(st.one_of(VALUES[kind], *([st.sampled_from(flat)] if flat else [])))
+    flat_values = [value for values in blocks for value in values if value is not None]
+    literal = data.draw(st.one_of(VALUES[kind], *([st.sampled_from(flat_values)] if flat_values else [])))
     sides = ScanColumns(kind, blocks, absent_low=op < 2, sketched=data.draw(st.booleans()))
     key = key_of(sides.form, kind, literal)
     assume((op, key) not in ((3, 2**63 - 1), (1, -(2**63))))  # No value is beyond these, so nothing has to be kept.
@@ -170,10 +170,10 @@ def test_comparison_keeps_matching_and_absent_values(kind: str, data: st.DataObj
     assert rows_before == expected
 
 
-@pytest.mark.parametrize("turn", quick(range(40), 14))
-def test_comparison_with_a_sketch_keeps_matching_values(turn: int) -> None:
-    rng = np.random.default_rng(first_seed() * 1000 + turn)
-    dtype = (np.uint32, np.uint64)[turn % 2]
+@pytest.mark.parametrize("round_number", quick(range(40), 14))
+def test_comparison_with_a_sketch_keeps_matching_values(round_number: int) -> None:
+    rng = np.random.default_rng(first_seed() * 1000 + round_number)
+    dtype = (np.uint32, np.uint64)[round_number % 2]
     rows = int(rng.choice([30, 700, 3000]))
     # From no two codes with the same byte to one byte for all codes except the greatest
     span = 2 ** int(rng.integers(1, 8 * np.dtype(dtype).itemsize))

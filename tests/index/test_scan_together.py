@@ -94,9 +94,9 @@ def sketch_of(codes: np.ndarray[Any, Any]) -> tuple[int, int, object]:
     return address(sketch), shift, sketch
 
 
-@pytest.mark.parametrize("turn", quick(range(60), 20))
-def test_comparisons_made_together_keep_the_rows_that_all_keep(turn: int) -> None:
-    rng = np.random.default_rng(first_seed() * 1000 + turn)
+@pytest.mark.parametrize("round_number", quick(range(60), 20))
+def test_comparisons_made_together_keep_the_rows_that_all_keep(round_number: int) -> None:
+    rng = np.random.default_rng(first_seed() * 1000 + round_number)
     sizes = rng.integers(0, int(rng.choice([70, 300, 3000])), int(rng.integers(1, 6))).tolist()
     starts = np.concatenate(([0], np.cumsum(sizes)))[:-1]
     extents = np.zeros((len(sizes), 15), dtype=np.int64)
@@ -127,7 +127,9 @@ def test_comparisons_made_together_keep_the_rows_that_all_keep(turn: int) -> Non
             truths += [not has_known or bool(OPS[op](base + code, literal)) for code in codes.tolist()]
         comparisons.append((layout, low, high, op, literal))
     rows = sum(sizes)
-    every = np.array(truths, dtype=bool).reshape(len(comparisons), rows).all(axis=0) if comparisons else np.ones(rows)
+    all_match = (
+        np.array(truths, dtype=bool).reshape(len(comparisons), rows).all(axis=0) if comparisons else np.ones(rows)
+    )
     ids = [(number << 32) + row for number, size in enumerate(sizes) for row in range(size)]
     before = (rng.random(rows) < rng.choice([0.02, 0.5, 1.0])).astype(np.uint8)
     for states in (2, 3):
@@ -137,7 +139,9 @@ def test_comparisons_made_together_keep_the_rows_that_all_keep(turn: int) -> Non
             for name, state_before in zip(ids, before, strict=True)
         ]
         expected = [
-            name for name, keeps, state_before in zip(ids, every.tolist(), were, strict=True) if keeps and state_before
+            name
+            for name, keeps, state_before in zip(ids, all_match.tolist(), were, strict=True)
+            if keeps and state_before
         ]
         if states == 2:
             assert _scan.collect_all(comparisons, extents, began).tolist() == expected

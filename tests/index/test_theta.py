@@ -63,8 +63,8 @@ def test_kernel_hashes_equal_mmh3() -> None:
     rng = random.Random(first_seed())
     rows = [rng.randbytes(size) for size in range(70)] + [rng.randbytes(rng.randrange(200)) for _ in range(200)]
     starts = np.cumsum([0] + [len(row) for row in rows])
-    result = _murmur.hash_spans(np.frombuffer(b"".join(rows), np.uint8), starts, SEED, 64)
-    assert result.tolist() == [mmh3.hash64(row, SEED, True, signed=False)[0] for row in rows]
+    actual_hashes = _murmur.hash_spans(np.frombuffer(b"".join(rows), np.uint8), starts, SEED, 64)
+    assert actual_hashes.tolist() == [mmh3.hash64(row, SEED, True, signed=False)[0] for row in rows]
     with pytest.raises(ValueError, match="outside"):
         _murmur.hash_spans(np.zeros(3, np.uint8), np.array([0, 4]), SEED, 64)
     with pytest.raises(ValueError, match="whole number"):
@@ -80,12 +80,12 @@ def test_sketch_of_few_values_equals_that_of_datasketches(count: int) -> None:
 @pytest.mark.parametrize("count", [NOMINAL + 1, 50_000, 300_000])
 def test_datasketches_reads_a_sketch_of_many_values_within_its_error(count: int) -> None:
     texts = [f"v{number}" for number in range(count)]
-    own, peer = sketch_of(texts), peer_of(texts)
-    assert len(own.hashes) == NOMINAL
-    assert read(own).get_estimate() == pytest.approx(own.estimate)
-    assert read(own).get_lower_bound(3) <= count <= read(own).get_upper_bound(3)
+    seamark_sketch, peer = sketch_of(texts), peer_of(texts)
+    assert len(seamark_sketch.hashes) == NOMINAL
+    assert read(seamark_sketch).get_estimate() == pytest.approx(seamark_sketch.estimate)
+    assert read(seamark_sketch).get_lower_bound(3) <= count <= read(seamark_sketch).get_upper_bound(3)
     # A peer's sketch, which keeps more hashes, becomes the same.
-    assert ThetaSketch.decode(peer.compact().serialize()).encode() == own.encode()
+    assert ThetaSketch.decode(peer.compact().serialize()).encode() == seamark_sketch.encode()
 
 
 def test_union_equals_the_sketch_of_all_values() -> None:
@@ -142,16 +142,22 @@ def test_empty_bytes_are_not_a_value_as_in_datasketches() -> None:
 
 def test_bytes_that_are_not_a_sketch_are_rejected() -> None:
     rng = random.Random(first_seed())
-    whole = sketch_of([f"v{number}" for number in range(9000)]).encode()
-    for data in (b"", whole[:7], whole[:-8], whole + b"\0" * 8, struct.pack("<BBBBBBH", 1, 3, 2, 0, 0, 8, 0x93CC)):
+    whole_sketch = sketch_of([f"v{number}" for number in range(9000)]).encode()
+    for data in (
+        b"",
+        whole_sketch[:7],
+        whole_sketch[:-8],
+        whole_sketch + b"\0" * 8,
+        struct.pack("<BBBBBBH", 1, 3, 2, 0, 0, 8, 0x93CC),
+    ):
         with pytest.raises(Corrupt):
             ThetaSketch.decode(data)
     with pytest.raises(Corrupt, match="seed"):
-        ThetaSketch.decode(whole[:6] + b"\1\1" + whole[8:])
+        ThetaSketch.decode(whole_sketch[:6] + b"\1\1" + whole_sketch[8:])
     for _ in range(500):
-        damaged = bytearray(whole)
-        damaged[rng.randrange(32)] = rng.randrange(256)
+        damaged_bytes = bytearray(whole_sketch)
+        damaged_bytes[rng.randrange(32)] = rng.randrange(256)
         try:
-            assert len(ThetaSketch.decode(bytes(damaged)).hashes) <= NOMINAL
+            assert len(ThetaSketch.decode(bytes(damaged_bytes)).hashes) <= NOMINAL
         except Corrupt:
             continue

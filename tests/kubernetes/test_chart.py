@@ -18,7 +18,7 @@ from seamark.commands.main import cli
 from seamark.connector.trino.protocol.coordinators import PROXY_PATH
 from seamark.metaserver.settings.settings import FIELDS
 from seamark.metaserver.settings.sources import load
-from tests.docs.commands import subcommands
+from tests.docs.commands import list_subcommands
 from tests.kubernetes.chart import CASES, CHART, RENDERED_FOLDER, chart_digest, find_manifest, read_manifests
 from tests.server.rig import running
 from tests.services.process import REPO
@@ -50,7 +50,7 @@ def read_environment(container: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def server_container(case: str) -> dict[str, Any]:
+def read_server_container(case: str) -> dict[str, Any]:
     (container,) = find_manifest(case, "Deployment")["spec"]["template"]["spec"]["containers"]
     assert isinstance(container, dict)
     return container
@@ -76,10 +76,10 @@ def test_manifests_follow_the_schemas_of_kubernetes(version: str) -> None:
 
 
 def test_schemas_refuse_a_misspelt_field() -> None:
-    broken = copy.deepcopy(find_manifest("postgresql", "Deployment"))
-    broken["spec"]["template"]["spec"]["containers"][0]["readinesProbe"] = {}
+    broken_manifest = copy.deepcopy(find_manifest("postgresql", "Deployment"))
+    broken_manifest["spec"]["template"]["spec"]["containers"][0]["readinesProbe"] = {}
     with pytest.raises(kubernetes_validate.ValidationError, match="readinesProbe"):
-        kubernetes_validate.validate(broken, NEWEST, strict=True)
+        kubernetes_validate.validate(broken_manifest, NEWEST, strict=True)
 
 
 def test_chart_names_the_oldest_version_of_kubernetes_that_is_checked() -> None:
@@ -96,7 +96,7 @@ def test_schema_of_the_values_has_the_settings_of_the_server() -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_server_accepts_its_settings_file_and_variables(case: str, tmp_path: Path) -> None:
-    environment = read_environment(server_container(case))
+    environment = read_environment(read_server_container(case))
     settings = load({}, environment, write_settings(case, tmp_path))
     assert str(settings.home) == "/var/lib/seamark/home"
     assert settings.auth == "token"
@@ -105,14 +105,14 @@ def test_server_accepts_its_settings_file_and_variables(case: str, tmp_path: Pat
         *(f"SEAMARK_{name.upper()}" for name in FIELDS),
     }
     assert not unknown
-    mounted = {mount["mountPath"] for mount in server_container(case)["volumeMounts"]}
+    mounted = {mount["mountPath"] for mount in read_server_container(case)["volumeMounts"]}
     files = [environment["SEAMARK_CONFIG"], settings.tls_cert, settings.tls_key, settings.stream_log_client_properties]
     files.append(settings.event_kafka_client_properties)
     assert all(str(Path(file).parent) in mounted for file in files if file)
 
 
 def test_manifests_of_a_fleet_have_the_settings_of_its_values(tmp_path: Path) -> None:
-    settings = load({}, read_environment(server_container("fleet")), write_settings("fleet", tmp_path))
+    settings = load({}, read_environment(read_server_container("fleet")), write_settings("fleet", tmp_path))
     values = yaml.safe_load((CHART / "ci" / "fleet.yaml").read_text())
     for name, value in values["settings"].items():
         setting = getattr(settings, name)
@@ -124,7 +124,7 @@ def test_manifests_of_a_fleet_have_the_settings_of_its_values(tmp_path: Path) ->
 
 
 async def test_probes_and_metrics_are_routes_of_the_server(tmp_path: Path) -> None:
-    container = server_container("sqlite")
+    container = read_server_container("sqlite")
     probes = {name: container[name]["httpGet"]["path"] for name in container if name.endswith("Probe")}
     assert probes == {"startupProbe": "/healthz", "livenessProbe": "/healthz", "readinessProbe": "/readyz"}
     (endpoint,) = find_manifest("fleet", "ServiceMonitor")["spec"]["endpoints"]
@@ -144,7 +144,7 @@ def test_ports_of_services_policies_and_probes_exist() -> None:
         service = find_manifest("fleet", "Service", manifest["metadata"]["name"])
         assert service["spec"]["selector"] == manifest["spec"]["selector"]["matchLabels"]
         assert {port["targetPort"] for port in service["spec"]["ports"]} <= ports
-    ports = {port["name"] for port in server_container("fleet")["ports"]}
+    ports = {port["name"] for port in read_server_container("fleet")["ports"]}
     policy = find_manifest("fleet", "NetworkPolicy")["spec"]
     assert ports == {"http", "gateway", "peers"}
     assert {port["port"] for rule in policy["ingress"] for port in rule["ports"]} == ports
@@ -156,7 +156,7 @@ def test_proxy_accepts_its_arguments() -> None:
     name, *arguments = container["args"]
     # The certificates exist in the container only.
     arguments = [text for text in arguments if not text.startswith("--tls-")]
-    parsed = subcommands(cli)[name].make_context(name, arguments).params
+    parsed = list_subcommands(cli)[name].make_context(name, arguments).params
     assert parsed["coordinators"] == ("https://trino.engines.svc:8443",)
     assert parsed["catalogs"] == ("lake",)
     assert parsed["url"] == "https://seamark.lake.svc:8181"
@@ -168,7 +168,7 @@ def test_container_before_the_server_creates_the_first_token() -> None:
     (container,) = pod["initContainers"]
     group, command, *arguments = container["args"]
     assert group == "token"
-    token = subcommands(cli)[group]
+    token = list_subcommands(cli)[group]
     assert isinstance(token, click.Group)
     parsed = token.commands[command].make_context(command, arguments).params
     assert (parsed["name"], parsed["role"]) == ("admin", "admin")
@@ -209,7 +209,7 @@ def test_secrets_are_only_referenced() -> None:
     assert not secret_settings & values["settings"].keys()
     for case in CASES:
         assert "Secret" not in {manifest["kind"] for manifest in read_manifests(case)}
-        for variable in server_container(case)["env"]:
+        for variable in read_server_container(case)["env"]:
             if variable["name"].removeprefix("SEAMARK_").lower() in secret_settings:
                 assert variable["valueFrom"]["secretKeyRef"]["name"]
 

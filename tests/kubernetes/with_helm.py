@@ -76,7 +76,7 @@ def test_monitoring_resources_follow_the_schemas_of_the_prometheus_operator() ->
         manifest for manifest in read_manifests("fleet") if manifest["apiVersion"].startswith("monitoring.coreos.com/")
     ]
     assert {manifest["kind"] for manifest in manifests} == {"ServiceMonitor", "PrometheusRule"}
-    broken = {**manifests[0], "spec": {"groups": "none", "endpoints": "none"}}
+    broken_manifest = {**manifests[0], "spec": {"groups": "none", "endpoints": "none"}}
 
     def validate(*documents: dict[str, object]) -> int:
         texts = [json.dumps(document) for document in documents]
@@ -84,4 +84,4 @@ def test_monitoring_resources_follow_the_schemas_of_the_prometheus_operator() ->
         return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode
 
     assert validate(*manifests) == 0
-    assert validate(broken) != 0
+    assert validate(broken_manifest) != 0

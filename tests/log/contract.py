@@ -36,7 +36,7 @@ LIMIT_BYTES = 1 << 30
 Opener = Callable[[], AbstractAsyncContextManager[StreamLog]]
 
 
-def batch(text: str, rows: int = 1) -> Batch:
+def build_batch(text: str, rows: int = 1) -> Batch:
     return Batch(rows, text.encode())
 
 
@@ -49,31 +49,31 @@ async def read_all(log: StreamLog, shard: Shard, offset: int = 0) -> list[Record
     return records
 
 
-async def texts(log: StreamLog, shard: Shard) -> list[str]:
+async def read_texts(log: StreamLog, shard: Shard) -> list[str]:
     return [record.batch.payload.decode() for record in await read_all(log, shard)]
 
 
 class StreamLogContract:
     async def test_an_appended_batch_is_read_back(self, log: StreamLog) -> None:
-        stored = Batch(3, b"\0payload\xff" * 1000, bytes((0, 1, 2)))
-        answer = await log.append({A: stored}, StreamProducer("p", 0))
+        stored_batch = Batch(3, b"\0payload\xff" * 1000, bytes((0, 1, 2)))
+        answer = await log.append({A: stored_batch}, StreamProducer("p", 0))
         assert answer.positions == (Position(A, 0, 3),)
         assert not answer.duplicate
         (record,) = await log.read(A, 0, limit_bytes=1)
-        assert (record.shard, record.offset, record.end, record.batch) == (A, 0, 3, stored)
+        assert (record.shard, record.offset, record.end, record.batch) == (A, 0, 3, stored_batch)
         assert (record.producer, record.sequence) == ("p", 0)
 
     async def test_offsets_count_the_rows_of_each_shard(self, log: StreamLog) -> None:
         for number, rows in enumerate((5, 1, 7)):
-            await log.append({A: batch(f"a{number}", rows)})
-            await log.append({B: batch(f"b{number}", 2)})
+            await log.append({A: build_batch(f"a{number}", rows)})
+            await log.append({B: build_batch(f"b{number}", 2)})
         assert log.watermarks([A, B, OTHER]) == {A: 13, B: 6, OTHER: 0}
         assert [record.offset for record in await read_all(log, A)] == [0, 5, 6]
-        assert await texts(log, B) == ["b0", "b1", "b2"]
+        assert await read_texts(log, B) == ["b0", "b1", "b2"]
 
     async def test_a_read_begins_with_the_record_that_contains_the_offset(self, log: StreamLog) -> None:
         for number in range(4):
-            await log.append({A: batch(str(number), 10)})
+            await log.append({A: build_batch(str(number), 10)})
         assert [record.offset for record in await log.read(A, 15, limit_bytes=LIMIT_BYTES)] == [10, 20, 30]
         assert [record.offset for record in await log.read(A, 20, limit_bytes=LIMIT_BYTES)] == [20, 30]
         assert [record.offset for record in await log.read(A, 9, limit_bytes=LIMIT_BYTES, end=20)] == [0, 10]
@@ -87,7 +87,8 @@ class StreamLogContract:
     async def test_concurrent_appends_are_stored_once_and_each_tasks_appends_in_order(self, log: StreamLog) -> None:
         async def write(number: int) -> list[Position]:
             return [
-                (await log.append({A: batch(f"{number}-{place}", 1 + place % 3)})).positions[0] for place in range(20)
+                (await log.append({A: build_batch(f"{number}-{place}", 1 + place % 3)})).positions[0]
+                for place in range(20)
             ]
 
         positions = [each for one in await asyncio.gather(*map(write, range(8))) for each in one]
@@ -95,8 +96,8 @@ class StreamLogContract:
         assert {(each.offset, each.end) for each in records} == {(each.offset, each.end) for each in positions}
         assert [each.offset for each in records[1:]] == [each.end for each in records[:-1]]
         for number in range(8):
-            stored = [each for each in await texts(log, A) if each.startswith(f"{number}-")]
-            assert stored == [f"{number}-{place}" for place in range(20)]
+            stored_texts = [each for each in await read_texts(log, A) if each.startswith(f"{number}-")]
+            assert stored_texts == [f"{number}-{place}" for place in range(20)]
 
     async def test_append_to_several_shards_becomes_visible_at_once(self, log: StreamLog) -> None:
         sequences: set[tuple[int, int]] = set()
@@ -109,75 +110,79 @@ class StreamLogContract:
 
         watcher = asyncio.ensure_future(watch())
         for number in range(20):
-            await log.append({A: batch(f"a{number}"), OTHER: batch(f"b{number}", 2)})
+            await log.append({A: build_batch(f"a{number}"), OTHER: build_batch(f"b{number}", 2)})
         watcher.cancel()
         assert all(second == 2 * first for first, second in sequences), sequences
 
     async def test_a_repeated_append_gets_the_first_answer_and_is_stored_once(self, log: StreamLog) -> None:
-        first = await log.append({A: batch("x", 4), B: batch("y")}, StreamProducer("p", 0))
-        second = await log.append({A: batch("x", 4), B: batch("y")}, StreamProducer("p", 0))
+        first = await log.append({A: build_batch("x", 4), B: build_batch("y")}, StreamProducer("p", 0))
+        second = await log.append({A: build_batch("x", 4), B: build_batch("y")}, StreamProducer("p", 0))
         assert second.duplicate
         assert second.positions == first.positions
         for sequence in range(1, 30):
-            await log.append({A: batch(str(sequence))}, StreamProducer("p", sequence))
-        assert (await log.append({A: batch("x", 4)}, StreamProducer("p", 0))).duplicate
+            await log.append({A: build_batch(str(sequence))}, StreamProducer("p", sequence))
+        assert (await log.append({A: build_batch("x", 4)}, StreamProducer("p", 0))).duplicate
         assert log.watermarks([A]) == {A: 33}
 
     async def test_a_repetition_of_an_append_that_still_waits_is_stored_once(self, log: StreamLog) -> None:
-        answers = await asyncio.gather(*(log.append({A: batch("x", 4)}, StreamProducer("p", 0)) for _ in range(5)))
+        answers = await asyncio.gather(
+            *(log.append({A: build_batch("x", 4)}, StreamProducer("p", 0)) for _ in range(5))
+        )
         assert [each.duplicate for each in answers] == [False, True, True, True, True]
         assert {each.positions for each in answers} == {(Position(A, 0, 4),)}
         assert log.watermarks([A]) == {A: 4}
 
     async def test_appends_of_a_producer_that_overlap_keep_their_order(self, log: StreamLog) -> None:
-        await asyncio.gather(*(log.append({A: batch(str(place))}, StreamProducer("p", place)) for place in range(50)))
-        assert await texts(log, A) == [str(place) for place in range(50)]
+        await asyncio.gather(
+            *(log.append({A: build_batch(str(place))}, StreamProducer("p", place)) for place in range(50))
+        )
+        assert await read_texts(log, A) == [str(place) for place in range(50)]
 
     async def test_a_missing_append_of_a_producer_is_noticed(self, log: StreamLog) -> None:
         with pytest.raises(SequenceGap, match="send append 0 first"):
-            await log.append({A: batch("x")}, StreamProducer("p", 1))
-        await log.append({A: batch("x")}, StreamProducer("p", 0))
+            await log.append({A: build_batch("x")}, StreamProducer("p", 1))
+        await log.append({A: build_batch("x")}, StreamProducer("p", 0))
         with pytest.raises(SequenceGap, match="send append 1 first"):
-            await log.append({A: batch("x")}, StreamProducer("p", 2))
-        assert (await log.append({A: batch("x")}, StreamProducer("p", 7, sparse=True))).positions[0].offset == 1
-        assert (await log.append({A: batch("x")}, StreamProducer("p", 7, sparse=True))).duplicate
+            await log.append({A: build_batch("x")}, StreamProducer("p", 2))
+        assert (await log.append({A: build_batch("x")}, StreamProducer("p", 7, sparse=True))).positions[0].offset == 1
+        assert (await log.append({A: build_batch("x")}, StreamProducer("p", 7, sparse=True))).duplicate
         assert log.watermarks([A]) == {A: 2}
 
     async def test_append_without_rows_uses_the_number_of_its_producer(self, log: StreamLog) -> None:
-        await log.append({A: batch("0")}, StreamProducer("p", 0))
+        await log.append({A: build_batch("0")}, StreamProducer("p", 0))
         assert await log.append({}, StreamProducer("p", 1)) == Acknowledgement(())
         assert (await log.append({}, StreamProducer("p", 1))).duplicate
         with pytest.raises(SequenceGap, match="send append 2 first"):
             await log.append({}, StreamProducer("p", 3))
-        await log.append({A: batch("2")}, StreamProducer("p", 2))
-        assert await texts(log, A) == ["0", "2"]
+        await log.append({A: build_batch("2")}, StreamProducer("p", 2))
+        assert await read_texts(log, A) == ["0", "2"]
 
     async def test_an_earlier_session_of_a_producer_is_refused(self, log: StreamLog) -> None:
         assert log.producer("p") is None
-        await log.append({A: batch("0")}, StreamProducer("p", 0))
+        await log.append({A: build_batch("0")}, StreamProducer("p", 0))
         assert await log.fence("p") == StreamProducerState(1, 0)
         assert await log.fence("p") == StreamProducerState(2, 0)
         for epoch in (0, 1):
             with pytest.raises(ProducerFenced, match="epoch 2"):
-                await log.append({A: batch("1")}, StreamProducer("p", 1, epoch))
+                await log.append({A: build_batch("1")}, StreamProducer("p", 1, epoch))
         with pytest.raises(ProducerFenced, match="epoch 3"):
-            await log.append({A: batch("1")}, StreamProducer("p", 1, 3))
-        await log.append({A: batch("1")}, StreamProducer("p", 1, 2))
+            await log.append({A: build_batch("1")}, StreamProducer("p", 1, 3))
+        await log.append({A: build_batch("1")}, StreamProducer("p", 1, 2))
         assert log.producer("p") == StreamProducerState(2, 1)
-        assert await texts(log, A) == ["0", "1"]
+        assert await read_texts(log, A) == ["0", "1"]
 
     async def test_one_task_waits_for_rows_of_several_shards(self, log: StreamLog) -> None:
-        await log.append({A: batch("x", 3)})
+        await log.append({A: build_batch("x", 3)})
         assert await log.wait({A: 2, B: 0}, 0.01)
         assert not await log.wait({A: 3, B: 0}, 0.01)
-        waiting = asyncio.ensure_future(log.wait({A: 3, B: 0}, 60))
+        waiting_task = asyncio.ensure_future(log.wait({A: 3, B: 0}, 60))
         await asyncio.sleep(0)
-        await log.append({B: batch("y")})
-        assert await waiting
+        await log.append({B: build_batch("y")})
+        assert await waiting_task
 
     async def test_a_shard_is_read_from_a_time(self, log: StreamLog) -> None:
         for number in range(3):
-            await log.append({A: batch(str(number), 2)})
+            await log.append({A: build_batch(str(number), 2)})
             await asyncio.sleep(0.002)
         records = await read_all(log, A)
         for record in records:
@@ -188,18 +193,18 @@ class StreamLogContract:
         assert await log.offset_at(B, 0) == 0
 
     async def test_removed_stream_has_no_rows_and_refuses_appends(self, log: StreamLog) -> None:
-        await log.append({A: batch("x"), B: batch("y"), OTHER: batch("z")})
+        await log.append({A: build_batch("x"), B: build_batch("y"), OTHER: build_batch("z")})
         await log.remove(A.stream)
         await log.remove(A.stream)
         assert set(log.shards()) == {OTHER}
         with pytest.raises(StreamRemoved, match=A.stream):
-            await log.append({OTHER: batch("z"), B: batch("y")})
+            await log.append({OTHER: build_batch("z"), B: build_batch("y")})
         with pytest.raises(OffsetOutOfRange):
             await log.read(A, 1, limit_bytes=LIMIT_BYTES)
-        assert await texts(log, OTHER) == ["z"]
+        assert await read_texts(log, OTHER) == ["z"]
 
     async def test_shards_are_listed_with_their_state(self, log: StreamLog) -> None:
-        await log.append({A: batch("x" * 100, 4), OTHER: batch("z")})
+        await log.append({A: build_batch("x" * 100, 4), OTHER: build_batch("z")})
         await log.release({A: 3, OTHER: 99})
         await log.release({A: 2})
         states = log.shards()
@@ -210,19 +215,19 @@ class StreamLogContract:
         assert states[A].size_bytes >= 100
 
     async def test_invalid_append_is_refused(self, log: StreamLog) -> None:
-        refused = [
+        refused_batches = [
             ({}, None, "at least one batch or a producer"),
             ({A: Batch(0, b"x")}, None, "not 0"),
             ({A: Batch(2, b"x", b"\0")}, None, "1 kinds"),
             ({A: Batch(1, b"x", b"\3")}, None, "3 is not a kind of row"),
-            ({Shard("", 0): batch("x")}, None, "name of its stream"),
-            ({Shard("t", 65536): batch("x")}, None, "65535"),
-            ({A: batch("x")}, StreamProducer("", 0), "0"),
-            ({A: batch("x")}, StreamProducer("p" * 201, 0), "201"),
-            ({A: batch("x")}, StreamProducer("p", -1), "-1"),
-            ({A: batch("x")}, StreamProducer("p", 0, -1), "-1"),
+            ({Shard("", 0): build_batch("x")}, None, "name of its stream"),
+            ({Shard("t", 65536): build_batch("x")}, None, "65535"),
+            ({A: build_batch("x")}, StreamProducer("", 0), "0"),
+            ({A: build_batch("x")}, StreamProducer("p" * 201, 0), "201"),
+            ({A: build_batch("x")}, StreamProducer("p", -1), "-1"),
+            ({A: build_batch("x")}, StreamProducer("p", 0, -1), "-1"),
         ]
-        for batches, producer, message in refused:
+        for batches, producer, message in refused_batches:
             with pytest.raises(BadRequest, match=message):
                 await log.append(batches, producer)
         with pytest.raises(BadRequest):
@@ -241,65 +246,67 @@ class DurableLogContract:
     async def test_records_and_producers_survive_a_restart(self, opener: Opener) -> None:
         async with opener() as log:
             for number in range(20):
-                await log.append({A: batch(f"a{number}", 2), OTHER: batch(f"b{number}")}, StreamProducer("p", number))
+                await log.append(
+                    {A: build_batch(f"a{number}", 2), OTHER: build_batch(f"b{number}")}, StreamProducer("p", number)
+                )
             states, records = log.shards(), await read_all(log, A)
         for _ in range(2):
             async with opener() as log:
                 assert log.shards() == states
                 assert await read_all(log, A) == records
-                assert await texts(log, OTHER) == [f"b{number}" for number in range(20)]
+                assert await read_texts(log, OTHER) == [f"b{number}" for number in range(20)]
                 assert log.watermarks([A, B]) == {A: 40, B: 0}
 
     async def test_a_repetition_after_a_restart_is_stored_once(self, opener: Opener) -> None:
         async with opener() as log:
-            first = await log.append({A: batch("x", 4), B: batch("y")}, StreamProducer("p", 0))
+            first = await log.append({A: build_batch("x", 4), B: build_batch("y")}, StreamProducer("p", 0))
         async with opener() as log:
-            second = await log.append({A: batch("x", 4), B: batch("y")}, StreamProducer("p", 0))
+            second = await log.append({A: build_batch("x", 4), B: build_batch("y")}, StreamProducer("p", 0))
             assert (second.duplicate, second.positions) == (True, first.positions)
             with pytest.raises(SequenceGap, match="send append 1 first"):
-                await log.append({A: batch("z")}, StreamProducer("p", 2))
-            await log.append({A: batch("z")}, StreamProducer("p", 1))
+                await log.append({A: build_batch("z")}, StreamProducer("p", 2))
+            await log.append({A: build_batch("z")}, StreamProducer("p", 1))
         async with opener() as log:
             assert log.producer("p") == StreamProducerState(0, 1)
-            assert await texts(log, A) == ["x", "z"]
+            assert await read_texts(log, A) == ["x", "z"]
 
     async def test_number_of_an_append_without_rows_survives_a_restart(self, opener: Opener) -> None:
         async with opener() as log:
             await log.append({}, StreamProducer("p", 0))
         async with opener() as log:
-            assert (await log.append({A: batch("0")}, StreamProducer("p", 0))).duplicate
-            await log.append({A: batch("1")}, StreamProducer("p", 1))
-            assert await texts(log, A) == ["1"]
+            assert (await log.append({A: build_batch("0")}, StreamProducer("p", 0))).duplicate
+            await log.append({A: build_batch("1")}, StreamProducer("p", 1))
+            assert await read_texts(log, A) == ["1"]
 
     async def test_an_earlier_session_is_refused_after_a_restart(self, opener: Opener) -> None:
         async with opener() as log:
-            await log.append({A: batch("0")}, StreamProducer("p", 0))
+            await log.append({A: build_batch("0")}, StreamProducer("p", 0))
             assert (await log.fence("p")).epoch == 1
         async with opener() as log:
             with pytest.raises(ProducerFenced):
-                await log.append({A: batch("1")}, StreamProducer("p", 1))
+                await log.append({A: build_batch("1")}, StreamProducer("p", 1))
             assert await log.fence("p") == StreamProducerState(2, 0)
 
     async def test_a_removed_stream_is_removed_after_a_restart(self, opener: Opener) -> None:
         async with opener() as log:
-            await log.append({A: batch("x"), OTHER: batch("z")})
+            await log.append({A: build_batch("x"), OTHER: build_batch("z")})
             await log.remove(A.stream)
         async with opener() as log:
             assert set(log.shards()) == {OTHER}
             with pytest.raises(StreamRemoved):
-                await log.append({B: batch("y")})
+                await log.append({B: build_batch("y")})
 
     async def test_cancelled_append_is_stored_completely_or_not_at_all(self, opener: Opener) -> None:
         async with opener() as log:
             for number in range(30):
-                task = asyncio.ensure_future(log.append({A: batch(str(number)), OTHER: batch(str(number))}))
+                task = asyncio.ensure_future(log.append({A: build_batch(str(number)), OTHER: build_batch(str(number))}))
                 for _ in range(number % 7):
                     await asyncio.sleep(0)
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-            await log.append({A: batch("end"), OTHER: batch("end")})
-            stored = await texts(log, A)
-            assert await texts(log, OTHER) == stored
-            assert stored[-1] == "end"
+            await log.append({A: build_batch("end"), OTHER: build_batch("end")})
+            stored_texts = await read_texts(log, A)
+            assert await read_texts(log, OTHER) == stored_texts
+            assert stored_texts[-1] == "end"
         async with opener() as log:
-            assert await texts(log, A) == await texts(log, OTHER) == stored
+            assert await read_texts(log, A) == await read_texts(log, OTHER) == stored_texts

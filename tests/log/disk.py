@@ -148,11 +148,11 @@ class OpenSimulatedFile:
         self._file.waiting.append((size_bytes, None))
 
     def reserve(self, size_bytes: int) -> None:
-        missing = size_bytes - len(self._file.visible)
-        if missing > 0:
-            self._disk.take_room(missing)
-            self._file.visible.extend(bytes(missing))
-            self._file.waiting.append((size_bytes - missing, bytes(missing)))
+        missing_bytes = size_bytes - len(self._file.visible)
+        if missing_bytes > 0:
+            self._disk.take_room(missing_bytes)
+            self._file.visible.extend(bytes(missing_bytes))
+            self._file.waiting.append((size_bytes - missing_bytes, bytes(missing_bytes)))
 
     def close(self) -> None:
         pass

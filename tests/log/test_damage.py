@@ -13,7 +13,7 @@ from seamark.formats.runtime.errors import CommitUnknown, Corrupt, LogFull, LogU
 from seamark.metaserver.log.frames import HEADER_BYTES
 from seamark.metaserver.log.port import Batch, StreamProducer
 from seamark.metaserver.log.segments import SegmentLimits, open_segments
-from tests.log.contract import OTHER, A, B, batch, texts
+from tests.log.contract import OTHER, A, B, build_batch, read_texts
 from tests.log.disk import DirectRunner, SimulatedDisk, SimulatedFile, copy_of
 
 LIMITS = SegmentLimits(segment_bytes=4096, trim_interval_s=3600)
@@ -29,7 +29,9 @@ async def write_records(count: int, limits: SegmentLimits = LIMITS) -> tuple[Sim
     ends = []
     async with open_log(disk, limits) as log:
         for number in range(count):
-            await log.append({A: batch(f"row {number}"), OTHER: batch("x" * 40, 2)}, StreamProducer("p", number))
+            await log.append(
+                {A: build_batch(f"row {number}"), OTHER: build_batch("x" * 40, 2)}, StreamProducer("p", number)
+            )
             ends.append(log._writer.position)
         killed = copy_of(disk)
     return killed, ends
@@ -43,20 +45,20 @@ async def test_a_record_that_is_torn_at_any_byte_is_cut_and_the_others_stay() ->
     disk, ends = await write_records(3)
     data = find_last_segment(disk).visible
     end = len(data[: ends[2] - HEADER_BYTES].rstrip(b"\0"))
-    for cut in range(ends[1], end):
-        for tail in (b"", bytes(len(data) - cut)):
+    for cut_end in range(ends[1], end):
+        for tail in (b"", bytes(len(data) - cut_end)):
             torn = copy_of(disk)
-            find_last_segment(torn).visible[:] = data[:cut] + tail
+            find_last_segment(torn).visible[:] = data[:cut_end] + tail
             async with open_log(torn) as log:
-                assert log.watermarks([A, OTHER]) == {A: 2, OTHER: 4}, cut
+                assert log.watermarks([A, OTHER]) == {A: 2, OTHER: 4}, cut_end
                 assert log.producer("p").sequence == 1
-                await log.append({A: batch("row 2")}, StreamProducer("p", 2))
-                assert await texts(log, A) == ["row 0", "row 1", "row 2"]
+                await log.append({A: build_batch("row 2")}, StreamProducer("p", 2))
+                assert await read_texts(log, A) == ["row 0", "row 1", "row 2"]
             async with open_log(torn) as log:
-                assert await texts(log, A) == ["row 0", "row 1", "row 2"]
+                assert await read_texts(log, A) == ["row 0", "row 1", "row 2"]
 
 
-async def test_a_flipped_bit_is_noticed_or_changes_nothing() -> None:
+async def test_a_flipped_bit_is_detected_or_changes_no_row() -> None:
     disk, ends = await write_records(3)
     noticed = 0
     for place in range(ends[2]):
@@ -65,7 +67,7 @@ async def test_a_flipped_bit_is_noticed_or_changes_nothing() -> None:
         before = copy_of(flipped)
         try:
             async with open_log(flipped) as log:
-                assert await texts(log, A) == ["row 0", "row 1", "row 2"], place
+                assert await read_texts(log, A) == ["row 0", "row 1", "row 2"], place
                 assert log.producer("p").sequence == 2
         except Corrupt:
             noticed += 1
@@ -81,7 +83,7 @@ async def test_a_flipped_bit_in_a_complete_segment_is_noticed_at_the_start_or_by
         disk = SimulatedDisk()
         async with open_log(disk, limits) as log:
             for number, row in enumerate(rows):
-                await log.append({A: batch(row)}, StreamProducer("p", number))
+                await log.append({A: build_batch(row)}, StreamProducer("p", number))
                 await log.release({A: released})
             await log.store_indexes()
         names = [name for name in disk.files if name.endswith(".segment")]
@@ -93,7 +95,7 @@ async def test_a_flipped_bit_in_a_complete_segment_is_noticed_at_the_start_or_by
             with suppress(Corrupt):
                 async with open_log(flipped, limits) as log:
                     starts += 1
-                    assert await texts(log, A) == rows, place
+                    assert await read_texts(log, A) == rows, place
         assert (starts > 300) is bool(released)
 
 
@@ -102,7 +104,7 @@ async def test_a_damaged_or_missing_index_file_is_written_again() -> None:
     disk = SimulatedDisk()
     async with open_log(disk, limits) as log:
         for number in range(12):
-            await log.append({A: batch(f"row {number}"), B: batch("y", 3)})
+            await log.append({A: build_batch(f"row {number}"), B: build_batch("y", 3)})
         await log.store_indexes()
     rows = [f"row {number}" for number in range(12)]
     (name, *_) = (name for name in disk.files if name.endswith(".index"))
@@ -110,14 +112,14 @@ async def test_a_damaged_or_missing_index_file_is_written_again() -> None:
         flipped = copy_of(disk)
         flipped.files[name].visible[place] ^= 1 << place % 8
         async with open_log(flipped, limits) as log:
-            assert await texts(log, A) == rows, place
-    missing = copy_of(disk)
-    del missing.files[name]
-    async with open_log(missing, limits) as log:
-        assert await texts(log, A) == rows
+            assert await read_texts(log, A) == rows, place
+    damaged_copy = copy_of(disk)
+    del damaged_copy.files[name]
+    async with open_log(damaged_copy, limits) as log:
+        assert await read_texts(log, A) == rows
         await log.store_indexes()
-        assert await texts(log, A) == rows
-    assert missing.files[name].visible == disk.files[name].visible
+        assert await read_texts(log, A) == rows
+    assert damaged_copy.files[name].visible == disk.files[name].visible
 
 
 async def test_a_missing_segment_is_noticed() -> None:
@@ -125,10 +127,10 @@ async def test_a_missing_segment_is_noticed() -> None:
     names = [name for name in disk.files if name.endswith(".segment")]
     assert len(names) > 3
     for name in names[1:-1]:
-        missing = copy_of(disk)
-        del missing.files[name]
+        damaged_copy = copy_of(disk)
+        del damaged_copy.files[name]
         with pytest.raises(Corrupt, match="Restore it from a copy"):
-            async with open_log(missing):
+            async with open_log(damaged_copy):
                 pass
 
 
@@ -148,28 +150,28 @@ async def test_log_on_a_full_disk_refuses_appends_until_space_is_free() -> None:
     disk = SimulatedDisk()
     disk.free_bytes = 10_000
     async with open_log(disk) as log:
-        acknowledged = 0
+        acknowledged_rows = 0
         with suppress(LogFull):
             for _ in range(1000):
-                await log.append({A: batch("x" * 500)}, StreamProducer("p", acknowledged))
-                acknowledged += 1
-        assert 5 < acknowledged < 1000
+                await log.append({A: build_batch("x" * 500)}, StreamProducer("p", acknowledged_rows))
+                acknowledged_rows += 1
+        assert 5 < acknowledged_rows < 1000
         with pytest.raises(LogFull, match="make room"):
-            await log.append({A: batch("x" * 500)}, StreamProducer("p", acknowledged))
-        assert log.watermarks([A]) == {A: acknowledged}
+            await log.append({A: build_batch("x" * 500)}, StreamProducer("p", acknowledged_rows))
+        assert log.watermarks([A]) == {A: acknowledged_rows}
         async with open_log(copy_of(disk)) as other:
-            assert other.watermarks([A]) == {A: acknowledged}
+            assert other.watermarks([A]) == {A: acknowledged_rows}
         disk.free_bytes = 1 << 30
-        await log.append({A: batch("y")}, StreamProducer("p", acknowledged))
-        assert (await texts(log, A))[-2:] == ["x" * 500, "y"]
+        await log.append({A: build_batch("y")}, StreamProducer("p", acknowledged_rows))
+        assert (await read_texts(log, A))[-2:] == ["x" * 500, "y"]
     async with open_log(disk) as log:
-        assert log.watermarks([A]) == {A: acknowledged + 1}
+        assert log.watermarks([A]) == {A: acknowledged_rows + 1}
 
 
-async def test_a_full_disk_in_the_middle_of_a_write_leaves_nothing_of_it() -> None:
+async def test_a_write_that_fills_the_disk_leaves_no_partial_record() -> None:
     disk = SimulatedDisk()
     async with open_log(disk) as log:
-        await log.append({A: batch("first")})
+        await log.append({A: build_batch("first")})
         for failing in range(2):
             writes = iter(range(100))
 
@@ -179,12 +181,12 @@ async def test_a_full_disk_in_the_middle_of_a_write_leaves_nothing_of_it() -> No
 
             disk.before = fail
             with pytest.raises(LogFull):
-                await log.append({A: batch("second" * 100), B: batch("z")})
+                await log.append({A: build_batch("second" * 100), B: build_batch("z")})
             disk.before = lambda work: None
             async with open_log(copy_of(disk)) as other:
                 assert other.watermarks([A, B]) == {A: 1, B: 0}
-        await log.append({A: batch("third")})
-        assert await texts(log, A) == ["first", "third"]
+        await log.append({A: build_batch("third")})
+        assert await read_texts(log, A) == ["first", "third"]
 
 
 async def test_after_a_failed_sync_the_log_refuses_until_it_is_opened_again() -> None:
@@ -195,20 +197,20 @@ async def test_after_a_failed_sync_the_log_refuses_until_it_is_opened_again() ->
             raise OSError(errno.EIO, "Input/output error")
 
     async with open_log(disk) as log:
-        await log.append({A: batch("first")}, StreamProducer("p", 0))
+        await log.append({A: build_batch("first")}, StreamProducer("p", 0))
         disk.before = fail
         with pytest.raises(CommitUnknown, match="same sequence number"):
-            await log.append({A: batch("second")}, StreamProducer("p", 1))
+            await log.append({A: build_batch("second")}, StreamProducer("p", 1))
         disk.before = lambda work: None
-        for refused in (log.append({A: batch("x")}), log.read(A, 0, limit_bytes=1), log.wait({A: 9}, 1)):
+        for refused_call in (log.append({A: build_batch("x")}), log.read(A, 0, limit_bytes=1), log.wait({A: 9}, 1)):
             with pytest.raises(LogUnavailable, match="restart the server"):
-                await refused
+                await refused_call
         with pytest.raises(LogUnavailable):
             log.watermarks([A])
     disk.files[next(iter(disk.files))].waiting.clear()  # The kernel has dropped these pages after the failed sync.
     async with open_log(disk) as log:
-        await log.append({A: batch("second")}, StreamProducer("p", 1))
-        assert await texts(log, A) == ["first", "second"]
+        await log.append({A: build_batch("second")}, StreamProducer("p", 1))
+        assert await read_texts(log, A) == ["first", "second"]
     for file in disk.files.values():
         assert file.durable == file.visible, "what the log serves is durable, although an earlier sync failed"
 
@@ -216,27 +218,27 @@ async def test_after_a_failed_sync_the_log_refuses_until_it_is_opened_again() ->
 async def test_a_large_append_has_a_segment_of_its_own() -> None:
     disk = SimulatedDisk()
     async with open_log(disk) as log:
-        await log.append({A: batch("first")})
+        await log.append({A: build_batch("first")})
         await log.append({A: Batch(1, bytes(20_000))})
-        await log.append({A: batch("last")})
-        assert [len(each) for each in await texts(log, A)] == [5, 20_000, 4]
+        await log.append({A: build_batch("last")})
+        assert [len(each) for each in await read_texts(log, A)] == [5, 20_000, 4]
     async with open_log(disk) as log:
-        assert [len(each) for each in await texts(log, A)] == [5, 20_000, 4]
+        assert [len(each) for each in await read_texts(log, A)] == [5, 20_000, 4]
 
 
 async def test_an_unexpected_failure_leaves_no_caller_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     disk = SimulatedDisk()
     async with open_log(disk) as log:
-        await log.append({A: batch("first")})
+        await log.append({A: build_batch("first")})
         monkeypatch.setattr(log._writer, "write", lambda frames: 1 / 0)
-        waiting = asyncio.ensure_future(log.wait({A: 1}, 60))
-        answers = await asyncio.gather(*(log.append({A: batch("x")}) for _ in range(3)), return_exceptions=True)
+        waiting_task = asyncio.ensure_future(log.wait({A: 1}, 60))
+        answers = await asyncio.gather(*(log.append({A: build_batch("x")}) for _ in range(3)), return_exceptions=True)
         assert {type(each) for each in answers} == {CommitUnknown}
-        for refused in (log.append({A: batch("x")}), waiting):
+        for refused_call in (log.append({A: build_batch("x")}), waiting_task):
             with pytest.raises(LogUnavailable, match="restart the server"):
-                await refused
+                await refused_call
     async with open_log(disk) as log:
-        assert await texts(log, A) == ["first"]
+        assert await read_texts(log, A) == ["first"]
 
 
 async def test_other_files_in_the_folder_are_left_alone() -> None:
@@ -244,7 +246,7 @@ async def test_other_files_in_the_folder_are_left_alone() -> None:
     for name in ("notes.segment", "1.index", "lost+found", "00000000000000000001.segment.bak"):
         disk.create(name, b"mine")
     async with open_log(disk) as log:
-        assert await texts(log, A) == ["row 0", "row 1", "row 2"]
+        assert await read_texts(log, A) == ["row 0", "row 1", "row 2"]
     assert disk.files["notes.segment"].visible == b"mine"
 
 
@@ -252,15 +254,15 @@ async def test_an_index_file_of_an_earlier_log_is_not_used() -> None:
     disk = SimulatedDisk()
     async with open_log(disk) as log:
         for number in range(100):
-            await log.append({A: batch(f"old {number}")})
+            await log.append({A: build_batch(f"old {number}")})
         await log.store_indexes()
     for name in [name for name in disk.files if name.endswith(".segment")]:
         del disk.files[name]
     for _ in range(2):
         async with open_log(disk) as log:
-            await log.append({A: batch("new")})
+            await log.append({A: build_batch("new")})
     async with open_log(disk) as log:
-        assert await texts(log, A) == ["new", "new"]
+        assert await read_texts(log, A) == ["new", "new"]
 
 
 async def test_segment_with_only_sessions_is_closed_when_it_is_full() -> None:

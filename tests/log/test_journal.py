@@ -26,7 +26,7 @@ from seamark.metaserver.log.kafka.journal import (
     encode_head,
 )
 from seamark.metaserver.log.kafka.journal_state import JournalReader, JournalState
-from seamark.metaserver.log.port import Acknowledgement, Shard
+from seamark.metaserver.log.port import Acknowledgement, Shard, name_of_topic_producer
 from tests.seeds import examples, first_seed
 
 A = Shard("t", 0)
@@ -37,7 +37,7 @@ def group(*requests: Request, time_ms: int = 1) -> JournalGroup:
     return JournalGroup(VERSION, "writer", 0, time_ms, requests)
 
 
-def rows(record: int, *, rows: int = 1, shard: Shard = A) -> AppendRequest:
+def build_append(record: int, *, rows: int = 1, shard: Shard = A) -> AppendRequest:
     """Return an append without a producer. Its rows are in the Kafka record `record`."""
     return AppendRequest((RowsEntry(shard.stream, shard.number, rows, 10, 0, (record,)),))
 
@@ -55,7 +55,7 @@ def read_all(records: list[tuple[int, JournalRecord]], start: int) -> JournalRea
     return reader
 
 
-@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(20, judged=5)))
+@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(20, judged_number=5)))
 def test_a_replica_that_begins_at_a_head_ends_in_the_same_state(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "HEAD_PIECE_BYTES", 50)
     rng = random.Random(seed)
@@ -94,22 +94,42 @@ def test_a_replica_that_begins_at_a_head_ends_in_the_same_state(seed: int, monke
             for piece in encode_head(first.journal.summarize(), f"head {step}", after):
                 if rng.random() < 0.3:  # Another replica writes meanwhile.
                     kafka += 1
-                    write(encode_group(group(rows(kafka), time_ms=now_ms)))
+                    write(encode_group(group(build_append(kafka), time_ms=now_ms)))
                 write(piece)
             heads.append(after)
     for after in heads:
-        later = read_all(records, after)
-        assert later.is_recovered
-        assert later.journal.applied == len(records)
-        assert state_of(later.journal) == state_of(first.journal)
-        later.journal.check_invariants()
+        later_records = read_all(records, after)
+        assert later_records.is_recovered
+        assert later_records.journal.applied == len(records)
+        assert state_of(later_records.journal) == state_of(first.journal)
+        later_records.journal.check_invariants()
+
+
+def test_producers_of_an_input_topic_stay_until_a_later_topic_has_replaced_it() -> None:
+    state = JournalState()
+    first, second = (name_of_topic_producer("t", topic_id, 0) for topic_id in ("first-id", "second-id"))
+    other = name_of_topic_producer("u", "third", 0)
+
+    def list_producers(hour: int) -> list[str]:
+        state.apply(group(TrimRequest((), 10 * HOUR_MS), time_ms=hour * HOUR_MS))
+        state.check_invariants()
+        return list(state.state.producers)
+
+    state.apply(group(FenceRequest(first), FenceRequest(other), time_ms=0))
+    assert list_producers(hour=100) == [first, other]  # The topics are idle, and nothing has replaced them.
+    state.apply(group(FenceRequest(first), time_ms=101 * HOUR_MS))
+    state.apply(group(FenceRequest(second), time_ms=102 * HOUR_MS))
+    assert list_producers(hour=200) == [first, other, second]  # A paused server may still read the first topic.
+    state.apply(group(FenceRequest(second), time_ms=201 * HOUR_MS))
+    assert list_producers(hour=202) == [other, second]
+    assert list_producers(hour=900) == [other, second]
 
 
 def test_replica_does_not_start_from_a_head_before_a_deleted_record() -> None:
     state = JournalState()
-    state.apply(group(rows(0)))
+    state.apply(group(build_append(0)))
     (early,) = encode_head(state.summarize(), "early", 1)
-    state.apply(group(rows(1)))
+    state.apply(group(build_append(1)))
     (late_head,) = encode_head(state.summarize(), "late", 2)
     reader = JournalReader(2)
     reader.read(2, decode_record(early))
@@ -122,10 +142,10 @@ def test_replica_does_not_start_from_a_head_before_a_deleted_record() -> None:
 def test_rows_journaled_before_the_retention_stay_readable() -> None:
     """Another replica has written its rows to Kafka earlier, and its record of the journal later."""
     state = JournalState()
-    state.apply(group(rows(5), ReleaseRequest((("t", 0, 1),))))
+    state.apply(group(build_append(5), ReleaseRequest((("t", 0, 1),))))
     (start,) = state.choose_starts(oldest_ms=HOUR_MS, batches_max=9, bytes_max=1 << 30)
     assert start == ShardStart("t", 0, 1, 6)
-    state.apply(group(rows(4)))
+    state.apply(group(build_append(4)))
     state.apply(group(TrimRequest((start,), HOUR_MS)))
     assert state.get_first_records() == {A: 4}
     assert [batch.records for batch in state.batches(A)] == [(4,)]
@@ -133,10 +153,10 @@ def test_rows_journaled_before_the_retention_stay_readable() -> None:
 
 def test_an_append_whose_rows_are_deleted_is_refused() -> None:
     state = JournalState()
-    state.apply(group(rows(5), ReleaseRequest((("t", 0, 1),))))
+    state.apply(group(build_append(5), ReleaseRequest((("t", 0, 1),))))
     state.apply(group(TrimRequest((ShardStart("t", 0, 1, 6),), HOUR_MS)))
-    refused, accepted = state.apply(group(rows(3), rows(6)))
-    assert isinstance(refused, LogUnavailable)
+    refused_groups, accepted = state.apply(group(build_append(3), build_append(6)))
+    assert isinstance(refused_groups, LogUnavailable)
     assert isinstance(accepted, Acknowledgement)
     assert accepted.positions[0].offset == 1
 
@@ -144,7 +164,7 @@ def test_an_append_whose_rows_are_deleted_is_refused() -> None:
 def test_retention_removes_the_oldest_released_batches_first() -> None:
     state = JournalState()
     for number in range(6):
-        state.apply(group(rows(number, shard=Shard("t", number % 2)), time_ms=number * HOUR_MS))
+        state.apply(group(build_append(number, shard=Shard("t", number % 2)), time_ms=number * HOUR_MS))
     state.apply(group(ReleaseRequest((("t", 0, 3), ("t", 1, 1)))))
     assert state.count_unreleased_bytes("t") == 20
     by_age = state.choose_starts(oldest_ms=2 * HOUR_MS, batches_max=9, bytes_max=1 << 30)

@@ -26,9 +26,9 @@ from tests.log.contract import (
     DurableLogContract,
     Opener,
     StreamLogContract,
-    batch,
+    build_batch,
     read_all,
-    texts,
+    read_texts,
 )
 from tests.services.kafka import Kafka
 from tests.services.process import free_port
@@ -63,17 +63,17 @@ async def test_two_processes_have_one_order_of_rows_and_producers(two_logs: tupl
     appends = []
     for number in range(20):
         for name, log in (("a", first), ("b", second)):
-            text = batch(f"{name}{number}")
+            text = build_batch(f"{name}{number}")
             appends.append(log.append({A: text, OTHER: text}))
     await asyncio.gather(*appends)
-    await first.append({A: batch("p0")}, StreamProducer("p", 0))
-    assert (await second.append({A: batch("p0")}, StreamProducer("p", 0))).duplicate
-    await second.append({A: batch("p1")}, StreamProducer("p", 1))
+    await first.append({A: build_batch("p0")}, StreamProducer("p", 0))
+    assert (await second.append({A: build_batch("p0")}, StreamProducer("p", 0))).duplicate
+    await second.append({A: build_batch("p1")}, StreamProducer("p", 1))
     with pytest.raises(SequenceGap):
-        await first.append({A: batch("p3")}, StreamProducer("p", 3))
+        await first.append({A: build_batch("p3")}, StreamProducer("p", 3))
     await first.catch_up()
     assert first.watermarks([A, OTHER]) == {A: 42, OTHER: 40}
-    assert await texts(first, OTHER) == (await texts(first, A))[:40]
+    assert await read_texts(first, OTHER) == (await read_texts(first, A))[:40]
     for shard in (A, OTHER):
         assert await read_all(first, shard) == await read_all(second, shard)
 
@@ -83,27 +83,27 @@ async def test_released_rows_are_deleted_and_a_head_replaces_the_journal(kafka: 
     address = KafkaAddress(servers=kafka.address, prefix=kafka.create_prefix())
     async with open_kafka_log(address, SystemClock(), limits) as log:
         for number in range(8):
-            await log.append({A: batch(str(number), 10)}, StreamProducer("p", number))
+            await log.append({A: build_batch(str(number), 10)}, StreamProducer("p", number))
         await log.release({A: 65})
         await log.trim()
         assert log.shards()[A].start == 50
         with pytest.raises(OffsetOutOfRange, match="has the rows 50 to 80"):
             await log.read(A, 49, limit_bytes=LIMIT_BYTES)
         await log.write_head()
-        await log.append({A: batch("8", 10)}, StreamProducer("p", 8))
+        await log.append({A: build_batch("8", 10)}, StreamProducer("p", 8))
         states, records = log.shards(), await read_all(log, A, 50)
     async with open_kafka_log(address, SystemClock(), limits) as log:
         assert log.shards() == states
         assert await read_all(log, A, 50) == records
         assert [record.batch.payload for record in records] == [b"5", b"6", b"7", b"8"]
-        assert (await log.append({A: batch("8", 10)}, StreamProducer("p", 8))).duplicate
+        assert (await log.append({A: build_batch("8", 10)}, StreamProducer("p", 8))).duplicate
 
 
 async def test_a_batch_larger_than_a_record_of_kafka_is_read_back(kafka: Kafka) -> None:
     address = KafkaAddress(servers=kafka.address, prefix=kafka.create_prefix())
     async with open_kafka_log(address, SystemClock(), KafkaLimits()) as log:
         large = Batch(3, bytes(range(256)) * 10_000, b"\0\1\2")
-        await log.append({A: large, B: batch("small")})
+        await log.append({A: large, B: build_batch("small")})
         (record,) = await log.read(A, 0, limit_bytes=1)
         assert record.batch == large
 
@@ -116,8 +116,8 @@ async def test_a_topic_from_which_kafka_removes_rows_is_refused(kafka: Kafka) ->
     )
     async with open_kafka_log(address, SystemClock(), KafkaLimits()) as log:
         with pytest.raises(LogUnavailable, match=r"its retention\.ms is 604800000\. Set it to -1"):
-            await log.append({A: batch("x")})
-        await log.append({OTHER: batch("y")})
+            await log.append({A: build_batch("x")})
+        await log.append({OTHER: build_batch("y")})
 
 
 async def test_properties_that_the_client_does_not_know_are_reported() -> None:

@@ -9,7 +9,7 @@ import pytest
 from seamark.formats.runtime.clock import SimulatedClock, SystemClock
 from seamark.formats.runtime.errors import LogUnavailable, OffsetOutOfRange, TooManyRequests
 from seamark.metaserver.log.port import StreamProducer
-from tests.log.contract import LIMIT_BYTES, A, StreamLogContract, batch
+from tests.log.contract import LIMIT_BYTES, A, StreamLogContract, build_batch
 from tests.log.memory import MemoryLog, open_memory_log
 
 
@@ -23,7 +23,7 @@ class TestMemoryLog(StreamLogContract):
 async def test_released_rows_are_trimmed() -> None:
     async with open_memory_log(SystemClock()) as log:
         for text in "abc":
-            await log.append({A: batch(text, 10)})
+            await log.append({A: build_batch(text, 10)})
         await log.release({A: 25})
         log.trim()
         assert [each.offset for each in await log.read(A, 20, limit_bytes=LIMIT_BYTES)] == [20]
@@ -34,29 +34,29 @@ async def test_released_rows_are_trimmed() -> None:
 async def test_too_many_producers_are_refused() -> None:
     async with open_memory_log(SystemClock(), producers_max=2) as log:
         for name in ("p", "q"):
-            await log.append({A: batch(name)}, StreamProducer(name, 0))
+            await log.append({A: build_batch(name)}, StreamProducer(name, 0))
         with pytest.raises(TooManyRequests, match="'r' is new"):
-            await log.append({A: batch("r")}, StreamProducer("r", 0))
-        await log.append({A: batch("p")}, StreamProducer("p", 1))
+            await log.append({A: build_batch("r")}, StreamProducer("r", 0))
+        await log.append({A: build_batch("p")}, StreamProducer("p", 1))
 
 
 async def test_one_owner_of_producers_leaves_room_for_others() -> None:
     clock = SimulatedClock(1)
     async with open_memory_log(clock, producers_max=8, keep_ms=1000) as log:
         for number in range(4):
-            await log.append({A: batch("x")}, StreamProducer(f"table{number}/greedy/p", 0))
+            await log.append({A: build_batch("x")}, StreamProducer(f"table{number}/greedy/p", 0))
         with pytest.raises(TooManyRequests, match="4 of them of the owner"):
-            await log.append({A: batch("x")}, StreamProducer("table4/greedy/p", 0))
+            await log.append({A: build_batch("x")}, StreamProducer("table4/greedy/p", 0))
         for number in range(2):
-            await log.append({A: batch("x")}, StreamProducer(f"table{number}/modest/p", 0))
-        await log.append({A: batch("x")}, StreamProducer("table0/greedy/p", 1))
+            await log.append({A: build_batch("x")}, StreamProducer(f"table{number}/modest/p", 0))
+        await log.append({A: build_batch("x")}, StreamProducer("table0/greedy/p", 1))
         clock.advance(5000)
         for number in range(4, 8):  # The log has forgotten the names before.
-            await log.append({A: batch("x")}, StreamProducer(f"table{number}/greedy/p", 0))
+            await log.append({A: build_batch("x")}, StreamProducer(f"table{number}/greedy/p", 0))
 
 
 async def test_a_closed_log_refuses() -> None:
     async with open_memory_log(SystemClock()) as log:
         pass
     with pytest.raises(LogUnavailable):
-        await log.append({A: batch("x")})
+        await log.append({A: build_batch("x")})

@@ -8,7 +8,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from seamark.formats.runtime.errors import (
     StreamRemoved,
     TooManyRequests,
 )
+from seamark.metaserver.log.compaction import rewrite_segment
 from seamark.metaserver.log.port import Shard, StreamProducer
 from seamark.metaserver.log.segments import SegmentLimits, SegmentLog, open_segment_log, open_segments
 from tests.log.contract import (
@@ -33,9 +34,9 @@ from tests.log.contract import (
     DurableLogContract,
     Opener,
     StreamLogContract,
-    batch,
+    build_batch,
     read_all,
-    texts,
+    read_texts,
 )
 from tests.log.disk import DirectRunner, SimulatedDisk, copy_of
 from tests.log.written_rows import LIMITS, SHARDS, AcknowledgedAppend, check_rows
@@ -67,7 +68,7 @@ class TestSmallSegments(TestSegmentLog):
 @pytest.mark.parametrize("seed", quick(range(first_seed(), first_seed() + 20), 1))
 async def test_no_acknowledged_row_is_lost_when_the_writer_is_killed(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
-    acknowledged: list[AcknowledgedAppend] = []
+    acknowledged_appends: list[AcknowledgedAppend] = []
     for _ in range(3):
         writer = subprocess.Popen(
             [sys.executable, "-m", "tests.log.written_rows", str(tmp_path / "log")],
@@ -78,24 +79,28 @@ async def test_no_acknowledged_row_is_lost_when_the_writer_is_killed(tmp_path: P
         lines = [writer.stdout.readline() for _ in range(rng.choice((1, 10, 300, 1500)))]
         writer.send_signal(signal.SIGKILL)
         lines += writer.communicate()[0].splitlines(keepends=True)
-        acknowledged += [msgspec.json.decode(line, type=AcknowledgedAppend) for line in lines if line.endswith(b"\n")]
+        acknowledged_appends += [
+            msgspec.json.decode(line, type=AcknowledgedAppend) for line in lines if line.endswith(b"\n")
+        ]
         async with open_segment_log(tmp_path / "log", SystemClock(), LIMITS) as log:
             records = {shard: await read_all(log, shard) for shard in SHARDS}
-            check_rows(records, acknowledged, dict.fromkeys(SHARDS, 0))
+            check_rows(records, acknowledged_appends, dict.fromkeys(SHARDS, 0))
 
 
 async def test_one_sync_is_shared_by_the_appends_that_wait(tmp_path: Path) -> None:
     async with open_segment_log(tmp_path, SystemClock(), SegmentLimits()) as log:
         shards = [Shard(f"table-{number}", 0) for number in range(500)]
-        await asyncio.gather(*(log.append({shard: batch("x")}) for shard in shards))
+        await asyncio.gather(*(log.append({shard: build_batch("x")}) for shard in shards))
         assert log.syncs <= 3
 
 
 async def test_too_many_waiting_bytes_are_refused(tmp_path: Path) -> None:
     async with open_segment_log(tmp_path, SystemClock(), SegmentLimits(waiting_bytes_max=1000)) as log:
-        answers = await asyncio.gather(*(log.append({A: batch("x" * 400)}) for _ in range(5)), return_exceptions=True)
+        answers = await asyncio.gather(
+            *(log.append({A: build_batch("x" * 400)}) for _ in range(5)), return_exceptions=True
+        )
         assert [isinstance(each, TooManyRequests) for each in answers] == [False, False, True, True, True]
-        await log.append({A: batch("x" * 2000)})
+        await log.append({A: build_batch("x" * 2000)})
 
 
 async def test_second_process_cannot_open_the_folder(tmp_path: Path) -> None:
@@ -110,7 +115,7 @@ async def test_second_process_cannot_open_the_folder(tmp_path: Path) -> None:
 async def test_files_are_private(tmp_path: Path) -> None:
     async with open_segment_log(tmp_path / "log", SystemClock(), SMALL_SEGMENTS) as log:
         for number in range(20):
-            await log.append({A: batch(f"{number}" * 50)})
+            await log.append({A: build_batch(f"{number}" * 50)})
         await log.store_indexes()
     files = [tmp_path / "log", *(tmp_path / "log").iterdir()]
     assert len(files) > 5
@@ -121,7 +126,7 @@ async def test_many_opens_leave_no_descriptor_open(tmp_path: Path) -> None:
     before = None
     for _ in range(20):
         async with open_segment_log(tmp_path, SystemClock(), SMALL_SEGMENTS) as log:
-            await log.append({A: batch("x" * 300)})
+            await log.append({A: build_batch("x" * 300)})
         now = len(os.listdir("/proc/self/fd"))
         before = before or now
         assert now <= before
@@ -129,13 +134,13 @@ async def test_many_opens_leave_no_descriptor_open(tmp_path: Path) -> None:
 
 async def test_a_waiting_reader_is_refused_when_the_log_closes(tmp_path: Path) -> None:
     async with open_segment_log(tmp_path, SystemClock(), SMALL_SEGMENTS) as log:
-        waiting = asyncio.ensure_future(log.wait({A: 0}, 60))
+        waiting_task = asyncio.ensure_future(log.wait({A: 0}, 60))
         await asyncio.sleep(0.01)
     with pytest.raises(LogUnavailable):
-        await waiting
+        await waiting_task
 
 
-async def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
+async def test_a_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(LogUnavailable, match="does not open"):
         async with open_segment_log(tmp_path / "file" / "log", SystemClock(), SMALL_SEGMENTS):
@@ -158,7 +163,7 @@ def copy_without_indexes(disk: SimulatedDisk) -> SimulatedDisk:
 
 async def fill(log: SegmentLog, count: int = 20) -> None:
     for number in range(count):
-        await log.append({A: batch(f"{number:3}" * 30, 10), B: batch("y")})
+        await log.append({A: build_batch(f"{number:3}" * 30, 10), B: build_batch("y")})
 
 
 async def test_released_rows_are_removed_by_age_and_others_stay() -> None:
@@ -168,7 +173,7 @@ async def test_released_rows_are_removed_by_age_and_others_stay() -> None:
         await log.release({A: 200, B: 20})
         assert await log.trim() == 0
         clock.advance(2000)
-        await log.append({A: batch("new", 10), B: batch("y")})
+        await log.append({A: build_batch("new", 10), B: build_batch("y")})
         await log.trim()
         state = log.shards()[A]
         assert (state.start, state.watermark, state.released) == (200, 210, 200)
@@ -208,6 +213,103 @@ async def test_rows_that_are_in_no_data_file_are_kept_beyond_every_limit() -> No
         assert log.shards()[B].start > 15
 
 
+class InterruptedRunner(DirectRunner):
+    """Runs other work before one of the accesses to the disk.
+
+    Attributes:
+        accesses_before: The number of accesses that run before the interruption.
+        interruption: The other work, None if there is none or it has run.
+    """
+
+    accesses_before = 0
+    interruption: Callable[[], Awaitable[None]] | None = None
+
+    async def read(self, work):
+        if self.interruption is not None:
+            self.accesses_before -= 1
+            if self.accesses_before < 0:
+                interruption, self.interruption = self.interruption, None
+                await interruption()
+        return work()
+
+
+@pytest.mark.parametrize("has_index_file", [False, True], ids=["index in memory", "index in a file"])
+@pytest.mark.parametrize("accesses_before", range(3))
+async def test_reader_of_a_segment_that_is_rewritten_meanwhile_gets_the_right_rows(
+    accesses_before: int, has_index_file: bool
+) -> None:
+    disk, clock, runner = SimulatedDisk(), SimulatedClock(1), InterruptedRunner()
+    limits = SegmentLimits(segment_bytes=4096, retention_ms=1000, retention_bytes=1, trim_interval_s=3600)
+    rng = random.Random(accesses_before)
+    async with open_segments(disk, runner, clock, limits) as log:
+        for number in range(60):
+            shards = [shard for shard in (A, B, OTHER) if rng.random() < 0.7] or [B]
+            await log.append(
+                {shard: build_batch(f"{number:3}" * rng.choice((1, 30)), 1 + number % 3) for shard in shards}
+            )
+        if has_index_file:
+            await log.store_indexes()
+        expected = {record.offset: record for record in await read_all(log, B)}
+        clock.advance(2000)
+
+        async def rewrite() -> None:
+            await log.release({A: log.shards()[A].watermark, OTHER: log.shards()[OTHER].watermark // 2})
+            await log.trim()
+            await log.store_indexes()
+
+        for offset in expected:
+            log._loaded.clear()
+            runner.accesses_before, runner.interruption = accesses_before, rewrite
+            records = await log.read(B, offset, limit_bytes=2000)
+            assert records
+            assert records == [expected[record.offset] for record in records]
+            assert records[0].offset == offset
+            if runner.interruption is None:
+                break
+        assert [record.offset for record in await read_all(log, B)] == list(expected)
+
+
+@pytest.mark.parametrize("has_index_file", [False, True], ids=["index in memory", "index in a file"])
+async def test_reader_between_the_replacement_of_a_segment_and_its_notice_gets_the_right_rows(
+    has_index_file: bool,
+) -> None:
+    """The disk has the new segment already, while the log still has the positions of the old one."""
+    disk, clock = SimulatedDisk(), SimulatedClock(1)
+    is_held, release = asyncio.Event(), asyncio.Event()
+
+    class HeldRunner(DirectRunner):
+        is_active = False
+
+        async def read(self, work):
+            result = work()
+            if self.is_active and work.func is rewrite_segment:
+                is_held.set()
+                await release.wait()
+            return result
+
+    runner = HeldRunner()
+    limits = SegmentLimits(segment_bytes=4096, retention_ms=1000, retention_bytes=1, trim_interval_s=3600)
+    async with open_segments(disk, runner, clock, limits) as log:
+        for number in range(60):  # All frames have one length, so a moved frame begins where another one began.
+            await log.append({A if number % 2 else B: build_batch(f"{number:3}")})
+        if has_index_file:
+            await log.store_indexes()
+        expected = await read_all(log, B)
+        clock.advance(2000)
+        await log.release({A: 30})
+        runner.is_active = True
+        trimming = asyncio.create_task(log.trim())
+        await is_held.wait()
+        reading = asyncio.create_task(log.read(B, 3, limit_bytes=1))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        runner.is_active = False
+        release.set()
+        await trimming
+        assert await reading == [expected[3]]
+        assert await read_all(log, B) == expected
+
+
 async def test_released_rows_are_removed_by_size() -> None:
     disk, clock = SimulatedDisk(), SimulatedClock(1)
     async with open_log(disk, clock, retention_bytes=3000, trim_interval_s=3600) as log:
@@ -225,28 +327,28 @@ async def test_segments_with_rows_of_a_removed_stream_are_deleted() -> None:
         await log.remove(A.stream)
         assert await log.trim() > 1
         with pytest.raises(StreamRemoved):
-            await log.append({A: batch("x")})
+            await log.append({A: build_batch("x")})
         clock.advance(5000)
         for _ in range(3):  # A new segment begins. The log deletes the old segment, and forgets the producer in it.
-            await log.append({OTHER: batch("x" * 1000)})
+            await log.append({OTHER: build_batch("x" * 1000)})
             clock.advance(10)
             await log.release({OTHER: 99})
             await log.trim()
-        answer = await log.append({A: batch("x")})
+        answer = await log.append({A: build_batch("x")})
         assert answer.positions[0].offset == 0
-        assert await texts(log, A) == ["x"]
+        assert await read_texts(log, A) == ["x"]
         clock.advance(1)
     async with open_log(disk, clock) as log:
-        assert await texts(log, A) == ["x"]
+        assert await read_texts(log, A) == ["x"]
 
 
 async def test_log_without_appends_also_removes_old_rows() -> None:
     disk, clock = SimulatedDisk(), SimulatedClock(1)
     async with open_log(disk, clock, retention_ms=1000, trim_interval_s=3600) as log:
-        await log.append({A: batch("old")})
+        await log.append({A: build_batch("old")})
         await log.release({A: 1})
         clock.advance(5000)
-        await log.append({B: batch("new")})
+        await log.append({B: build_batch("new")})
         await log.trim()
         assert log.shards()[A].start == 1
 
@@ -255,24 +357,24 @@ async def test_producers_are_forgotten_after_the_retention() -> None:
     disk, clock = SimulatedDisk(), SimulatedClock(1)
     async with open_log(disk, clock, retention_ms=1000, producers_max=2, trim_interval_s=3600) as log:
         for name in ("p", "q"):
-            await log.append({A: batch("x" * 400)}, StreamProducer(name, 0))
+            await log.append({A: build_batch("x" * 400)}, StreamProducer(name, 0))
         with pytest.raises(TooManyRequests):
-            await log.append({A: batch("x")}, StreamProducer("r", 0))
+            await log.append({A: build_batch("x")}, StreamProducer("r", 0))
         clock.advance(5000)
-        await log.append({A: batch("x" * 900)})
-        await log.append({A: batch("x")}, StreamProducer("r", 0))
+        await log.append({A: build_batch("x" * 900)})
+        await log.append({A: build_batch("x")}, StreamProducer("r", 0))
         assert log.producer("p") is None
 
 
 async def test_positions_of_idle_producers_are_forgotten_and_their_numbers_stay() -> None:
     disk, clock = SimulatedDisk(), SimulatedClock(1)
     async with open_log(disk, clock) as log:
-        await log.append({A: batch("x" * 500)}, StreamProducer("p", 0))
+        await log.append({A: build_batch("x" * 500)}, StreamProducer("p", 0))
         clock.advance(3_600_000)
-        await log.append({A: batch("x" * 900)})
-        repeated = await log.append({A: batch("x" * 500)}, StreamProducer("p", 0))
+        await log.append({A: build_batch("x" * 900)})
+        repeated = await log.append({A: build_batch("x" * 500)}, StreamProducer("p", 0))
         assert (repeated.duplicate, repeated.positions) == (True, ())
-        await log.append({A: batch("y")}, StreamProducer("p", 1))
+        await log.append({A: build_batch("y")}, StreamProducer("p", 1))
 
 
 # -- a real full disk ------------------------------------------------------------------------------------------------

@@ -34,12 +34,14 @@ class AcknowledgedAppend(msgspec.Struct, frozen=True):
 def rows_of(producer: str, sequence: int) -> dict[Shard, Batch]:
     """Return the batches of an append. They depend only on the producer and the number."""
     rng = random.Random(f"{producer}/{sequence}")
-    chosen = rng.sample(SHARDS, rng.choice((1, 1, 2, 3)))
+    written_shards = rng.sample(SHARDS, rng.choice((1, 1, 2, 3)))
     text = f"{producer}/{sequence}/".encode()
-    return {shard: Batch(rng.randrange(1, 5), text + rng.randbytes(rng.choice((0, 10, 3000)))) for shard in chosen}
+    return {
+        shard: Batch(rng.randrange(1, 5), text + rng.randbytes(rng.choice((0, 10, 3000)))) for shard in written_shards
+    }
 
 
-async def write(log: StreamLog, name: str, acknowledged) -> None:
+async def write(log: StreamLog, name: str, acknowledged_appends) -> None:
     """Append until the task is cancelled, and sometimes repeat an append."""
     state = await log.fence(name)
     rng = random.Random(f"{name} {state.epoch}")
@@ -50,33 +52,37 @@ async def write(log: StreamLog, name: str, acknowledged) -> None:
         if rng.random() < 0.1:
             second_answer = await log.append(rows_of(name, sequence), producer)
             assert (second_answer.duplicate, second_answer.positions) == (True, answer.positions)
-        acknowledged(AcknowledgedAppend(name, sequence, {SHARDS.index(p.shard): p.offset for p in answer.positions}))
+        acknowledged_appends(
+            AcknowledgedAppend(name, sequence, {SHARDS.index(p.shard): p.offset for p in answer.positions})
+        )
         sequence += 1
 
 
 def check_rows(
-    records: dict[Shard, list[Record]], acknowledged: list[AcknowledgedAppend], starts: dict[Shard, int]
+    records: dict[Shard, list[Record]], acknowledged_appends: list[AcknowledgedAppend], starts: dict[Shard, int]
 ) -> None:
     """Check the rows of a log: none is lost or occurs twice, and appends are complete and in order."""
     places: dict[tuple[str, int], dict[Shard, int]] = defaultdict(dict)
-    for shard, stored in records.items():
+    for shard, shard_records in records.items():
         end = starts[shard]
-        last: dict[str, int] = {}
-        for record in stored:
+        last_numbers: dict[str, int] = {}
+        for record in shard_records:
             assert record.offset == end, "offsets have no gap"
             end = record.end
-            assert record.sequence > last.get(record.producer, -1), "rows of a producer are in order, and none is twice"
-            last[record.producer] = record.sequence
+            assert record.sequence > last_numbers.get(record.producer, -1), (
+                "rows of a producer are in order, and none is twice"
+            )
+            last_numbers[record.producer] = record.sequence
             assert record.batch == rows_of(record.producer, record.sequence)[shard], "rows are unchanged"
             places[record.producer, record.sequence][shard] = record.offset
     if not any(starts.values()):
         for (producer, sequence), offsets in places.items():
             assert set(offsets) == set(rows_of(producer, sequence)), "an append is whole"
-    for each in acknowledged:
+    for each in acknowledged_appends:
         for index, offset in each.offsets.items():
             shard = SHARDS[index]
-            stored = places[each.producer, each.sequence].get(shard)
-            assert stored == offset or offset < starts[shard], f"an acknowledged row is lost: {each}"
+            shard_records = places[each.producer, each.sequence].get(shard)
+            assert shard_records == offset or offset < starts[shard], f"an acknowledged row is lost: {each}"
 
 
 async def main(folder: str) -> None:

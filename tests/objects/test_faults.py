@@ -32,7 +32,7 @@ class TestFaultlessFaultyContract(ObjectStoreContract):
 
 
 @pytest.mark.parametrize(
-    ("fault", "error", "written"),
+    ("fault", "error", "is_written"),
     [
         (Fault.BEFORE, RetryLater, False),
         (Fault.BROKEN, StorageError, False),
@@ -41,12 +41,12 @@ class TestFaultlessFaultyContract(ObjectStoreContract):
     ],
 )
 async def test_fault_leaves_the_state_that_it_claims(
-    store: FaultyObjects, base: str, fault: Fault, error: type[SeamarkError], written: bool
+    store: FaultyObjects, base: str, fault: Fault, error: type[SeamarkError], is_written: bool
 ) -> None:
     store.script("create", fault, None)
     with pytest.raises(error, match="injected"):
         await store.create(f"{base}/x", b"x")
-    assert await store.inner.exists(f"{base}/x") is written
+    assert await store.inner.exists(f"{base}/x") is is_written
     await store.create(f"{base}/y", b"y")
 
 

@@ -172,9 +172,9 @@ async def test_create_succeeds_beside_a_leftover_of_the_same_temporary_name(tmp_
 
 async def test_file_in_place_of_a_folder_is_named_in_the_error(store: ObjectStore, base: str) -> None:
     await store.create(f"{base}/file", b"")
-    with pytest.raises(StorageError, match="is a file, not a folder") as caught:
+    with pytest.raises(StorageError, match="is a file, not a folder") as error:
         await store.create(f"{base}/file/below/x", b"")
-    assert not isinstance(caught.value, ObjectMissing)
+    assert not isinstance(error.value, ObjectMissing)
 
 
 async def test_name_too_long_for_the_file_system_is_a_client_error(store: ObjectStore, base: str) -> None:
@@ -187,8 +187,10 @@ async def test_pipes_folders_and_links_are_rejected_without_waiting(
     store: ObjectStore, base: str, tmp_path: Path, kind: str
 ) -> None:
     await store.create(f"{base}/warm", b"secret")
-    odd = tmp_path / "warehouse/corner/odd"
-    {"pipe": lambda: os.mkfifo(odd), "folder": odd.mkdir, "link": lambda: odd.symlink_to("warm")}[kind]()
+    odd_folder = tmp_path / "warehouse/corner/odd"
+    {"pipe": lambda: os.mkfifo(odd_folder), "folder": odd_folder.mkdir, "link": lambda: odd_folder.symlink_to("warm")}[
+        kind
+    ]()
     with pytest.raises(ObjectMissing):
         await store.read(f"{base}/odd")
     assert not await store.exists(f"{base}/odd")
@@ -198,10 +200,10 @@ async def test_pipes_folders_and_links_are_rejected_without_waiting(
 
 async def test_symbolic_link_does_not_lead_out_of_the_warehouse(store: ObjectStore, base: str, tmp_path: Path) -> None:
     await store.ping()
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    (outside / "secret").write_bytes(b"secret")
-    (tmp_path / "warehouse/way-out").symlink_to(outside)
+    outside_folder = tmp_path / "outside"
+    outside_folder.mkdir()
+    (outside_folder / "secret").write_bytes(b"secret")
+    (tmp_path / "warehouse/way-out").symlink_to(outside_folder)
     way_out = f"file://{tmp_path}/warehouse/way-out"
     for call in (
         store.read(f"{way_out}/secret"),
@@ -210,7 +212,7 @@ async def test_symbolic_link_does_not_lead_out_of_the_warehouse(store: ObjectSto
     ):
         with pytest.raises(BadRequest, match="symbolic link"):
             await call
-    assert sorted(path.name for path in outside.iterdir()) == ["secret"]
+    assert sorted(path.name for path in outside_folder.iterdir()) == ["secret"]
     assert [info async for info in store.list(f"file://{tmp_path}/warehouse")] == []
 
 
@@ -239,7 +241,7 @@ async def test_allowed_location_may_be_a_link_inside_the_warehouse(tmp_path: Pat
         assert await objects.exists(f"file://{tmp_path}/warehouse/big/t/x")
 
 
-async def test_nothing_outside_the_warehouse_is_touched(store: ObjectStore, tmp_path: Path) -> None:
+async def test_files_outside_the_warehouse_are_never_read_or_changed(store: ObjectStore, tmp_path: Path) -> None:
     (tmp_path / "near").write_bytes(b"secret")
     for location in (
         f"file://{tmp_path}/near",

@@ -14,7 +14,7 @@ from seamark.metaserver.objects import reachability
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.settings.settings import Settings
-from tests.services.process import free_port, http_ok
+from tests.services.process import free_port, is_http_ok
 from tests.services.s3 import S3
 from tests.services.seamark import Seamark
 from tests.waits import until
@@ -92,7 +92,7 @@ class UnreadyServer(Seamark):
     """A server that has started once it is alive and has logged a warning."""
 
     def _is_ready(self) -> bool:
-        return http_ok(f"{self.base_url}/healthz") and b"the warehouse is not usable" in self.log.read_bytes()
+        return is_http_ok(f"{self.base_url}/healthz") and b"the warehouse is not usable" in self.log.read_bytes()
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
@@ -101,7 +101,7 @@ def test_server_over_a_dead_store_starts_and_logs_one_line(tmp_path: Path, worke
     env = {"SEAMARK_S3_ACCESS_KEY_ID": "a", "SEAMARK_S3_SECRET_ACCESS_KEY": "b", "SEAMARK_STORAGE_RETRIES": "0"}
     flags = ("--s3-endpoint", dead, "--workers", workers)
     with UnreadyServer(tmp_path, warehouse="s3://lake/warehouse", env=env, flags=flags) as server:
-        assert not http_ok(f"{server.base_url}/readyz")
+        assert not is_http_ok(f"{server.base_url}/readyz")
         assert server.terminate() == 0
     lines = [line for line in server.log.read_text().splitlines() if "the warehouse is not usable" in line]
     assert len(lines) == 1

@@ -52,7 +52,7 @@ def _read(descriptor: int) -> bytes:
         return file.read()
 
 
-def test_own_files_are_opened(root: RootFolder) -> None:
+def test_files_of_the_warehouse_are_opened(root: RootFolder) -> None:
     assert _read(root.open_file("t/f")) == b"own"
     assert root.is_file("t/f")
     assert not root.is_file("t/missing")
@@ -74,7 +74,7 @@ def test_own_files_are_opened(root: RootFolder) -> None:
 
 
 @pytest.mark.parametrize("target", ["../secret", "{secret}", "deep", "/", "/proc/self/root", "."])
-def test_links_are_rejected_wherever_they_lead(root: RootFolder, tmp_path: Path, target: str) -> None:
+def test_links_to_any_target_are_rejected(root: RootFolder, tmp_path: Path, target: str) -> None:
     folder = tmp_path / "disk/t"
     (folder / "link").symlink_to(target.format(secret=tmp_path / "secret"))
     (folder / "file").symlink_to("f")
@@ -89,15 +89,15 @@ def test_links_are_rejected_wherever_they_lead(root: RootFolder, tmp_path: Path,
         lambda: root.check_links("t/file"),
     )
     for call in calls:
-        with pytest.raises(SymbolicLinkError) as caught:
+        with pytest.raises(SymbolicLinkError) as error:
             call()
-        assert caught.value.errno == errno.ELOOP
-    with pytest.raises(SymbolicLinkError) as caught:
+        assert error.value.errno == errno.ELOOP
+    with pytest.raises(SymbolicLinkError) as error:
         root.open_file("t/link/f")
-    assert not caught.value.is_last
-    with pytest.raises(SymbolicLinkError) as caught:
+    assert not error.value.is_last
+    with pytest.raises(SymbolicLinkError) as error:
         root.open_file("t/file")
-    assert caught.value.is_last
+    assert error.value.is_last
     assert not root.is_file("t/file")
     root.delete_file("t/file")  # The link itself
     assert sorted(os.listdir(folder)) == ["deep", "f", "link"]

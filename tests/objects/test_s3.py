@@ -21,11 +21,11 @@ from seamark.metaserver.objects.s3 import WRITE_ID, bucket_endpoint
 from seamark.metaserver.settings.settings import Settings
 from tests.objects.contract import ObjectStoreContract
 from tests.objects.s3_proxy import Misbehaviour, run_misbehaving_proxy
-from tests.services.process import ManagedProcess, free_port, http_ok
+from tests.services.process import ManagedProcess, free_port, is_http_ok
 from tests.services.s3 import CONFIG, S3, read_env_file, versitygw_binary
 
 
-def settings_for(s3: S3, bucket: str, **changes: Any) -> Settings:
+def build_settings(s3: S3, bucket: str, **changes: Any) -> Settings:
     return dataclasses.replace(
         Settings(
             warehouse=f"s3://{bucket}/warehouse",
@@ -43,7 +43,7 @@ def settings_for(s3: S3, bucket: str, **changes: Any) -> Settings:
 class TestPathStyleContract(ObjectStoreContract):
     @pytest.fixture
     async def store(self, s3: S3, s3_bucket: str) -> AsyncIterator[ObjectStore]:
-        async with open_objects(settings_for(s3, s3_bucket), SystemClock()) as objects:
+        async with open_objects(build_settings(s3, s3_bucket), SystemClock()) as objects:
             yield objects
 
     @pytest.fixture
@@ -63,7 +63,7 @@ def virtual_s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
     env = {**settings, "VGW_PORT": f"127.0.0.1:{port}", "VGW_VIRTUAL_DOMAIN": f"localhost:{port}"}
     process = ManagedProcess([binary, "posix", str(folder / "objects")], log=folder / "log", env=env, cwd=folder)
     with process:
-        process.start(lambda: http_ok(f"http://127.0.0.1:{port}{settings['VGW_HEALTH']}"), timeout_s=60)
+        process.start(lambda: is_http_ok(f"http://127.0.0.1:{port}{settings['VGW_HEALTH']}"), timeout_s=60)
         keys = settings["ROOT_ACCESS_KEY"], settings["ROOT_SECRET_KEY"]
         yield S3(f"http://127.0.0.1:{port}", *keys, settings["VGW_REGION"], folder / "objects", process)
 
@@ -78,7 +78,7 @@ class TestVirtualHostContract(ObjectStoreContract):
         for name in ("NO_PROXY", "no_proxy"):
             monkeypatch.setenv(name, "")
         endpoint = virtual_s3.endpoint.replace("127.0.0.1", "localhost")
-        settings = settings_for(virtual_s3, bucket, s3_endpoint=endpoint, s3_path_style=False)
+        settings = build_settings(virtual_s3, bucket, s3_endpoint=endpoint, s3_path_style=False)
         assert bucket_endpoint(bucket, settings) == endpoint.replace("://", f"://{bucket}.")
         async with open_objects(settings, SystemClock()) as objects:
             yield objects
@@ -93,15 +93,17 @@ class TestVirtualHostContract(ObjectStoreContract):
 
 
 @asynccontextmanager
-async def through_proxy(s3: S3, bucket: str, **changes: Any) -> AsyncIterator[tuple[ObjectStore, Misbehaviour, str]]:
+async def open_through_proxy(
+    s3: S3, bucket: str, **changes: Any
+) -> AsyncIterator[tuple[ObjectStore, Misbehaviour, str]]:
     port = free_port()
-    settings = settings_for(s3, bucket, s3_endpoint=f"http://127.0.0.1:{port}", **changes)
+    settings = build_settings(s3, bucket, s3_endpoint=f"http://127.0.0.1:{port}", **changes)
     async with run_misbehaving_proxy(s3.endpoint, port) as mode, open_objects(settings, SystemClock()) as objects:
         yield objects, mode, f"s3://{bucket}/warehouse"
 
 
 async def test_write_with_a_lost_reply_is_recognised_as_our_own(s3: S3, s3_bucket: str) -> None:
-    async with through_proxy(s3, s3_bucket) as (objects, mode, base):
+    async with open_through_proxy(s3, s3_bucket) as (objects, mode, base):
         mode.lose_replies = 1
         await objects.create(f"{base}/x", b"mine")
         assert mode.requests == ["PUT 200", "GET 200"]
@@ -109,7 +111,7 @@ async def test_write_with_a_lost_reply_is_recognised_as_our_own(s3: S3, s3_bucke
 
 
 async def test_retry_that_finds_its_own_first_attempt_is_not_a_conflict(s3: S3, s3_bucket: str) -> None:
-    async with through_proxy(s3, s3_bucket, storage_retries=2) as (objects, mode, base):
+    async with open_through_proxy(s3, s3_bucket, storage_retries=2) as (objects, mode, base):
         mode.answer_500_after = 1
         await objects.create(f"{base}/x", b"mine")
         assert mode.requests == ["PUT 200", "PUT 412", "GET 200"]
@@ -118,7 +120,7 @@ async def test_retry_that_finds_its_own_first_attempt_is_not_a_conflict(s3: S3, 
 async def test_lost_reply_over_another_writers_object_is_a_conflict_even_with_equal_bytes(
     s3: S3, s3_bucket: str
 ) -> None:
-    async with through_proxy(s3, s3_bucket) as (objects, mode, base):
+    async with open_through_proxy(s3, s3_bucket) as (objects, mode, base):
         await objects.create(f"{base}/x", b"same")
         mode.lose_replies = 1
         with pytest.raises(ObjectExists):
@@ -127,7 +129,7 @@ async def test_lost_reply_over_another_writers_object_is_a_conflict_even_with_eq
 
 
 async def test_request_that_never_arrived_is_not_reported_as_written(s3: S3, s3_bucket: str) -> None:
-    async with through_proxy(s3, s3_bucket) as (objects, mode, base):
+    async with open_through_proxy(s3, s3_bucket) as (objects, mode, base):
         mode.drop_requests = 1
         with pytest.raises(RetryLater, match="did not answer"):
             await objects.create(f"{base}/x", b"x")
@@ -136,7 +138,7 @@ async def test_request_that_never_arrived_is_not_reported_as_written(s3: S3, s3_
 
 
 async def test_hanging_store_gives_an_answer_in_time(s3: S3, s3_bucket: str) -> None:
-    async with through_proxy(s3, s3_bucket, storage_timeout_s=0.5) as (objects, mode, base):
+    async with open_through_proxy(s3, s3_bucket, storage_timeout_s=0.5) as (objects, mode, base):
         mode.hang = True
         async with asyncio.timeout(60):
             with pytest.raises(RetryLater):
@@ -144,7 +146,7 @@ async def test_hanging_store_gives_an_answer_in_time(s3: S3, s3_bucket: str) -> 
 
 
 async def test_store_without_conditional_writes_is_read_before_a_write(s3: S3, s3_bucket: str) -> None:
-    async with through_proxy(s3, s3_bucket) as (objects, mode, base):
+    async with open_through_proxy(s3, s3_bucket) as (objects, mode, base):
         mode.conditional_501 = True
         await objects.create(f"{base}/x", b"1")
         await objects.create(f"{base}/y", b"2")
@@ -156,7 +158,7 @@ async def test_store_without_conditional_writes_is_read_before_a_write(s3: S3, s
 
 async def test_store_that_drops_metadata_is_compared_by_bytes(s3: S3, s3_bucket: str) -> None:
     client = s3.client()
-    async with through_proxy(s3, s3_bucket) as (objects, mode, base):
+    async with open_through_proxy(s3, s3_bucket) as (objects, mode, base):
 
         def somebody_elses(body: bytes, name: str) -> Any:
             return lambda: client.put_object(Bucket=s3_bucket, Key=f"warehouse/{name}", Body=body)
@@ -170,7 +172,7 @@ async def test_store_that_drops_metadata_is_compared_by_bytes(s3: S3, s3_bucket:
 
 
 async def test_written_objects_have_the_id_of_their_write(s3: S3, s3_bucket: str) -> None:
-    async with open_objects(settings_for(s3, s3_bucket), SystemClock()) as objects:
+    async with open_objects(build_settings(s3, s3_bucket), SystemClock()) as objects:
         await objects.create(f"s3://{s3_bucket}/warehouse/x", b"x")
     client = s3.client()
     assert len(client.head_object(Bucket=s3_bucket, Key="warehouse/x")["Metadata"][WRITE_ID]) == 32
@@ -178,21 +180,21 @@ async def test_written_objects_have_the_id_of_their_write(s3: S3, s3_bucket: str
 
 
 async def test_missing_bucket_and_wrong_keys_are_named_in_the_error(s3: S3, s3_bucket: str) -> None:
-    async with open_objects(settings_for(s3, "no-such-bucket"), SystemClock()) as objects:
+    async with open_objects(build_settings(s3, "no-such-bucket"), SystemClock()) as objects:
         location = "s3://no-such-bucket/warehouse/x"
         for call in (objects.read(location), objects.create(location, b""), objects.ping()):
             with pytest.raises(StorageError, match=r"bucket of .* does not exist"):
                 await call
-    async with open_objects(settings_for(s3, s3_bucket, s3_secret_access_key="wrong"), SystemClock()) as objects:
+    async with open_objects(build_settings(s3, s3_bucket, s3_secret_access_key="wrong"), SystemClock()) as objects:
         location = f"s3://{s3_bucket}/warehouse/x"
         for call in (objects.read(location), objects.create(location, b""), objects.delete(location), objects.ping()):
-            with pytest.raises(StorageError, match="keys") as caught:
+            with pytest.raises(StorageError, match="keys") as error:
                 await call
-            assert "wrong" not in str(caught.value)
+            assert "wrong" not in str(error.value)
 
 
 async def test_unavailable_server_is_a_retryable_error(s3: S3, s3_bucket: str) -> None:
-    settings = settings_for(s3, s3_bucket, s3_endpoint=f"http://127.0.0.1:{free_port()}")
+    settings = build_settings(s3, s3_bucket, s3_endpoint=f"http://127.0.0.1:{free_port()}")
     async with open_objects(settings, SystemClock()) as objects:
         location = f"s3://{s3_bucket}/warehouse/x"
         for call in (
@@ -202,9 +204,9 @@ async def test_unavailable_server_is_a_retryable_error(s3: S3, s3_bucket: str) -
             objects.delete(location),
             objects.ping(),
         ):
-            with pytest.raises(RetryLater) as caught:
+            with pytest.raises(RetryLater) as error:
                 await call
-            assert "\n" not in str(caught.value), "a dump of Rust structures is nothing for clients"
+            assert "\n" not in str(error.value), "a dump of Rust structures is nothing for clients"
 
 
 async def test_environment_variables_do_not_mix_with_the_settings(
@@ -215,12 +217,12 @@ async def test_environment_variables_do_not_mix_with_the_settings(
     monkeypatch.setenv("AWS_SESSION_TOKEN", "of-another-account")
     monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
     monkeypatch.setenv("AWS_REGION", "eu-central-1")
-    async with open_objects(settings_for(s3, s3_bucket), SystemClock()) as objects:
+    async with open_objects(build_settings(s3, s3_bucket), SystemClock()) as objects:
         await objects.create(f"s3://{s3_bucket}/warehouse/x", b"x")
 
 
 async def test_one_server_reads_files_and_buckets(s3: S3, s3_bucket: str, tmp_path: Path) -> None:
-    settings = settings_for(
+    settings = build_settings(
         s3, s3_bucket, warehouse=f"file://{tmp_path}/wh", allowed_locations=(f"s3a://{s3_bucket}/shared/",)
     )
     async with open_objects(settings, SystemClock()) as objects:
@@ -229,9 +231,9 @@ async def test_one_server_reads_files_and_buckets(s3: S3, s3_bucket: str, tmp_pa
         assert await objects.read(f"s3a://{s3_bucket}/shared/x") == b"bucket"
         assert await objects.read(f"file:{tmp_path}/wh/x") == b"file"
         await objects.ping()
-        for outside in (f"s3://{s3_bucket}/x", f"s3://{s3_bucket}/shared2/x", f"s3://{s3_bucket}/shared"):
+        for outside_location in (f"s3://{s3_bucket}/x", f"s3://{s3_bucket}/shared2/x", f"s3://{s3_bucket}/shared"):
             with pytest.raises(BadRequest):
-                await objects.read(outside)
+                await objects.read(outside_location)
     assert os.listdir(tmp_path / "wh") == ["x"]
 
 
@@ -243,7 +245,7 @@ async def test_unfinished_uploads_are_listed_by_pages_and_aborted(
     with closing(s3.client()) as client:
         for key in (*(f"warehouse/t/{number}/é .parquet" for number in range(5)), "warehouse/tt/x.parquet"):
             client.create_multipart_upload(Bucket=s3_bucket, Key=key)
-    async with open_objects(settings_for(s3, s3_bucket), SystemClock()) as store:
+    async with open_objects(build_settings(s3, s3_bucket), SystemClock()) as store:
         folder = f"s3://{s3_bucket}/warehouse/t"
         uploads = [upload async for upload in store.uploads(folder)]
         assert {upload.location for upload in uploads} == {f"{folder}/{number}/é .parquet" for number in range(5)}
@@ -254,14 +256,14 @@ async def test_unfinished_uploads_are_listed_by_pages_and_aborted(
         assert [upload.location async for upload in store.uploads(f"s3://{s3_bucket}/warehouse")] == [
             f"{folder}t/x.parquet"
         ]
-        outside = Upload(f"s3://{s3_bucket}/elsewhere/x.parquet", "id", 0)
+        outside_location = Upload(f"s3://{s3_bucket}/elsewhere/x.parquet", "id", 0)
         with pytest.raises(BadRequest):
-            await store.abort_uploads([outside])
+            await store.abort_uploads([outside_location])
 
 
 async def test_uploads_that_the_store_cannot_list_are_an_error_with_the_reason(s3: S3, s3_bucket: str) -> None:
-    wrong = settings_for(s3, s3_bucket, s3_secret_access_key="wrong")
-    async with open_objects(wrong, SystemClock()) as store:
+    wrong_settings = build_settings(s3, s3_bucket, s3_secret_access_key="wrong")
+    async with open_objects(wrong_settings, SystemClock()) as store:
         with pytest.raises(StorageError, match="SignatureDoesNotMatch"):
             [upload async for upload in store.uploads(f"s3://{s3_bucket}/warehouse")]
 

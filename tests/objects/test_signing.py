@@ -41,9 +41,9 @@ VIRTUAL = Settings(
 AWS = Settings(s3_access_key_id="AKID", s3_secret_access_key="SECRET", s3_client_access="signing")
 
 
-def ask(method: str, uri: str, headers: Mapping[str, str] | None = None, **more: Any) -> dict[str, Any]:
+def ask(method: str, uri: str, headers: Mapping[str, str] | None = None, **fields: Any) -> dict[str, Any]:
     wrapped = {name: [value] for name, value in (headers or {}).items()}
-    return {"method": method, "uri": uri, "region": "us-east-1", "headers": wrapped, **more}
+    return {"method": method, "uri": uri, "region": "us-east-1", "headers": wrapped, **fields}
 
 
 def sign_request(request: dict[str, Any], *, settings: Settings = LOCAL, writable: bool = True) -> dict[str, Any]:
@@ -75,8 +75,8 @@ class Client:
         )
         self.table = f"s3://{bucket}/wh/t1-abc"
 
-    def sign(self, method: str, uri: str, headers: Mapping[str, str] | None = None, **more: Any) -> dict[str, Any]:
-        request = ask(method, uri, headers, **more)
+    def sign(self, method: str, uri: str, headers: Mapping[str, str] | None = None, **fields: Any) -> dict[str, Any]:
+        request = ask(method, uri, headers, **fields)
         now_ms = SystemClock().now_ms()
         return sign(request, table_location=self.table, writable=True, settings=self.settings, now_ms=now_ms)
 
@@ -90,9 +90,9 @@ class Client:
             return response.status, await response.read()
 
     async def call(
-        self, method: str, tail: str, body: bytes = b"", headers: Mapping[str, str] | None = None, **more: Any
+        self, method: str, tail: str, body: bytes = b"", headers: Mapping[str, str] | None = None, **options: Any
     ) -> tuple[int, bytes]:
-        return await self.send(method, self.sign(method, self.base + tail, headers, **more), body)
+        return await self.send(method, self.sign(method, self.base + tail, headers, **options), body)
 
 
 @pytest.fixture
@@ -125,9 +125,9 @@ async def test_signature_of_a_read_is_valid_for_every_range_for_some_time(client
 
 
 async def test_multipart_uploads_are_signed_step_by_step(client: Client) -> None:
-    status, created = await client.call("POST", "/wh/t1-abc/big?uploads")
+    status, upload_xml = await client.call("POST", "/wh/t1-abc/big?uploads")
     assert status == 200
-    upload_id = created.decode().partition("<UploadId>")[2].partition("</UploadId>")[0]
+    upload_id = upload_xml.decode().partition("<UploadId>")[2].partition("</UploadId>")[0]
     part = b"x" * (5 << 20)
     answer = client.sign("PUT", f"{client.base}/wh/t1-abc/big?partNumber=1&uploadId={upload_id}")
     async with client.session.put(
@@ -177,11 +177,13 @@ def test_signature_equals_that_of_botocore(monkeypatch: pytest.MonkeyPatch) -> N
     headers = {"x-amz-content-sha256": hashlib.sha256(b"body").hexdigest(), "x-amz-meta-a": "1", "content-type": "t"}
     uri = "http://store:9000/lake/wh/t1-abc/a%20b%2Bc?partNumber=1&uploadId=abc"
     answer = sign_request(ask("PUT", uri, {**headers, "x-amz-date": "20261118T110640Z"}))
-    theirs = AWSRequest("PUT", uri, headers=headers, data=b"body")
-    theirs.context["timestamp"] = "20261118T110640Z"
-    theirs.headers["X-Amz-Date"] = "20261118T110640Z"
+    botocore_request = AWSRequest("PUT", uri, headers=headers, data=b"body")
+    botocore_request.context["timestamp"] = "20261118T110640Z"
+    botocore_request.headers["X-Amz-Date"] = "20261118T110640Z"
     auth = S3SigV4Auth(Credentials("AKID", "SECRET"), "s3", "us-east-1")
-    signature = auth.signature(auth.string_to_sign(theirs, auth.canonical_request(theirs)), theirs)
+    signature = auth.signature(
+        auth.string_to_sign(botocore_request, auth.canonical_request(botocore_request)), botocore_request
+    )
     assert answer["headers"]["Authorization"][0].endswith(f"Signature={signature}")
 
 
@@ -354,9 +356,9 @@ MALFORMED_REQUESTS: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("request_", "names"), MALFORMED_REQUESTS)
 def test_error_of_a_malformed_request_says_what_is_wrong(request_: dict[str, Any], names: str) -> None:
-    with pytest.raises(BadRequest) as caught:
+    with pytest.raises(BadRequest) as error:
         sign_request(request_)
-    assert names in caught.value.message
+    assert names in error.value.message
 
 
 KEY = "wh/t1-abc/x"
@@ -477,15 +479,15 @@ def test_no_spelling_of_a_dot_segment_is_signed(uri: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "more",
+    "query",
     [
         *("&delimiter=/", "&delimiter=", "&start-after=wh/t1-abc/data/a.parquet", "&max-keys=1000&fetch-owner=true"),
         *("&continuation-token=1a%2F%2Fb%2BQ%3D%3D", "&encoding-type=url", "&start-after="),
     ],
 )
-def test_continued_listings_inside_the_table_are_signed(more: str) -> None:
-    assert "Authorization" in sign_request(ask("GET", f"{_LISTING}{_INSIDE}{more}"))["headers"]
-    assert "Authorization" in sign_request(ask("GET", f"{_LISTING}prefix=wh/t1-abc/data/dt%3D2026..{more}"))["headers"]
+def test_continued_listings_inside_the_table_are_signed(query: str) -> None:
+    assert "Authorization" in sign_request(ask("GET", f"{_LISTING}{_INSIDE}{query}"))["headers"]
+    assert "Authorization" in sign_request(ask("GET", f"{_LISTING}prefix=wh/t1-abc/data/dt%3D2026..{query}"))["headers"]
 
 
 @pytest.mark.parametrize("number", ["blah", "-1", "1.5", ""])

@@ -24,7 +24,7 @@ from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.objects.signing import cache_control, sign
 from seamark.metaserver.objects.vending import storage_config
 from seamark.metaserver.settings.settings import Settings
-from tests.services.java import SHORT_LIVED, java_17
+from tests.services.java import SHORT_LIVED, find_java_17
 from tests.services.process import CACHE
 from tests.services.s3 import S3
 
@@ -97,7 +97,7 @@ async def test_icebergs_java_client_can_access_only_its_table(signer: Signer) ->
         pytest.fail("Iceberg's jars are missing: run `make jars`")
     properties = {**signer.client_properties(), "s3.multipart.part-size-bytes": str(5 << 20)}
     argv = [
-        *(java_17(), "-Xmx512m", *SHORT_LIVED, "-cp", ":".join(map(str, jars))),
+        *(find_java_17(), "-Xmx512m", *SHORT_LIVED, "-cp", ":".join(map(str, jars))),
         str(Path(__file__).with_name("SignedFiles.java")),
         *(signer.table, signer.table.replace("t-0", "t-1") + "/secret"),
         *(f"{name}={value}" for name, value in properties.items()),

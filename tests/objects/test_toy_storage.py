@@ -90,8 +90,8 @@ class TestContract(ObjectStoreContract):
 
 
 def test_table_on_the_toy_storage_is_written_read_indexed_and_purged(client: IndexClient, folder: Path) -> None:
-    loaded = client.load_table("db.t")
-    assert loaded.location.startswith(f"{WAREHOUSE}/db/t")
+    loaded_table = client.load_table("db.t")
+    assert loaded_table.location.startswith(f"{WAREHOUSE}/db/t")
     rows = seamark.scan(client, "db.t").to_arrow().sort_by("id")
     assert rows["id"].to_pylist() == list(range(FILES * ROWS))
     assert client.explain("db.t", "id = 40").files == FILES
@@ -108,9 +108,9 @@ def test_table_on_the_toy_storage_is_written_read_indexed_and_purged(client: Ind
 
 
 def test_only_the_catalog_gives_clients_the_key(client: IndexClient) -> None:
-    loaded = client.load_table("db.t")
+    loaded_table = client.load_table("db.t")
     path = client.files("db.t")["file_path"][0].as_py()
-    assert Storage(loaded.storage).read(path)
+    assert Storage(loaded_table.storage).read(path)
     with pytest.raises(PermissionError, match="needs a key"):
         Storage().read(path)
 

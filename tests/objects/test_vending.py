@@ -25,9 +25,9 @@ ADDRESS = {
 BOTH_MODES = "vended-credentials,remote-signing"
 
 
-def config_for(access: str, delegation: str | None) -> tuple[dict[str, str], list[dict[str, object]]]:
+async def config_for(access: str, delegation: str | None) -> tuple[dict[str, str], list[dict[str, object]]]:
     settings = dataclasses.replace(BASE, s3_client_access=access)
-    return S3.client_access(settings, TABLE, delegation=delegation, sign_path=PATH)
+    return await S3.client_access(settings, TABLE, delegation=delegation, sign_path=PATH)
 
 
 @pytest.mark.parametrize(
@@ -49,10 +49,10 @@ def config_for(access: str, delegation: str | None) -> tuple[dict[str, str], lis
         ("static", " , ", "address"),
     ],
 )
-def test_client_gets_its_first_requested_access_that_is_allowed(
+async def test_client_gets_its_first_requested_access_that_is_allowed(
     access: str, delegation: str | None, expected: str
 ) -> None:
-    config, credentials = config_for(access, delegation)
+    config, credentials = await config_for(access, delegation)
     assert ADDRESS.items() <= config.items()
     assert ("s3.remote-signing-enabled" in config) is (expected == "signing")
     assert (config.get("s3.secret-access-key") == "SECRET") is (expected == "keys")
@@ -61,45 +61,45 @@ def test_client_gets_its_first_requested_access_that_is_allowed(
         assert "SECRET" not in f"{config}{credentials}"
 
 
-def test_credentials_are_also_given_for_the_tables_prefix() -> None:
-    config, [credential] = config_for("static", "vended-credentials")
+async def test_credentials_are_also_given_for_the_tables_prefix() -> None:
+    config, [credential] = await config_for("static", "vended-credentials")
     assert credential["prefix"] == "s3://lake/wh/t/"
     assert credential["config"] == config
 
 
-def test_signing_endpoint_is_named_in_every_clients_form() -> None:
-    config, _ = config_for("signing", None)
+async def test_signing_endpoint_is_named_in_every_clients_form() -> None:
+    config, _ = await config_for("signing", None)
     assert config["s3.remote-signing-enabled"] == "true"
     assert config["signer.endpoint"] == config["s3.signer.endpoint"] == PATH
     assert config["s3.signer"] == "S3V4RestSigner"
 
 
-def test_local_table_needs_no_properties() -> None:
+async def test_local_table_needs_no_properties() -> None:
     settings = dataclasses.replace(BASE, s3_client_access="static")
-    assert SERVER_STORAGES["file"].client_access(
+    assert await SERVER_STORAGES["file"].client_access(
         settings, parse_location("file:/wh/t"), delegation=BOTH_MODES, sign_path=PATH
     ) == ({}, [])
 
 
-def test_aws_itself_uses_virtual_hosts_and_needs_no_endpoint() -> None:
-    config, _ = S3.client_access(Settings(), TABLE, delegation=None, sign_path=PATH)
+async def test_aws_itself_uses_virtual_hosts_and_needs_no_endpoint() -> None:
+    config, _ = await S3.client_access(Settings(), TABLE, delegation=None, sign_path=PATH)
     assert "s3.endpoint" not in config
     assert config["s3.path-style-access"] == "false"
 
 
 @pytest.mark.parametrize("delegation", [None, "vended-credentials", BOTH_MODES])
-def test_clients_get_the_gateways_address_and_credentials_of_the_table(delegation: str | None) -> None:
+async def test_clients_get_the_gateways_address_and_credentials_of_the_table(delegation: str | None) -> None:
     settings = dataclasses.replace(BASE, s3_client_access="gateway", gateway_port=8182, s3_path_style=False)
     keys = VendedKeys("AK", "VENDED", "token", 1_000)
     options = {"sign_path": PATH, "refresh_path": "v1/refresh", "vend": lambda: keys}
-    config, [credential] = S3.client_access(settings, TABLE, delegation=delegation, **options)
+    config, [credential] = await S3.client_access(settings, TABLE, delegation=delegation, **options)
     assert config["s3.endpoint"] == "http://127.0.0.1:8182"
     assert config["s3.path-style-access"] == "true"
     assert (config["s3.secret-access-key"], config["s3.session-token"]) == ("VENDED", "token")
     assert config["s3.session-token-expires-at-ms"] == "1000"
     assert config["client.refresh-credentials-endpoint"] == "v1/refresh"
     assert credential == {"prefix": "s3://lake/wh/t/", "config": config}
-    config, credentials = S3.client_access(settings, TABLE, delegation="remote-signing", **options)
+    config, credentials = await S3.client_access(settings, TABLE, delegation="remote-signing", **options)
     assert not credentials
     assert "VENDED" not in f"{config}"
     assert "SECRET" not in f"{config}"

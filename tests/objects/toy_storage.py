@@ -55,8 +55,8 @@ class ToyObjects(ForwardingObjects):
         self._folder = f"file://{folder}"
 
     def _at(self, location: str) -> str:
-        at = parse_location(location)
-        return f"{self._folder}/{at.bucket}/{at.path}".rstrip("/")
+        address = parse_location(location)
+        return f"{self._folder}/{address.bucket}/{address.path}".rstrip("/")
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         async for info in self._stored.list(self._at(prefix)):
@@ -81,7 +81,7 @@ class ToyStorage(ServerStorage):
     def suggest_fix(self, error: Exception) -> str:
         return "Find the toy"
 
-    def client_access(
+    async def client_access(
         self,
         settings: Settings,
         table: Location,
@@ -90,6 +90,7 @@ class ToyStorage(ServerStorage):
         sign_path: str,
         refresh_path: str = "",
         vend: Callable[[], VendedKeys] | None = None,
+        may_write: Callable[[], bool] | None = None,
     ) -> ClientAccess:
         keys = {KEY: SECRET, FOLDER: str(self._folder)}
         return keys, [{"prefix": f"{table}/", "config": dict(keys)}]

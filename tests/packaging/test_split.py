@@ -46,12 +46,12 @@ FILES = {
 
 @pytest.fixture
 def wheels(tmp_path: Path) -> tuple[Path, Path]:
-    whole = tmp_path / "seamark-1.2-cp311-cp311-manylinux_2_34_x86_64.whl"
-    with zipfile.ZipFile(whole, "w") as archive:
+    wheel_path = tmp_path / "seamark-1.2-cp311-cp311-manylinux_2_34_x86_64.whl"
+    with zipfile.ZipFile(wheel_path, "w") as archive:
         for name, text in FILES.items():
             archive.writestr(name, text)
     (tmp_path / "dist").mkdir()
-    return split(whole, tmp_path / "dist")
+    return split(wheel_path, tmp_path / "dist")
 
 
 def names_in(wheel: Path) -> set[str]:

@@ -63,8 +63,10 @@ def environment_with(folder: Path, *wheels: Path) -> Path:
     run(
         sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", *wheels, cwd=folder
     )
-    own = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip())
-    (own / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    site_packages = Path(
+        run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip()
+    )
+    (site_packages / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return python
 
 
@@ -120,9 +122,9 @@ def test_each_extra_works_in_a_separate_environment(extra: str, wheel: Path, oth
     for command in ("explain", "buckets", "index", "indexer"):
         assert "TABLE" in run(seamark, command, "--help", cwd=tmp_path) or command == "indexer"
     if extra != "server":
-        refused = subprocess.run([seamark, "serve"], cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert refused.returncode == 2
-        assert "pip install 'seamark[server]'" in refused.stderr
+        refusal = subprocess.run([seamark, "serve"], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert refusal.returncode == 2
+        assert "pip install 'seamark[server]'" in refusal.stderr
 
 
 APPENDS_AND_READS = """
@@ -196,9 +198,12 @@ def test_servers_wheel_serves_with_that_of_the_clients(split_wheels: tuple[Path,
 
 
 def other_python(version: str) -> str | None:
-    result = shutil.which(f"python{version}")
-    if result is not None and subprocess.run([result, "-c", ""], capture_output=True, check=False).returncode == 0:
-        return result
+    python_path = shutil.which(f"python{version}")
+    if (
+        python_path is not None
+        and subprocess.run([python_path, "-c", ""], capture_output=True, check=False).returncode == 0
+    ):
+        return python_path
     installed = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
     return str(installed[-1]) if installed else None
 
@@ -209,11 +214,11 @@ def test_wheel_of_another_python_serves_writes_and_plans(version: str, tmp_path:
     if python is None:
         pytest.skip(f"no Python {version} here")
     run(python, "-m", "venv", tmp_path / "venv", cwd=tmp_path)
-    own = tmp_path / "venv" / "bin" / "python"
+    venv_python = tmp_path / "venv" / "bin" / "python"
     source = tmp_path / "source"
     run("git", "clone", "-q", REPO, source, cwd=tmp_path)
-    run(own, "-m", "pip", "wheel", "-q", "--no-deps", "-w", tmp_path, source, cwd=tmp_path)
+    run(venv_python, "-m", "pip", "wheel", "-q", "--no-deps", "-w", tmp_path, source, cwd=tmp_path)
     (wheel,) = tmp_path.glob("seamark-*.whl")
     assert f"cp{version.replace('.', '')}-" in wheel.name
-    run(own, "-m", "pip", "install", "-q", "-c", REPO / "requirements.lock", f"{wheel}[server]", cwd=tmp_path)
-    run(own, "-c", APPENDS_AND_READS, cwd=tmp_path)
+    run(venv_python, "-m", "pip", "install", "-q", "-c", REPO / "requirements.lock", f"{wheel}[server]", cwd=tmp_path)
+    run(venv_python, "-c", APPENDS_AND_READS, cwd=tmp_path)

@@ -25,11 +25,11 @@ class FaultProxy:
     """
 
     def __init__(
-        self, host: str, port: int, own: str = "127.0.0.1", connect: Callable[[], socket.socket] | None = None
+        self, host: str, port: int, local_address: str = "127.0.0.1", connect: Callable[[], socket.socket] | None = None
     ) -> None:
-        self._upstream, self._own, self._connect = (host, port), own, connect
+        self._upstream, self._own, self._connect = (host, port), local_address, connect
         self.port = free_port()
-        self.address = f"{own}:{self.port}"
+        self.address = f"{local_address}:{self.port}"
         self.url = f"http://{self.address}"
         self.delay_s: Callable[[], float] = lambda: 0.0
         self.is_cut = False
@@ -93,16 +93,16 @@ class FaultProxy:
 
 @contextmanager
 def fault_proxy(
-    host: str, port: int, own: str = "127.0.0.1", connect: Callable[[], socket.socket] | None = None
+    host: str, port: int, local_address: str = "127.0.0.1", connect: Callable[[], socket.socket] | None = None
 ) -> Iterator[FaultProxy]:
-    """Run a proxy on a free port of this machine, at its address `own`, in a separate thread.
+    """Run a proxy on a free port of this machine, at its address `local_address`, in a separate thread.
 
     `connect` opens connections if `host` is not in this machine's network.
     """
-    proxy = FaultProxy(host, port, own, connect)
+    proxy = FaultProxy(host, port, local_address, connect)
     thread = threading.Thread(target=lambda: asyncio.run(proxy.run()), daemon=True)
     thread.start()
-    block_until(lambda: port_answers(proxy.port, own))
+    block_until(lambda: port_answers(proxy.port, local_address))
     try:
         yield proxy
     finally:

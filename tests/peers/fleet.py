@@ -61,10 +61,12 @@ class Fleet:
 
     def meet(self) -> None:
         """Wait until every replica knows all running replicas."""
-        running = sum(replica.running() for replica in self.replicas)
+        running_count = sum(replica.running() for replica in self.replicas)
         block_until(
             lambda: all(
-                metric(replica, "seamark_peer_replicas") == running for replica in self.replicas if replica.running()
+                metric(replica, "seamark_peer_replicas") == running_count
+                for replica in self.replicas
+                if replica.running()
             )
         )
 
@@ -110,12 +112,12 @@ def open_fleet(
         network: Each replica is on a host of this network, and reaches the database and the storage through it.
     """
     database, bucket = postgres.create_database(), s3.create_bucket()
-    store, own = urlsplit(s3.endpoint), "127.0.0.1" if network is None else network.address
+    store, local_address = urlsplit(s3.endpoint), "127.0.0.1" if network is None else network.address
     is_linked = is_linked and network is None
     with ExitStack() as stack:
-        storage = stack.enter_context(fault_proxy(str(store.hostname), int(store.port or 80), own))
+        storage = stack.enter_context(fault_proxy(str(store.hostname), int(store.port or 80), local_address))
         if network is not None:
-            way = stack.enter_context(fault_proxy("127.0.0.1", postgres.port, own))
+            way = stack.enter_context(fault_proxy("127.0.0.1", postgres.port, local_address))
             database = database.replace(f"127.0.0.1:{postgres.port}", way.address)
         replicas, links = [], []
         for number in range(count):

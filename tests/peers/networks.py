@@ -111,9 +111,9 @@ def network(count: int) -> Iterator[Network]:
     """
     if not os.path.exists("/proc/self/ns/net") or os.geteuid():
         pytest.skip("network namespaces need Linux and root")
-    missing = [program for program in ("ip", "bridge", "nsenter") if shutil.which(program) is None]
-    if missing:
-        pytest.skip(f"network namespaces need the programs {', '.join(missing)}")
+    missing_names = [program for program in ("ip", "bridge", "nsenter") if shutil.which(program) is None]
+    if missing_names:
+        pytest.skip(f"network namespaces need the programs {', '.join(missing_names)}")
     number = os.getpid() % 200 * 250 + next(_numbers)  # Of other test processes at the same time
     subnet, mark = f"198.{18 + number // 25_000}.{number // 250 % 256}", f"{number:x}"
     with ExitStack() as stack:

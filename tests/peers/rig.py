@@ -92,7 +92,7 @@ async def open_node(folder: Path, name: str, *, clock: Clock | None = None, **op
             yield Node(peers, watched_objects, settings)
 
 
-async def meet(*nodes: Node) -> None:
+async def wait_for_all_nodes(*nodes: Node) -> None:
     """Wait until every node knows all live nodes."""
     for node in nodes:
         await node.peers.membership.renew()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.rigs.disk import small_disk
+from tests.faults.rigs.disk import mount_small_disk
 from tests.peers.campaign import NOTHING_KEPT, Faults, Readers, run_campaign, write_tables
 from tests.peers.fleet import open_fleet
 from tests.peers.networks import network
@@ -28,7 +28,7 @@ def test_no_fault_of_a_replica_causes_a_wrong_answer_or_a_failed_read_of_another
     rng = random.Random(first_seed())
     first = {"SEAMARK_PEER_DISK_FOLDER": str(tmp_path / "disk" / "files")}
     with (
-        small_disk(tmp_path / "disk") as disk,
+        mount_small_disk(tmp_path / "disk") as disk,
         open_fleet(tmp_path, postgres, s3, 3, env=NOTHING_KEPT, first=first) as fleet,
     ):
         readers = Readers(fleet, write_tables(fleet))
@@ -46,7 +46,7 @@ def test_replicas_that_lose_their_network_cause_no_wrong_answer(tmp_path: Path, 
     first = {"SEAMARK_PEER_DISK_FOLDER": str(tmp_path / "disk" / "files")}
     with (
         network(3) as hosts,
-        small_disk(tmp_path / "disk") as disk,
+        mount_small_disk(tmp_path / "disk") as disk,
         open_fleet(tmp_path, postgres, s3, 3, env=NOTHING_KEPT, first=first, network=hosts) as fleet,
     ):
         readers = Readers(fleet, write_tables(fleet))

@@ -26,7 +26,7 @@ from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from tests.faults.rigs.http import Client
 from tests.peers.fleet import NAMESPACE, TABLE, Fleet, open_fleet, plan
-from tests.server.rig import OffsetClock, some_settings
+from tests.server.rig import OffsetClock, build_settings
 from tests.services.postgres import Postgres, postgres_server
 from tests.services.s3 import S3
 from tests.waits import block_until
@@ -110,7 +110,7 @@ def test_requests_without_the_directive_and_writes_get_503_and_retry_after_while
             status, body = load(client, headers)
             assert (status, body["error"]["type"]) == (503, "ServiceUnavailableException")
             assert int(client.headers["Retry-After"]) >= 1
-        for method, path, sent in (
+        for method, path, request_body in (
             (
                 "POST",
                 TABLE_PATH,
@@ -119,7 +119,7 @@ def test_requests_without_the_directive_and_writes_get_503_and_retry_after_while
             ("POST", "/v1/namespaces", {"namespace": ["new"]}),
             ("DELETE", TABLE_PATH, None),
         ):
-            status, body = client.call(method, path, sent, STALE_ALLOWED)
+            status, body = client.call(method, path, request_body, STALE_ALLOWED)
             assert status == 503, body
             assert int(client.headers["Retry-After"]) >= 1
     finally:
@@ -153,7 +153,7 @@ async def test_rights_are_cached_no_longer_than_allowed_and_a_revoked_or_expired
     tmp_path: Path, own_postgres: Postgres
 ) -> None:
     clock = OffsetClock()
-    settings = some_settings(tmp_path, auth="token", database=own_postgres.create_database())
+    settings = build_settings(tmp_path, auth="token", database=own_postgres.create_database())
     async with (
         open_store(settings.database_url(), clock=clock, keeps_reads=True) as store,
         open_keyring(settings, store, clock) as keyring,

@@ -17,11 +17,11 @@ from seamark.metaserver.peers import files as peer_files
 from seamark.metaserver.peers.latencies import CircuitBreaker, Percentile
 from seamark.metaserver.peers.protocol import FILE_PATH, HEAD_BYTES, SOURCE_HEADER, VERSION
 from seamark.metaserver.store.model import Replica
-from tests.peers.rig import Node, meet, open_node
-from tests.peers.test_files import create, reads_of, set_long_timeouts
+from tests.peers.rig import Node, open_node, wait_for_all_nodes
+from tests.peers.test_files import count_reads, create, set_long_timeouts
 
 
-def replica_at(address: str, *, protocol: int = VERSION) -> Replica:
+def build_replica(address: str, *, protocol: int = VERSION) -> Replica:
     return Replica(address=address, weight=1, version="0", protocol=protocol, started_ms=0)
 
 
@@ -68,7 +68,7 @@ async def test_missing_replica_is_avoided_after_a_few_reads_and_its_substitute_r
     async with open_node(tmp_path, "a") as a, open_node(tmp_path, "b") as b:
         with closing(socket.socket()) as taken_socket:
             taken_socket.bind(("127.0.0.1", 0))  # Bound, not listening: connections are refused.
-            removed_replica = replica_at(f"127.0.0.1:{taken_socket.getsockname()[1]}")
+            removed_replica = build_replica(f"127.0.0.1:{taken_socket.getsockname()[1]}")
             for node, other in ((a, b), (b, a)):
                 add_peers(node, other.peers.membership.replica, removed_replica)
                 set_long_timeouts(node)
@@ -83,7 +83,7 @@ async def test_missing_replica_is_avoided_after_a_few_reads_and_its_substitute_r
                 counts = node.peers.objects.counts
                 assert counts.failed == 3  # Then the breaker is open, and the substitute is used.
                 assert counts.skipped == len(lost) - 3
-            assert sum(reads_of([a, b], location) for location in files) <= len(files) + 6
+            assert sum(count_reads([a, b], location) for location in files) <= len(files) + 6
 
 
 @pytest.mark.usefixtures("lasting_breakers")
@@ -93,7 +93,7 @@ async def test_hanging_replica_costs_a_short_wait_and_is_then_avoided(tmp_path: 
         return web.Response()
 
     async with peer(hang) as address, open_node(tmp_path, "a") as a:
-        add_peers(a, replica_at(address))
+        add_peers(a, build_replica(address))
         files = select_owned(a, address, await create([a], 40, 100))
         for location, content in files.items():
             async with asyncio.timeout(30):  # The other replica would take twice as long.
@@ -112,7 +112,7 @@ async def test_storage_overtakes_a_replica_that_begins_an_answer_and_never_ends_
         return response
 
     async with peer(begin) as address, open_node(tmp_path, "a") as a:
-        add_peers(a, replica_at(address))
+        add_peers(a, build_replica(address))
         a.peers.objects._began = Percentile(30.0, min_s=30.0, max_s=30.0)
         files = select_owned(a, address, await create([a], 10, 100))
         for location, content in files.items():
@@ -122,7 +122,7 @@ async def test_storage_overtakes_a_replica_that_begins_an_answer_and_never_ends_
 
 async def test_answer_of_the_replica_is_used_when_the_storage_is_slow_and_a_hedged_read_fails(tmp_path: Path) -> None:
     async with open_node(tmp_path, "a") as a, open_node(tmp_path, "b") as b:
-        await meet(a, b)
+        await wait_for_all_nodes(a, b)
         files = await create([a], 20, 100)
         a.stored.is_away = True
         a.peers.objects._began = a.peers.objects._from_storage = Percentile(0.0, min_s=0.0, max_s=0.0)
@@ -151,14 +151,14 @@ async def test_answer_changed_in_transit_is_never_used(tmp_path: Path) -> None:
             head, _, body = answer.partition(b"\r\n\r\n")
             assert b" 200 " in head.partition(b"\r\n")[0], head
             data = bytearray(decode_chunks(body) if b"transfer-encoding: chunked" in head.lower() else body)
-            if 0 <= (at := change["at"]) < len(data):
-                data[at] ^= 1 << at % 8
+            if 0 <= (offset := change["at"]) < len(data):
+                data[offset] ^= 1 << offset % 8
             return web.Response(body=bytes(data), headers={SOURCE_HEADER: "cache"})
 
         async with peer(relay) as address:
             # `b` has the relay's address as its own, as behind a forwarded port.
             b.peers._server._address = address
-            add_peers(a, replica_at(address))
+            add_peers(a, build_replica(address))
             set_long_timeouts(a)
             location, content = next(iter(select_owned(a, address, await create([a], 30, 120)).items()))
             assert await a.read(location) == content
@@ -186,7 +186,7 @@ async def test_peer_that_does_not_speak_the_protocol_is_ignored(tmp_path: Path, 
         return web.Response(status=status, body=b"x" * 200, headers={"Location": "http://127.0.0.1:9/"})
 
     async with peer(answer) as address, open_node(tmp_path, "a") as a:
-        add_peers(a, replica_at(address))
+        add_peers(a, build_replica(address))
         for location, content in select_owned(a, address, await create([a], 8, 100)).items():
             assert await a.read(location) == content
         assert a.peers.objects.counts.hits == a.peers.objects.counts.fetched == 0
@@ -194,7 +194,7 @@ async def test_peer_that_does_not_speak_the_protocol_is_ignored(tmp_path: Path, 
 
 async def test_replicas_with_another_protocol_version_are_not_used(tmp_path: Path) -> None:
     async with open_node(tmp_path, "a") as a, open_node(tmp_path, "b") as b:
-        add_peers(a, b.peers.membership.replica, replica_at("127.0.0.1:9", protocol=VERSION + 1))
+        add_peers(a, b.peers.membership.replica, build_replica("127.0.0.1:9", protocol=VERSION + 1))
         assert [replica.address for replica in a.peers.membership.replicas] == [a.address, b.address]
         for location, content in (await create([a], 20, 100)).items():
             assert await a.read(location) == content
@@ -204,7 +204,7 @@ async def test_replicas_with_another_protocol_version_are_not_used(tmp_path: Pat
 async def test_changed_file_of_the_disk_cache_is_read_from_the_storage_again(tmp_path: Path) -> None:
     """Large files stay mapped while they are in use; their bytes change under the mapping."""
     async with open_node(tmp_path, "a") as a, open_node(tmp_path, "b") as b:
-        await meet(a, b)
+        await wait_for_all_nodes(a, b)
         set_long_timeouts(a), set_long_timeouts(b)
         files = select_owned(a, b.address, await create([a], 24, 200_000))
         for location, content in files.items():
@@ -226,7 +226,7 @@ async def test_changed_file_of_the_disk_cache_is_read_from_the_storage_again(tmp
 
 async def test_requests_over_the_limit_are_rejected_and_read_the_storage(tmp_path: Path) -> None:
     async with open_node(tmp_path, "a") as a, open_node(tmp_path, "b", peer_requests_limit=1) as b:
-        await meet(a, b)
+        await wait_for_all_nodes(a, b)
         set_long_timeouts(a)
         b.stored.delay_s = 0.05
         files = select_owned(a, b.address, await create([a], 20, 100))

@@ -13,7 +13,7 @@ import pytest
 
 from seamark.formats.runtime.errors import BadRequest, ObjectMissing, TooLarge
 from seamark.metaserver.peers.latencies import Percentile
-from tests.peers.rig import Node, meet, open_node
+from tests.peers.rig import Node, open_node, wait_for_all_nodes
 from tests.seeds import first_seed
 
 
@@ -24,12 +24,12 @@ def name_of(rng: random.Random, number: int) -> str:
 @pytest.fixture
 async def nodes(tmp_path: Path) -> AsyncIterator[list[Node]]:
     async with AsyncExitStack() as stack:
-        opened = [await stack.enter_async_context(open_node(tmp_path, f"n{number}")) for number in range(3)]
-        await meet(*opened)
+        nodes = [await stack.enter_async_context(open_node(tmp_path, f"n{number}")) for number in range(3)]
+        await wait_for_all_nodes(*nodes)
         # A busy machine must not look like a slow replica.
-        for node in opened:
+        for node in nodes:
             set_long_timeouts(node)
-        yield opened
+        yield nodes
 
 
 def set_long_timeouts(node: Node) -> None:
@@ -46,7 +46,7 @@ async def create(nodes: list[Node], count: int, size: int, seed: int = 1) -> dic
     return files
 
 
-def reads_of(nodes: list[Node], location: str) -> int:
+def count_reads(nodes: list[Node], location: str) -> int:
     return sum(node.stored.reads[location] for node in nodes)
 
 
@@ -58,7 +58,7 @@ async def test_storage_is_read_once_for_all_replicas(nodes: list[Node]) -> None:
     for _ in range(2):
         results = await asyncio.gather(*(node.read(location) for location in files for node in nodes for _ in range(2)))
         assert results == [content for content in files.values() for _ in range(6)], f"seed {seed}"
-    assert {reads_of(nodes, location) for location in files} == {1}
+    assert {count_reads(nodes, location) for location in files} == {1}
     assert {node.address: sum(node.stored.reads.values()) for node in nodes} == {
         node.address: sum(node.owns(location) for location in files) for node in nodes
     }
@@ -72,17 +72,17 @@ async def test_storage_is_read_once_for_all_replicas(nodes: list[Node]) -> None:
 
 async def test_large_file_arrives_completely_and_one_over_the_limit_comes_from_the_storage(tmp_path: Path) -> None:
     async with open_node(tmp_path, "a", peer_file_limit_bytes=3 << 20) as a, open_node(tmp_path, "b") as b:
-        await meet(a, b)
+        await wait_for_all_nodes(a, b)
         set_long_timeouts(a), set_long_timeouts(b)
-        small = await create([a], 6, 3 << 20)
+        small_file = await create([a], 6, 3 << 20)
         large = await create([a], 6, (3 << 20) + 1, seed=2)
-        for files in (small, large):
+        for files in (small_file, large):
             for location, content in files.items():
                 assert await b.read(location) == content
                 assert await a.read(location) == content
-        assert {reads_of([a, b], location) for location in small} == {1}
+        assert {count_reads([a, b], location) for location in small_file} == {1}
         for location in large:
-            assert reads_of([a, b], location) >= (2 if a.owns(location) else 1)
+            assert count_reads([a, b], location) >= (2 if a.owns(location) else 1)
 
 
 async def test_limits_and_missing_files_are_reported_as_by_the_storage(nodes: list[Node]) -> None:
@@ -93,18 +93,18 @@ async def test_limits_and_missing_files_are_reported_as_by_the_storage(nodes: li
             assert len(await node.read(location, 1000)) == 1000
             with pytest.raises(TooLarge):
                 await node.read(location, 999)
-        missing = location.rpartition("/")[0] + "/" + name_of(rng, 0)
+        missing_location = location.rpartition("/")[0] + "/" + name_of(rng, 0)
         for node in nodes:
             with pytest.raises(ObjectMissing):
-                await node.read(missing)
+                await node.read(missing_location)
 
 
 async def test_files_outside_the_warehouse_are_rejected_before_any_cache(nodes: list[Node]) -> None:
-    outside = f"file:///etc/{name_of(random.Random(1), 0)}"
+    outside_location = f"file:///etc/{name_of(random.Random(1), 0)}"
     for node in nodes:
         with pytest.raises(BadRequest):
-            await node.read(outside)
-    assert reads_of(nodes, outside) == 0
+            await node.read(outside_location)
+    assert count_reads(nodes, outside_location) == 0
 
 
 async def test_file_with_a_reusable_name_is_read_from_the_storage_each_time(nodes: list[Node]) -> None:
@@ -114,7 +114,7 @@ async def test_file_with_a_reusable_name_is_read_from_the_storage_each_time(node
     await nodes[0].stored.delete(location)
     await nodes[0].stored.create(location, b"second")
     assert [await node.read(location) for node in nodes] == [b"second"] * 3
-    assert reads_of(nodes, location) == 6
+    assert count_reads(nodes, location) == 6
 
 
 async def test_single_replica_reads_the_storage(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tests.faults.rigs.http import Client, OutcomeUnknown
 from tests.peers.fleet import PLAN, Fleet, open_fleet, peer_reads, plan, replicas_of
 from tests.services.command import run_seamark
 from tests.services.postgres import Postgres
-from tests.services.process import http_ok
+from tests.services.process import is_http_ok
 from tests.services.s3 import S3
 from tests.waits import block_until
 
@@ -76,7 +76,9 @@ class Load:
 
     def balance(self) -> None:
         while not self._stopped.wait(0.05):
-            self._ready = [replica.base_url for replica in self.fleet.replicas if http_ok(f"{replica.base_url}/readyz")]
+            self._ready = [
+                replica.base_url for replica in self.fleet.replicas if is_http_ok(f"{replica.base_url}/readyz")
+            ]
 
     def send(self, seed: int) -> None:
         rng = random.Random(seed)

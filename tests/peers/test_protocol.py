@@ -33,7 +33,7 @@ from seamark.metaserver.peers.protocol import (
 )
 from seamark.metaserver.peers.used_tickets import UsedTickets
 from tests.access.keyrings import make_fixed_keyring
-from tests.peers.rig import Node, meet, open_node
+from tests.peers.rig import Node, open_node, wait_for_all_nodes
 from tests.peers.test_files import create, name_of, set_long_timeouts
 from tests.services.authority import Authority
 
@@ -79,7 +79,7 @@ async def test_only_a_request_with_a_valid_ticket_is_answered(rig: ProtocolRig) 
     ticket = headers[TICKET_HEADER]
     raw = base64.urlsafe_b64decode(ticket)
     other = rig.location.replace("/t/", "/u/")
-    forged = PeerTickets(make_fixed_keyring(b"x"), SystemClock(), NeverUsed(), leeway_s=30)
+    forged_tickets = PeerTickets(make_fixed_keyring(b"x"), SystemClock(), NeverUsed(), leeway_s=30)
     for bad in (
         {},
         {LOCATION_HEADER: headers[LOCATION_HEADER]},
@@ -88,7 +88,7 @@ async def test_only_a_request_with_a_valid_ticket_is_answered(rig: ProtocolRig) 
         {**headers, TICKET_HEADER: "x" * 100_000 if len(ticket) < 8000 else ""},
         {**headers, TICKET_HEADER: ticket[:-1] + "!"},
         rig.tickets.issue("10.0.0.2:8183", rig.location)[0],
-        forged.issue(rig.node.address, rig.location)[0],
+        forged_tickets.issue(rig.node.address, rig.location)[0],
         *(
             {**headers, TICKET_HEADER: base64.urlsafe_b64encode(_flip_byte(raw, at)).decode()}
             for at in range(0, len(raw), 5)
@@ -100,7 +100,7 @@ async def test_only_a_request_with_a_valid_ticket_is_answered(rig: ProtocolRig) 
     assert rig.node.stored.reads.total() == reads
 
 
-async def test_ticket_is_accepted_once_also_after_a_restart(tmp_path: Path) -> None:
+async def test_ticket_is_accepted_once_even_after_a_restart(tmp_path: Path) -> None:
     """An attacker on the network between replicas repeats what it saw, also to another worker of the replica."""
     repeated: list[dict[str, str]] = []
     async with open_node(tmp_path, "a") as node, aiohttp.ClientSession() as http:
@@ -146,8 +146,8 @@ def test_record_of_tickets_is_limited_and_rejects_tickets_that_do_not_fit(tmp_pa
     assert (tmp_path / "used").stat().st_size == size
 
 
-def _flip_byte(raw: bytes, at: int) -> bytes:
-    return raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :]
+def _flip_byte(raw: bytes, offset: int) -> bytes:
+    return raw[:offset] + bytes([raw[offset] ^ 1]) + raw[offset + 1 :]
 
 
 async def test_replica_reads_no_file_outside_the_catalog_even_for_a_replica(rig: ProtocolRig, tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ async def test_replicas_with_a_certificate_use_https_and_verify_each_other(
         folder = tmp_path / trusted.stem
         folder.mkdir()
         async with open_node(folder, "a", **tls) as a, open_node(folder, "b", **tls) as b:
-            await meet(a, b)
+            await wait_for_all_nodes(a, b)
             set_long_timeouts(a)
             files = await create([a], 20, 100)
             assert [await a.read(location) for location in files] == list(files.values())

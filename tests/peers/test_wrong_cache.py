@@ -13,7 +13,7 @@ from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.planner.plan.planner import open_planner
 from seamark.metaserver.settings.settings import Settings
 from tests.peers.rig import WatchedObjects
-from tests.planner.lakes.tables import Table, numbers
+from tests.planner.lakes.tables import Table, plan_file_numbers
 
 
 class HalfObjects(WatchedObjects):
@@ -34,11 +34,11 @@ async def test_damaged_manifests_and_manifest_lists_are_read_again(tmp_path: Pat
         halves = HalfObjects(objects)
         async with open_planner(settings, halves, clock, stored=objects if has_storage else None) as planner:
             if has_storage:
-                assert sorted(await numbers(planner, table.metadata)) == list(range(30))
+                assert sorted(await plan_file_numbers(planner, table.metadata)) == list(range(30))
                 assert halves.reads.total() == 4
             else:
                 with pytest.raises(Corrupt):
-                    await numbers(planner, table.metadata)
+                    await plan_file_numbers(planner, table.metadata)
 
 
 @pytest.mark.parametrize("has_storage", [True, False])

@@ -30,11 +30,11 @@ from seamark.metaserver.planner.answer.content_files import PYICEBERG, STANDARD,
 from seamark.metaserver.planner.deletes.delete_index import DeleteIndex
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.planner.view.view import TableView
-from tests.planner.lakes.kinds import pool, to_bytes
+from tests.planner.lakes.kinds import draw_pool, to_bytes
 from tests.planner.lakes.lake import ContentFile, DataFile, DeleteFile
-from tests.planner.lakes.manifests import ADDED, Entry, PartitionField, Style, manifest_bytes
+from tests.planner.lakes.manifests import ADDED, Entry, PartitionField, Style, build_manifest_bytes
 from tests.planner.lakes.metrics import ColumnMetrics
-from tests.planner.lakes.partitioning import result_kind
+from tests.planner.lakes.partitioning import infer_result_kind
 
 KINDS = {
     1: "long",
@@ -61,7 +61,7 @@ def schema(kinds: dict[int, str] = KINDS) -> dict[str, Any]:
     return {"type": "struct", "schema-id": 0, "fields": fields}
 
 
-def metadata(*specs: tuple[PartitionField, ...], kinds: dict[int, str] = KINDS) -> TableMetadata:
+def build_metadata(*specs: tuple[PartitionField, ...], kinds: dict[int, str] = KINDS) -> TableMetadata:
     document = {
         "format-version": 2,
         "table-uuid": "9c12d441-03fe-4693-9a96-a0705ddf69c1",
@@ -91,7 +91,7 @@ def block(
     version: int = 2,
 ) -> tuple[ManifestFile, Block]:
     content = 1 if files[0].content else 0
-    data = manifest_bytes(
+    data = build_manifest_bytes(
         [Entry(ADDED, 1, file.sequence or None, None, file) for file in files],
         version=version,
         content=content,
@@ -147,14 +147,14 @@ def _number(text: str) -> float:
     return float(text)
 
 
-def a_file(path: str = "file:///t/data/a.parquet", partition: tuple[Any, ...] = (), **more: Any) -> DataFile:
+def build_data_file(path: str = "file:///t/data/a.parquet", partition: tuple[Any, ...] = (), **fields: Any) -> DataFile:
     options = {"content": 0, "format": "PARQUET", "spec_id": 0, "record_count": 7, "size": 1234, "metrics": {}}
-    return DataFile(path=path, partition=partition, **{**options, **more})
+    return DataFile(path=path, partition=partition, **{**options, **fields})
 
 
 def test_file_in_an_answer_has_the_values_of_its_manifest_entry() -> None:
-    file = a_file(split_offsets=[4, 1_000_000])
-    (task,) = parse_answer(scan(metadata(()), [block([file])]))["file-scan-tasks"]
+    file = build_data_file(split_offsets=[4, 1_000_000])
+    (task,) = parse_answer(scan(build_metadata(()), [block([file])]))["file-scan-tasks"]
     assert task == {
         "data-file": {
             "spec-id": 0,
@@ -173,11 +173,17 @@ def test_file_in_an_answer_has_the_values_of_its_manifest_entry() -> None:
 
 def test_answer_has_row_ids_and_sequence_numbers_as_files_inherit_them() -> None:
     """A file with its own first row id uses none of the manifest's row ids; the other files share them in order."""
-    results = [a_file("a"), a_file("b", first_row_id=5), a_file("c", record_count=10), a_file("d", sequence=3)]
+    results = [
+        build_data_file("a"),
+        build_data_file("b", first_row_id=5),
+        build_data_file("c", record_count=10),
+        build_data_file("d", sequence=3),
+    ]
     listing, files = block(results, version=3)
     for first_row_id, expected in ((100, [100, 5, 107, 117]), (None, [None] * 4)):
         plan = scan(
-            metadata(()), [(msgspec.structs.replace(listing, first_row_id=first_row_id, sequence_number=9), files)]
+            build_metadata(()),
+            [(msgspec.structs.replace(listing, first_row_id=first_row_id, sequence_number=9), files)],
         )
         for rows in (plan.entry_ids, plan.entry_ids[2:], plan.entry_ids[1:2]):
             answer = ScanTaskWriter(plan, form=TaskForm(sequence_numbers=True))
@@ -187,7 +193,11 @@ def test_answer_has_row_ids_and_sequence_numbers_as_files_inherit_them() -> None
 
 
 def test_answer_omits_residuals_for_clients_that_need_none() -> None:
-    plan = scan(metadata(()), [block([a_file("a"), a_file("b")])], where={"type": "eq", "term": "c1", "value": 4})
+    plan = scan(
+        build_metadata(()),
+        [block([build_data_file("a"), build_data_file("b")])],
+        where={"type": "eq", "term": "c1", "value": 4},
+    )
     assert all(
         set(file_scan_task) == {"data-file"}
         for file_scan_task in parse_answer(plan, form=TaskForm(residuals=False))["file-scan-tasks"]
@@ -203,7 +213,9 @@ def test_answer_omits_residuals_for_clients_that_need_none() -> None:
 )
 def test_any_file_path_survives_json(name: str) -> None:
     paths = [f"s3://bucket/data/{name}-{number}.parquet" for number in range(3)] + [name, "x" * 3000 + name]
-    file_scan_tasks = parse_answer(scan(metadata(()), [block([a_file(path) for path in paths])]))["file-scan-tasks"]
+    file_scan_tasks = parse_answer(scan(build_metadata(()), [block([build_data_file(path) for path in paths])]))[
+        "file-scan-tasks"
+    ]
     assert [task["data-file"]["file-path"] for task in file_scan_tasks] == paths
 
 
@@ -215,13 +227,15 @@ def test_files_of_many_manifests_appear_once_and_in_order() -> None:
         [f"f{number}/{rng.getrandbits(rng.choice([8, 64, 200])):x}" for _ in range(n)]
         for number, n in enumerate(lengths)
     ]
-    blocks = [block([a_file(path, record_count=len(path)) for path in part]) for part in paths]
-    plan = scan(metadata(()), blocks)
-    every = dict(zip(plan.entry_ids.tolist(), [path for part in paths for path in part], strict=True))
+    blocks = [block([build_data_file(path, record_count=len(path)) for path in part]) for part in paths]
+    plan = scan(build_metadata(()), blocks)
+    paths_by_entry = dict(zip(plan.entry_ids.tolist(), [path for part in paths for path in part], strict=True))
     for rows in (plan.entry_ids, plan.entry_ids[::7], plan.entry_ids[3:-2], plan.entry_ids[:0]):
         tasks = json.loads(b"[" + b"".join(ScanTaskWriter(plan).tasks(rows)) + b"]")
-        assert [task["data-file"]["file-path"] for task in tasks] == [every[row] for row in rows.tolist()]
-        assert [task["data-file"]["record-count"] for task in tasks] == [len(every[row]) for row in rows.tolist()]
+        assert [task["data-file"]["file-path"] for task in tasks] == [paths_by_entry[row] for row in rows.tolist()]
+        assert [task["data-file"]["record-count"] for task in tasks] == [
+            len(paths_by_entry[row]) for row in rows.tolist()
+        ]
 
 
 @pytest.mark.parametrize("longest", [1, 40, 300, 70_000])
@@ -230,7 +244,10 @@ def test_each_file_has_its_own_lists_on_every_page(longest: int) -> None:
     rng = random.Random(11)
     sizes = [None, 0, 1, longest, *(rng.choice([None, 0, 1, 2, min(longest, 90)]) for _ in range(200))]
     lists = [None if size is None else [rng.randrange(-5, 1 << 40) for _ in range(size)] for size in sizes]
-    plan = scan(metadata(()), [block([a_file(f"f{n}", split_offsets=offsets) for n, offsets in enumerate(lists)])])
+    plan = scan(
+        build_metadata(()),
+        [block([build_data_file(f"f{n}", split_offsets=offsets) for n, offsets in enumerate(lists)])],
+    )
     for rows in (plan.entry_ids, plan.entry_ids[::3], plan.entry_ids[150:], plan.entry_ids[4:5]):
         tasks = json.loads(b"[" + b"".join(ScanTaskWriter(plan).tasks(rows)) + b"]")
         actual = [task["data-file"].get("split-offsets", []) for task in tasks]
@@ -242,7 +259,9 @@ def test_statistics_belong_to_the_requested_files() -> None:
     rng = random.Random(5)
     values = [rng.choice([None, rng.randrange(-(1 << 40), 1 << 40)]) for _ in range(60)]
     metrics = [{} if value is None else {1: metrics_of("long", value, value + 9)} for value in values]
-    plan = scan(metadata(()), [block([a_file(f"f{n}", metrics=metric) for n, metric in enumerate(metrics)])])
+    plan = scan(
+        build_metadata(()), [block([build_data_file(f"f{n}", metrics=metric) for n, metric in enumerate(metrics)])]
+    )
     rows = plan.entry_ids[3::5]
     tasks = json.loads(b"[" + b"".join(ScanTaskWriter(plan, stats=[1]).tasks(rows)) + b"]")
     for task, row in zip(tasks, rows.tolist(), strict=True):
@@ -289,12 +308,14 @@ def fits_python(kind: str, value: Any) -> bool:
 @pytest.mark.parametrize("column", KINDS)
 def test_partition_values_have_the_specifications_json_form(column: int) -> None:
     rng, kind = random.Random(column), KINDS[column]
-    values: list[Any] = [value for value in pool(rng, kind, 60) if fits_python(kind, value)]
+    values: list[Any] = [value for value in draw_pool(rng, kind, 60) if fits_python(kind, value)]
     rng.shuffle(values)
     values = [*values, None, *values]
     spec = (PartitionField(1000, "p", column, "identity"),)
-    result = parse_answer(scan(metadata(spec), [block([a_file(f"f{n}", (v,)) for n, v in enumerate(values)], 0, spec)]))
-    partitions = [task["data-file"]["partition"] for task in result["file-scan-tasks"]]
+    parsed_answer = parse_answer(
+        scan(build_metadata(spec), [block([build_data_file(f"f{n}", (v,)) for n, v in enumerate(values)], 0, spec)])
+    )
+    partitions = [task["data-file"]["partition"] for task in parsed_answer["file-scan-tasks"]]
     expected = [[in_json(kind, value)] for value in values]
     assert [repr(partition) for partition in partitions] == [repr(item) for item in expected], f"seed {column}"
 
@@ -305,32 +326,37 @@ def test_transform_values_have_the_types_of_iceberg_java(transform: str) -> None
     for plain in (False, True):
         spec = (PartitionField(1000, "p", 4, transform),)
         style = replace(STYLE, sparse=plain)
-        data = manifest_bytes(
-            [Entry(ADDED, 1, None, None, a_file(partition=(value,)))],
+        data = build_manifest_bytes(
+            [Entry(ADDED, 1, None, None, build_data_file(partition=(value,)))],
             version=2, content=0, style=style, spec_id=0, fields=spec, kinds=KINDS, schema=schema(),
         )  # fmt: skip
-        listing, _ = block([a_file(partition=(value,))], 0, spec)
-        plan = scan(metadata(spec), [(listing, Block(b"".join(encode_block(decode_manifest(data, "m")))))])
-        expected = in_json(result_kind(transform, "timestamp"), value)
+        listing, _ = block([build_data_file(partition=(value,))], 0, spec)
+        plan = scan(build_metadata(spec), [(listing, Block(b"".join(encode_block(decode_manifest(data, "m")))))])
+        expected = in_json(infer_result_kind(transform, "timestamp"), value)
         assert parse_answer(plan)["file-scan-tasks"][0]["data-file"]["partition"] == [expected]
 
 
 def test_infinite_partition_values_are_numbers_that_parsers_read_as_infinite() -> None:
     spec = (PartitionField(1000, "p", 13, "identity"),)
-    result = parse_answer(scan(metadata(spec), [block([a_file("a", (math.inf,)), a_file("b", (-math.inf,))], 0, spec)]))
-    assert [task["data-file"]["partition"] for task in result["file-scan-tasks"]] == [[math.inf], [-math.inf]]
+    parsed_answer = parse_answer(
+        scan(
+            build_metadata(spec),
+            [block([build_data_file("a", (math.inf,)), build_data_file("b", (-math.inf,))], 0, spec)],
+        )
+    )
+    assert [task["data-file"]["partition"] for task in parsed_answer["file-scan-tasks"]] == [[math.inf], [-math.inf]]
 
 
 def test_nan_partition_is_rejected_with_advice() -> None:
     spec = (PartitionField(1000, "p", 13, "identity"),)
-    plan = scan(metadata(spec), [block([a_file("a", (math.nan,))], 0, spec)])
+    plan = scan(build_metadata(spec), [block([build_data_file("a", (math.nan,))], 0, spec)])
     with pytest.raises(NotAcceptable, match=r"seamark\.scan-planning-mode"):
         parse_answer(plan)
 
 
 def test_positive_and_negative_zero_are_two_partitions() -> None:
     spec = (PartitionField(1000, "p", 13, "identity"),)
-    plan = scan(metadata(spec), [block([a_file("a", (0.0,)), a_file("b", (-0.0,))], 0, spec)])
+    plan = scan(build_metadata(spec), [block([build_data_file("a", (0.0,)), build_data_file("b", (-0.0,))], 0, spec)])
     assert b'"partition":[0.0]' in b"".join(ScanTaskWriter(plan).tasks(plan.entry_ids))
     assert b'"partition":[-0.0]' in b"".join(ScanTaskWriter(plan).tasks(plan.entry_ids))
 
@@ -339,8 +365,10 @@ def test_partition_values_follow_the_order_and_types_of_the_tables_spec() -> Non
     """Java reads them by position, with the types of the current schema."""
     old_kinds = {**KINDS, 1: "int", 12: "float"}
     spec = tuple(PartitionField(1000 + n, f"p{n}", column, "identity") for n, column in enumerate((1, 12, 2)))
-    listing, delete_block = block([a_file(partition=("x", 3, 0.5))], 0, (spec[2], spec[0], spec[1]), kinds=old_kinds)
-    plan = scan(metadata(spec), [(listing, delete_block)])
+    listing, delete_block = block(
+        [build_data_file(partition=("x", 3, 0.5))], 0, (spec[2], spec[0], spec[1]), kinds=old_kinds
+    )
+    plan = scan(build_metadata(spec), [(listing, delete_block)])
     assert parse_answer(plan)["file-scan-tasks"][0]["data-file"]["partition"] == [3, 0.5, "x"]
 
 
@@ -348,22 +376,24 @@ def test_partition_value_of_a_dropped_column_is_null() -> None:
     """Null is the only value that Java reads."""
     spec = (PartitionField(1000, "a", 1, "identity"), PartitionField(1001, "b", 2, "identity"))
     kept_kinds = {key: kind for key, kind in KINDS.items() if key != 1}
-    plan = scan(metadata(spec, kinds=kept_kinds), [block([a_file(partition=(3, "x"))], 0, spec)])
+    plan = scan(build_metadata(spec, kinds=kept_kinds), [block([build_data_file(partition=(3, "x"))], 0, spec)])
     assert parse_answer(plan)["file-scan-tasks"][0]["data-file"]["partition"] == [None, "x"]
 
 
 def test_date_promoted_to_a_timestamp_is_written_as_a_timestamp() -> None:
     spec = (PartitionField(1000, "a", 3, "identity"),)
-    plan = scan(metadata(spec, kinds={**KINDS, 3: "timestamp"}), [block([a_file(partition=(1,))], 0, spec)])
+    plan = scan(
+        build_metadata(spec, kinds={**KINDS, 3: "timestamp"}), [block([build_data_file(partition=(1,))], 0, spec)]
+    )
     assert parse_answer(plan)["file-scan-tasks"][0]["data-file"]["partition"] == ["1970-01-02T00:00:00"]
 
 
 def test_plans_of_a_shared_view_use_their_own_metadata() -> None:
     """Tables that were registered from one metadata file share views, even after they diverge. So do dialects."""
     spec = (PartitionField(1000, "a", 3, "identity"),)
-    days = metadata(spec)
-    promoted = metadata(spec, kinds={**KINDS, 3: "timestamp"})
-    plan = scan(days, [block([a_file(partition=(1,))], 0, spec)])
+    days = build_metadata(spec)
+    promoted = build_metadata(spec, kinds={**KINDS, 3: "timestamp"})
+    plan = scan(days, [block([build_data_file(partition=(1,))], 0, spec)])
     other = scan(promoted, [], view=plan.view)
     for _ in range(2):
         for user_agent, dialect, expected in (
@@ -378,7 +408,7 @@ def test_plans_of_a_shared_view_use_their_own_metadata() -> None:
 
 
 def test_error_names_the_manifest_with_an_unknown_spec() -> None:
-    plan = scan(metadata(()), [block([a_file(spec_id=5)], 5)])
+    plan = scan(build_metadata(()), [block([build_data_file(spec_id=5)], 5)])
     with pytest.raises(Corrupt, match=r"5-0\.avro"):
         parse_answer(plan)
 
@@ -390,57 +420,60 @@ def test_residual_is_the_filter_without_what_the_partition_decides() -> None:
         "left": {"type": "eq", "term": "c2", "value": "x"},
         "right": {"type": "gt", "term": "c1", "value": 5},
     }
-    files = [a_file("a", ("x",)), a_file("b", ("y",)), a_file("c", (None,))]
-    file_scan_tasks = parse_answer(scan(metadata(spec), [block(files, 0, spec)], where=filter_json))["file-scan-tasks"]
+    files = [build_data_file("a", ("x",)), build_data_file("b", ("y",)), build_data_file("c", (None,))]
+    file_scan_tasks = parse_answer(scan(build_metadata(spec), [block(files, 0, spec)], where=filter_json))[
+        "file-scan-tasks"
+    ]
     left = {"type": "gt", "term": "c1", "value": 5}
     assert [(task["data-file"]["file-path"], task["residual-filter"]) for task in file_scan_tasks] == [("a", left)]
 
 
-def a_delete(path: str, content: int, **more: Any) -> DeleteFile:
+def a_delete(path: str, content: int, **fields: Any) -> DeleteFile:
     options = {"format": "PARQUET", "spec_id": 0, "partition": (), "record_count": 2, "size": 99, "metrics": {}}
-    return DeleteFile(path=path, content=content, sequence=9, **{**options, **more})
+    return DeleteFile(path=path, content=content, sequence=9, **{**options, **fields})
 
 
 def test_delete_files_are_listed_once_and_referenced_by_position() -> None:
-    data = [a_file(f"f{number}", sequence=3) for number in range(4)] + [a_file("newer", sequence=20)]
+    data = [build_data_file(f"f{number}", sequence=3) for number in range(4)] + [build_data_file("newer", sequence=20)]
     deletes = [
         a_delete("positions", 1),
         a_delete("of f2", 1, referenced="f2"),
         a_delete("equality", 2, equality_ids=[1, 2]),
     ]
-    result = parse_answer(scan(metadata(()), [block(data)], [block(deletes)]))
-    names = [delete_file["file-path"] for delete_file in result["delete-files"]]
+    parsed_answer = parse_answer(scan(build_metadata(()), [block(data)], [block(deletes)]))
+    names = [delete_file["file-path"] for delete_file in parsed_answer["delete-files"]]
     assert sorted(names) == ["equality", "of f2", "positions"]
     actual = [
-        sorted(names[item] for item in task.get("delete-file-references", [])) for task in result["file-scan-tasks"]
+        sorted(names[item] for item in task.get("delete-file-references", []))
+        for task in parsed_answer["file-scan-tasks"]
     ]
-    both = ["equality", "positions"]
-    assert actual == [both, both, ["equality", "of f2", "positions"], both, []]
-    by_name = {delete_file["file-path"]: delete_file for delete_file in result["delete-files"]}
+    both_contents = ["equality", "positions"]
+    assert actual == [both_contents, both_contents, ["equality", "of f2", "positions"], both_contents, []]
+    by_name = {delete_file["file-path"]: delete_file for delete_file in parsed_answer["delete-files"]}
     assert by_name["equality"]["content"] == "equality-deletes"
     assert by_name["equality"]["equality-ids"] == [1, 2]
     assert by_name["of f2"]["content"] == "position-deletes"
     assert by_name["of f2"]["referenced-data-file"] == "f2"
-    assert "delete-file-references" not in result["file-scan-tasks"][4]
+    assert "delete-file-references" not in parsed_answer["file-scan-tasks"][4]
 
 
 def test_page_lists_only_the_delete_files_that_it_references() -> None:
-    data = [a_file("a", sequence=3), a_file("b", sequence=3)]
+    data = [build_data_file("a", sequence=3), build_data_file("b", sequence=3)]
     deletes = [a_delete("of a", 1, referenced="a"), a_delete("of b", 1, referenced="b")]
-    plan = scan(metadata(()), [block(data)], [block(deletes)])
+    plan = scan(build_metadata(()), [block(data)], [block(deletes)])
     answer = ScanTaskWriter(plan)
     (task,) = json.loads(b"[" + b"".join(answer.tasks(plan.entry_ids[1:])) + b"]")
     assert task["delete-file-references"] == [0]
     assert [item["file-path"] for item in json.loads(b"[" + b"".join(answer.delete_files()) + b"]")] == ["of b"]
-    answer = ScanTaskWriter(scan(metadata(()), [block([a_file("c")])]))
+    answer = ScanTaskWriter(scan(build_metadata(()), [block([build_data_file("c")])]))
     assert list(answer.delete_files()) == []
 
 
 def test_deletion_vectors_have_their_offset_and_size() -> None:
     vector = a_delete("v.puffin", 1, format="PUFFIN", referenced="a", content_offset=4, content_size=40, record_count=1)
-    data = block([a_file("a", sequence=3)], version=3)
-    result = parse_answer(scan(metadata(()), [data], [block([vector], version=3)]))
-    (delete_file,) = result["delete-files"]
+    data = block([build_data_file("a", sequence=3)], version=3)
+    parsed_answer = parse_answer(scan(build_metadata(()), [data], [block([vector], version=3)]))
+    (delete_file,) = parsed_answer["delete-files"]
     assert delete_file["file-format"] == "puffin"
     assert (delete_file["content-offset"], delete_file["content-size-in-bytes"]) == (4, 40)
     assert delete_file["referenced-data-file"] == "a"
@@ -454,13 +487,13 @@ def test_answer_has_statistics_of_the_requested_columns_only() -> None:
     rng = random.Random(3)
     metrics = {}
     for column, kind in KINDS.items():
-        lower, *_, upper = (value for value in pool(rng, kind, 20) if value != -(2**63))
+        lower, *_, upper = (value for value in draw_pool(rng, kind, 20) if value != -(2**63))
         metrics[column] = metrics_of(kind, lower, upper)
-    bare = a_file("bare")
-    full = a_file("full", metrics=metrics)
-    plan = scan(metadata(()), [block([full, bare])])
+    bare = build_data_file("bare")
+    full = build_data_file("full", metrics=metrics)
+    plan = scan(build_metadata(()), [block([full, bare])])
     assert not set(parse_answer(plan)["file-scan-tasks"][0]["data-file"]) & {"lower-bounds", "value-counts"}
-    data_file, nothing = (task["data-file"] for task in parse_answer(plan, stats=[13, 1, 2])["file-scan-tasks"])
+    data_file, empty_task = (task["data-file"] for task in parse_answer(plan, stats=[13, 1, 2])["file-scan-tasks"])
     assert data_file["value-counts"] == {"keys": [1, 2, 13], "values": [7, 7, 7]}
     assert data_file["null-value-counts"] == {"keys": [1, 2, 13], "values": [1, 1, 1]}
     assert data_file["nan-value-counts"] == {"keys": [13], "values": [0]}
@@ -468,39 +501,40 @@ def test_answer_has_statistics_of_the_requested_columns_only() -> None:
     for side in ("lower", "upper"):
         bounds = [getattr(metrics[column], side).hex().upper() for column in (1, 2, 13)]
         assert data_file[f"{side}-bounds"] == {"keys": [1, 2, 13], "values": bounds}
-    assert not set(nothing) & {"lower-bounds", "upper-bounds", "value-counts", "column-sizes"}
-    everything = parse_answer(plan, stats=list(KINDS))["file-scan-tasks"][0]["data-file"]
+    assert not set(empty_task) & {"lower-bounds", "upper-bounds", "value-counts", "column-sizes"}
+    full_task = parse_answer(plan, stats=list(KINDS))["file-scan-tasks"][0]["data-file"]
     for side in ("lower", "upper"):
         bounds = [getattr(metrics[column], side).hex().upper() for column in KINDS]
-        assert everything[f"{side}-bounds"] == {"keys": list(KINDS), "values": bounds}, "seed 3"
+        assert full_task[f"{side}-bounds"] == {"keys": list(KINDS), "values": bounds}, "seed 3"
 
 
 def test_pyiceberg_reads_partitions_as_from_a_manifest_or_they_are_rejected() -> None:
     columns = (3, 4, 6, 2, 1)
     spec = tuple(PartitionField(1000 + n, f"p{n}", column, "identity") for n, column in enumerate(columns))
-    files = [a_file("a", (19_000, 5, 6, "x", 1)), a_file("b", (19_000, None, 6, "x", 1))]
-    plan = scan(metadata(spec), [block(files, 0, spec)])
+    files = [build_data_file("a", (19_000, 5, 6, "x", 1)), build_data_file("b", (19_000, None, 6, "x", 1))]
+    plan = scan(build_metadata(spec), [block(files, 0, spec)])
     tasks = parse_answer(plan, dialect=PYICEBERG)["file-scan-tasks"]
     assert tasks[0]["data-file"]["partition"] == [19_000, 5, 6, "x", 1]
     assert "partition" not in tasks[1]["data-file"]
     binary = (PartitionField(1000, "p", 10, "identity"),)
-    plan = scan(metadata(binary), [block([a_file("a", (b"x",))], 0, binary)])
+    plan = scan(build_metadata(binary), [block([build_data_file("a", (b"x",))], 0, binary)])
     assert "partition" not in parse_answer(plan, dialect=PYICEBERG)["file-scan-tasks"][0]["data-file"]
 
 
 def test_pyiceberg_parses_every_answer() -> None:
     rng = random.Random(11)
     spec = tuple(PartitionField(1000 + n, f"p{n}", column, "identity") for n, column in enumerate(KINDS))
-    pools = {column: [v for v in pool(rng, kind, 9) if fits_python(kind, v)] for column, kind in KINDS.items()}
+    pools = {column: [v for v in draw_pool(rng, kind, 9) if fits_python(kind, v)] for column, kind in KINDS.items()}
     files: list[ContentFile] = [
-        a_file(f"f{n}", tuple(rng.choice([*pools[column], None]) for column in KINDS), sequence=3) for n in range(40)
+        build_data_file(f"f{n}", tuple(rng.choice([*pools[column], None]) for column in KINDS), sequence=3)
+        for n in range(40)
     ]
     filter_json = {
         "type": "or",
         "left": {"type": "starts-with", "term": "c2", "value": "a"},
         "right": {"type": "is-null", "term": "c1"},
     }
-    plan = scan(metadata(spec), [block(files, 0, spec)], where=filter_json)
+    plan = scan(build_metadata(spec), [block(files, 0, spec)], where=filter_json)
     answer = parse_answer(plan, stats=[1, 2], dialect=PYICEBERG)
     parsed = ScanTasks.model_validate_json(json.dumps(answer))
     paths = [file.path for file, row in zip(files, plan.entry_ids.tolist(), strict=True) if plan.residual(row) != FALSE]
@@ -525,7 +559,7 @@ def test_residual_uses_the_partition_fields_in_the_manifests_order() -> None:
 
     first, second = PartitionField(1000, "a", 1, "identity"), PartitionField(1001, "b", 2, "identity")
     kinds = {1: "int", 2: "int"}
-    table = metadata((first, second), kinds=kinds)
+    table = build_metadata((first, second), kinds=kinds)
     filter_json = {"type": "gt", "term": "c1", "value": 5}
     turned = plan(table, (9, 1), second, first, kinds=kinds, where=filter_json)
     row = int(turned.entry_ids[0])
@@ -534,7 +568,7 @@ def test_residual_uses_the_partition_fields_in_the_manifests_order() -> None:
     lacking = plan(table, (9,), second, kinds=kinds, where=filter_json)
     assert expression_json(lacking.residual(int(lacking.entry_ids[0]))) == filter_json
 
-    promoted = metadata((first,), kinds={1: "timestamp"})
+    promoted = build_metadata((first,), kinds={1: "timestamp"})
     filter_json = {"type": "lt", "term": "c1", "value": "1970-01-02T00:00:00"}
     days = plan(promoted, (20_000,), first, kinds={1: "date"}, where=filter_json)
     assert days.residual(int(days.entry_ids[0])) == days.bound

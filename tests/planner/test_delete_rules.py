@@ -26,14 +26,14 @@ from tests.planner.lakes.delete_tables import (
     B,
     F,
     block_of,
-    manifest_file,
+    build_manifest_file,
+    build_specs,
     rows_of,
     schema_json,
-    specs,
 )
 from tests.planner.lakes.kinds import DAY_US, to_bytes
 from tests.planner.lakes.lake import DATA, EQUALITY_DELETES, PATH_ID, POSITION_DELETES, DataFile, DeleteFile
-from tests.planner.lakes.manifests import ADDED, EXISTING, Entry, Style, manifest_bytes
+from tests.planner.lakes.manifests import ADDED, EXISTING, Entry, Style, build_manifest_bytes
 from tests.planner.lakes.metrics import ColumnMetrics
 from tests.planner.test_deletes import UNITS_PER_DAY, ListedManifest, Situation
 
@@ -42,7 +42,7 @@ SCHEMA = schema_json(0, KINDS, set(), late=True)
 PLAIN_STYLE = Style(shuffled=False, sparse=False, codec="null", old_names=False, summaries=False, seed=0)
 
 
-def entry(file: Any, sequence: int | None, status: int = EXISTING) -> Entry:
+def build_entry(file: Any, sequence: int | None, status: int = EXISTING) -> Entry:
     return Entry(status, 1, sequence, sequence, file)
 
 
@@ -59,7 +59,7 @@ def make_common_fields(path: str, content: int, spec_id: int, partition: tuple[A
     }
 
 
-def data_file(
+def build_data_file(
     path: str = "d",
     *,
     spec_id: int = 0,
@@ -69,13 +69,13 @@ def data_file(
     return DataFile(**make_common_fields(path, DATA, spec_id, partition) | {"metrics": metrics or {}})
 
 
-def delete_file(content: int, *, spec_id: int = 0, partition: tuple[Any, ...] = (), **more: Any) -> DeleteFile:
-    return DeleteFile(**make_common_fields("x", content, spec_id, partition) | more)
+def delete_file(content: int, *, spec_id: int = 0, partition: tuple[Any, ...] = (), **fields: Any) -> DeleteFile:
+    return DeleteFile(**make_common_fields("x", content, spec_id, partition) | fields)
 
 
-def vector(referenced: str | None = "d", **more: Any) -> DeleteFile:
+def vector(referenced: str | None = "d", **fields: Any) -> DeleteFile:
     return delete_file(
-        POSITION_DELETES, referenced=referenced, format="PUFFIN", content_offset=4, content_size=9, **more
+        POSITION_DELETES, referenced=referenced, format="PUFFIN", content_offset=4, content_size=9, **fields
     )
 
 
@@ -83,7 +83,7 @@ def block(
     entries: list[Entry], *, schema: dict[str, Any] = SCHEMA, version: int = 3, kinds: dict[int, str] = KINDS
 ) -> Block:
     content, spec_id = int(entries[0].file.content != DATA), entries[0].file.spec_id
-    data = manifest_bytes(
+    data = build_manifest_bytes(
         entries,
         version=version,
         content=content,
@@ -101,100 +101,111 @@ def find_applying_deletes(
 ) -> list[tuple[int, ...]]:
     """Return the delete files that apply to each data file, in manifests with the sequence number `sequence`."""
 
-    def files(of: list[list[Entry]]) -> list[ManifestFile]:
-        return [manifest_file(int(some[0].file.content != DATA), some[0].file.spec_id, sequence) for some in of]
+    def files(manifests: list[list[Entry]]) -> list[ManifestFile]:
+        return [
+            build_manifest_file(int(some[0].file.content != DATA), some[0].file.spec_id, sequence) for some in manifests
+        ]
 
     view = TableView(
         files([data]), [block(data)], files(list(deletes)), [block(delete, schema=schema) for delete in deletes]
     )
-    index = DeleteIndex(view, specs(), [msgspec.convert(schema, type=Schema)])
+    index = DeleteIndex(view, build_specs(), [msgspec.convert(schema, type=Schema)])
     return index.deletes_for(rows_of(view))
 
 
 def test_position_deletes_apply_to_files_of_their_commit_and_equality_deletes_to_older_files() -> None:
-    data = [entry(data_file(f"d{sequence}"), sequence) for sequence in (3, 4, 5)]
-    assert find_applying_deletes(data, [entry(delete_file(POSITION_DELETES), 4)]) == [(0,), (0,), ()]
-    assert find_applying_deletes(data, [entry(delete_file(EQUALITY_DELETES, equality_ids=[A]), 4)]) == [(0,), (), ()]
+    data = [build_entry(build_data_file(f"d{sequence}"), sequence) for sequence in (3, 4, 5)]
+    assert find_applying_deletes(data, [build_entry(delete_file(POSITION_DELETES), 4)]) == [(0,), (0,), ()]
+    assert find_applying_deletes(data, [build_entry(delete_file(EQUALITY_DELETES, equality_ids=[A]), 4)]) == [
+        (0,),
+        (),
+        (),
+    ]
 
 
 def test_added_files_inherit_sequence_numbers_which_are_0_in_version_1() -> None:
-    data = [entry(data_file("added"), None, ADDED), entry(data_file("kept"), 4)]
-    deletes = [entry(delete_file(EQUALITY_DELETES, equality_ids=[A]), None, ADDED)]
+    data = [build_entry(build_data_file("added"), None, ADDED), build_entry(build_data_file("kept"), 4)]
+    deletes = [build_entry(delete_file(EQUALITY_DELETES, equality_ids=[A]), None, ADDED)]
     assert find_applying_deletes(data, deletes) == [(), (0,)]
-    old_entries = [entry(data_file("v1"), None)]
+    old_entries = [build_entry(build_data_file("v1"), None)]
     view = TableView(
-        [manifest_file(0, 0, 0)], [block(old_entries, version=1)], [manifest_file(1, 0, 1)], [block(deletes)]
+        [build_manifest_file(0, 0, 0)],
+        [block(old_entries, version=1)],
+        [build_manifest_file(1, 0, 1)],
+        [block(deletes)],
     )
-    assert DeleteIndex(view, specs(), []).deletes_for_file(0) == (0,)
+    assert DeleteIndex(view, build_specs(), []).deletes_for_file(0) == (0,)
 
 
 def test_existing_file_without_a_sequence_number_is_corrupt() -> None:
-    deletes = [entry(delete_file(POSITION_DELETES), 5)]
+    deletes = [build_entry(delete_file(POSITION_DELETES), 5)]
     with pytest.raises(Corrupt, match=r"manifest\.avro: the entry of lost has no sequence number"):
-        find_applying_deletes([entry(data_file("lost"), None)], deletes)
+        find_applying_deletes([build_entry(build_data_file("lost"), None)], deletes)
     with pytest.raises(Corrupt, match=r"manifest\.avro: the entry of x has no sequence number"):
-        find_applying_deletes([entry(data_file(), 1)], [entry(delete_file(POSITION_DELETES), None)])
+        find_applying_deletes([build_entry(build_data_file(), 1)], [build_entry(delete_file(POSITION_DELETES), None)])
 
 
 def test_deletion_vector_replaces_position_deletes_but_not_equality_deletes() -> None:
     other_files = [
-        entry(delete_file(POSITION_DELETES), 5),
-        entry(delete_file(POSITION_DELETES, referenced="d"), 5),
-        entry(delete_file(EQUALITY_DELETES, equality_ids=[A]), 5),
+        build_entry(delete_file(POSITION_DELETES), 5),
+        build_entry(delete_file(POSITION_DELETES, referenced="d"), 5),
+        build_entry(delete_file(EQUALITY_DELETES, equality_ids=[A]), 5),
     ]
-    data = [entry(data_file("d"), 1), entry(data_file("e"), 1)]
-    assert find_applying_deletes(data, other_files, [entry(vector(), 5)]) == [(2, 3), (0, 2)]
+    data = [build_entry(build_data_file("d"), 1), build_entry(build_data_file("e"), 1)]
+    assert find_applying_deletes(data, other_files, [build_entry(vector(), 5)]) == [(2, 3), (0, 2)]
 
 
 def test_deletion_vector_older_than_its_data_file_is_ignored() -> None:
     assert find_applying_deletes(
-        [entry(data_file(), 3)], [entry(vector(), 2), entry(delete_file(POSITION_DELETES), 4)]
+        [build_entry(build_data_file(), 3)], [build_entry(vector(), 2), build_entry(delete_file(POSITION_DELETES), 4)]
     ) == [(1,)]
 
 
 def test_all_deletion_vectors_of_a_data_file_are_kept() -> None:
-    assert find_applying_deletes([entry(data_file(), 3)], [entry(vector(), 4), entry(vector(), 5)]) == [(0, 1)]
+    assert find_applying_deletes(
+        [build_entry(build_data_file(), 3)], [build_entry(vector(), 4), build_entry(vector(), 5)]
+    ) == [(0, 1)]
 
 
 def test_deletion_vector_without_a_data_file_is_corrupt() -> None:
     with pytest.raises(Corrupt, match=r"manifest\.avro: a deletion vector in x has no referenced_data_file"):
-        find_applying_deletes([entry(data_file(), 3)], [entry(vector(None), 4)])
+        find_applying_deletes([build_entry(build_data_file(), 3)], [build_entry(vector(None), 4)])
 
 
 def test_data_file_in_a_delete_manifest_is_corrupt() -> None:
-    odd = delete_file(POSITION_DELETES)
-    odd.content = 7
+    odd_delete = delete_file(POSITION_DELETES)
+    odd_delete.content = 7
     with pytest.raises(Corrupt, match=r"manifest\.avro lists x, which is not a delete file"):
-        find_applying_deletes([entry(data_file(), 3)], [entry(odd, 4)])
+        find_applying_deletes([build_entry(build_data_file(), 3)], [build_entry(odd_delete, 4)])
 
 
 def test_position_deletes_apply_by_partition_unless_they_name_their_file() -> None:
     data = [
-        entry(data_file("one", spec_id=1, partition=(1,)), 1),
-        entry(data_file("two", spec_id=1, partition=(2,)), 1),
-        entry(data_file("null", spec_id=1, partition=(None,)), 1),
+        build_entry(build_data_file("one", spec_id=1, partition=(1,)), 1),
+        build_entry(build_data_file("two", spec_id=1, partition=(2,)), 1),
+        build_entry(build_data_file("null", spec_id=1, partition=(None,)), 1),
     ]
     deletes = [
-        entry(delete_file(POSITION_DELETES, spec_id=1, partition=(2,)), 1),
-        entry(delete_file(POSITION_DELETES, spec_id=1, partition=(None,)), 1),
-        entry(delete_file(POSITION_DELETES, spec_id=1, partition=(1,), referenced="one"), 1),
+        build_entry(delete_file(POSITION_DELETES, spec_id=1, partition=(2,)), 1),
+        build_entry(delete_file(POSITION_DELETES, spec_id=1, partition=(None,)), 1),
+        build_entry(delete_file(POSITION_DELETES, spec_id=1, partition=(1,), referenced="one"), 1),
     ]
-    unpartitioned = [entry(delete_file(POSITION_DELETES), 1)]
+    unpartitioned = [build_entry(delete_file(POSITION_DELETES), 1)]
     assert find_applying_deletes(data, deletes, unpartitioned) == [(2,), (0,), (1,)]
 
 
 def test_float_partitions_are_compared_by_their_bits() -> None:
     values = (0.0, -0.0, math.nan, None)
-    data = [entry(data_file(repr(value), spec_id=2, partition=(1, value)), 1) for value in values]
-    deletes = [entry(delete_file(POSITION_DELETES, spec_id=2, partition=(1, value)), 1) for value in values]
+    data = [build_entry(build_data_file(repr(value), spec_id=2, partition=(1, value)), 1) for value in values]
+    deletes = [build_entry(delete_file(POSITION_DELETES, spec_id=2, partition=(1, value)), 1) for value in values]
     assert find_applying_deletes(data, deletes) == [(0,), (1,), (2,), (3,)]
 
 
 def test_equality_deletes_of_a_spec_with_only_void_fields_are_global() -> None:
-    data = [entry(data_file(spec_id=1, partition=(1,)), 1)]
+    data = [build_entry(build_data_file(spec_id=1, partition=(1,)), 1)]
     for spec_id, partition, expected in ((3, (None,), (0,)), (0, (), (0,)), (4, (None, None), ())):
         delete = delete_file(EQUALITY_DELETES, spec_id=spec_id, partition=partition, equality_ids=[A])
-        assert find_applying_deletes(data, [entry(delete, 2)]) == [expected], spec_id
+        assert find_applying_deletes(data, [build_entry(delete, 2)]) == [expected], spec_id
 
 
 PATHS_TOLD = delete_file(POSITION_DELETES, metrics={PATH_ID: ColumnMetrics(lower=b"d", upper=b"d")})
@@ -202,12 +213,14 @@ PATHS_CUT = delete_file(POSITION_DELETES, metrics={PATH_ID: ColumnMetrics(lower=
 
 
 def test_equal_path_bounds_name_the_data_file() -> None:
-    data = [entry(data_file("d"), 1), entry(data_file("e"), 1)]
-    deletes = [entry(PATHS_TOLD, 2), entry(PATHS_CUT, 2)]
+    data = [build_entry(build_data_file("d"), 1), build_entry(build_data_file("e"), 1)]
+    deletes = [build_entry(PATHS_TOLD, 2), build_entry(PATHS_CUT, 2)]
     assert find_applying_deletes(data, deletes) == [(0, 1), (1,)]
 
 
-def stats(lower: bytes | None, upper: bytes | None, nulls: int | None = 0, nans: int | None = None) -> ColumnMetrics:
+def build_metrics(
+    lower: bytes | None, upper: bytes | None, nulls: int | None = 0, nans: int | None = None
+) -> ColumnMetrics:
     return ColumnMetrics(values=2, nulls=nulls, nans=nans, lower=lower, upper=upper)
 
 
@@ -238,11 +251,11 @@ def test_equality_delete_is_dropped_only_when_statistics_exclude_it(
             value = value.ljust(16, b"\0") if kind == "uuid" else value
             return None if value is None else to_bytes(kind, value)
 
-        return {key: stats(write_value(lower), write_value(upper), nulls)}
+        return {key: build_metrics(write_value(lower), write_value(upper), nulls)}
 
     delete = delete_file(EQUALITY_DELETES, equality_ids=[key], metrics=metrics(*excluded))
-    data = data_file(metrics=metrics(*held_values))
-    assert find_applying_deletes([entry(data, 1)], [entry(delete, 2)]) == [(0,) if is_kept else ()]
+    data = build_data_file(metrics=metrics(*held_values))
+    assert find_applying_deletes([build_entry(data, 1)], [build_entry(delete, 2)]) == [(0,) if is_kept else ()]
 
 
 @pytest.mark.parametrize("pairs_max", [16, 1 << 21])
@@ -262,33 +275,36 @@ def test_many_equality_deletes_apply_as_each_does_alone(pairs_max: int, monkeypa
             ]
             nulls = rng.choice([0, 0, 0, 0, 1, None, 2])
             bounds = (None, None) if nulls == 2 or rng.random() < 0.1 else pair
-            document[key] = stats(*bounds, nulls)
+            document[key] = build_metrics(*bounds, nulls)
         return document
 
     def partition() -> dict[str, Any]:
         return {"spec_id": 1, "partition": (rng.choice([1, 2, 2, 2, None]),)}
 
-    data = [entry(data_file(f"d{at}", metrics=metrics([A, LATE]), **partition()), rng.randrange(9)) for at in range(80)]
+    data = [
+        build_entry(build_data_file(f"d{at}", metrics=metrics([A, LATE]), **partition()), rng.randrange(9))
+        for at in range(80)
+    ]
     deletes = []
     for position_count, where in ((250, partition), (150, dict)):
         files = [(rng.choice([[A], [A], [LATE, A]]), where()) for _ in range(position_count)]
         delete_files = [
             delete_file(EQUALITY_DELETES, equality_ids=ids, metrics=metrics(ids), **at) for ids, at in files
         ]
-        deletes.append([entry(file, rng.randrange(12)) for file in delete_files])
-    result = find_applying_deletes(data, *deletes)
+        deletes.append([build_entry(file, rng.randrange(12)) for file in delete_files])
+    applying_deletes = find_applying_deletes(data, *deletes)
     listing = ListedManifest(0, 0, 0, 3, 5)
-    flat = [(listing, item) for item in deletes[0] + deletes[1]]
+    listed_deletes = [(listing, item) for item in deletes[0] + deletes[1]]
     expected = [
         tuple(
             at
-            for at, delete in enumerate(flat)
+            for at, delete in enumerate(listed_deletes)
             if judge.in_scope(delete, (listing, item)) and not judge.java_drops(delete, (listing, item))
         )
         for item in data
     ]
-    assert result == expected
-    assert 1000 < sum(map(len, result)) < 20_000
+    assert applying_deletes == expected
+    assert 1000 < sum(map(len, applying_deletes)) < 20_000
 
 
 def test_required_column_has_no_nulls_when_null_counts_are_missing() -> None:
@@ -296,24 +312,24 @@ def test_required_column_has_no_nulls_when_null_counts_are_missing() -> None:
     excluded, included = (
         {A: ColumnMetrics(lower=to_bytes("long", low), upper=to_bytes("long", low + 1))} for low in (1, 5)
     )
-    delete = entry(delete_file(EQUALITY_DELETES, equality_ids=[A], metrics=excluded), 2)
-    data = [entry(data_file(metrics=included), 1)]
+    delete = build_entry(delete_file(EQUALITY_DELETES, equality_ids=[A], metrics=excluded), 2)
+    data = [build_entry(build_data_file(metrics=included), 1)]
     assert find_applying_deletes(data, [delete]) == [(0,)]
     assert find_applying_deletes(data, [delete], schema=required) == [()]
 
 
 def test_bounds_from_before_a_change_of_unit_exclude_no_delete() -> None:
     day, micros = to_bytes("date", 20_000), to_bytes("timestamp", 20_000 * DAY_US)
-    data = data_file(metrics={A: stats(day, day)})
-    delete = delete_file(EQUALITY_DELETES, equality_ids=[A], metrics={A: stats(micros, micros)})
+    data = build_data_file(metrics={A: build_metrics(day, day)})
+    delete = delete_file(EQUALITY_DELETES, equality_ids=[A], metrics={A: build_metrics(micros, micros)})
     dates, timestamps = (schema_json(0, KINDS | {A: kind}, set(), late=True) for kind in ("date", "timestamp"))
     view = TableView(
-        [manifest_file(0, 0, 5)],
-        [block([entry(data, 1)], schema=dates)],
-        [manifest_file(1, 0, 5)],
-        [block([entry(delete, 2)], schema=timestamps)],
+        [build_manifest_file(0, 0, 5)],
+        [block([build_entry(data, 1)], schema=dates)],
+        [build_manifest_file(1, 0, 5)],
+        [block([build_entry(delete, 2)], schema=timestamps)],
     )
-    assert DeleteIndex(view, specs(), []).deletes_for_file(0) == (0,)
+    assert DeleteIndex(view, build_specs(), []).deletes_for_file(0) == (0,)
 
 
 @pytest.mark.parametrize("kind", ["timestamp", "timestamp_ns"])
@@ -325,41 +341,52 @@ def test_partition_deletes_apply_before_and_after_promotion_of_a_date_to_a_times
         """Return one from before the promotion and one from after it, each of the same three partitions."""
         days = [[-700 * unit, 700 * unit, None] for unit in (1, UNITS_PER_DAY[kind])]
         return [
-            block([entry(file_counts((day,)), sequence) for day in day_values], schema=schema, kinds=kind)
+            block([build_entry(file_counts((day,)), sequence) for day in day_values], schema=schema, kinds=kind)
             for day_values, schema, kind in zip(days, schemas, kinds, strict=True)
         ]
 
-    data = blocks(lambda partition: data_file(spec_id=1, partition=partition), 1)
+    data = blocks(lambda partition: build_data_file(spec_id=1, partition=partition), 1)
     positions = blocks(lambda partition: delete_file(POSITION_DELETES, spec_id=1, partition=partition), 1)
     equality = blocks(
         lambda partition: delete_file(EQUALITY_DELETES, spec_id=1, partition=partition, equality_ids=[B]), 2
     )
-    view = TableView([manifest_file(0, 1, 5)] * 2, data, [manifest_file(1, 1, 5)] * 4, [*positions, *equality])
-    index = DeleteIndex(view, specs(), [msgspec.convert(schema, type=Schema) for schema in schemas])
+    view = TableView(
+        [build_manifest_file(0, 1, 5)] * 2, data, [build_manifest_file(1, 1, 5)] * 4, [*positions, *equality]
+    )
+    index = DeleteIndex(view, build_specs(), [msgspec.convert(schema, type=Schema) for schema in schemas])
     assert index.deletes_for(rows_of(view)) == [tuple(range(day, 12, 3)) for day in (0, 1, 2)] * 2
 
 
 def test_equality_delete_on_a_column_missing_from_the_data_file_is_kept() -> None:
-    delete = delete_file(EQUALITY_DELETES, equality_ids=[LATE], metrics={LATE: stats(b"a", b"b")})
-    assert find_applying_deletes([entry(data_file(metrics={A: stats(None, None)}), 1)], [entry(delete, 2)]) == [(0,)]
+    delete = delete_file(EQUALITY_DELETES, equality_ids=[LATE], metrics={LATE: build_metrics(b"a", b"b")})
+    assert find_applying_deletes(
+        [build_entry(build_data_file(metrics={A: build_metrics(None, None)}), 1)], [build_entry(delete, 2)]
+    ) == [(0,)]
 
 
 def test_two_columns_together_exclude_an_equality_delete() -> None:
     one_bytes, nine = to_bytes("long", 1), to_bytes("long", 9)
-    removal = {A: stats(one_bytes, nine), LATE: stats(b"a", b"b")}
-    statistics = {A: stats(one_bytes, nine), LATE: stats(b"c", b"d")}
+    removal = {A: build_metrics(one_bytes, nine), LATE: build_metrics(b"a", b"b")}
+    statistics = {A: build_metrics(one_bytes, nine), LATE: build_metrics(b"c", b"d")}
     delete = delete_file(EQUALITY_DELETES, equality_ids=[LATE, A], metrics=removal)
-    assert find_applying_deletes([entry(data_file(metrics=statistics), 1)], [entry(delete, 2)]) == [()]
+    assert find_applying_deletes([build_entry(build_data_file(metrics=statistics), 1)], [build_entry(delete, 2)]) == [
+        ()
+    ]
 
 
 def test_files_with_the_same_deletes_share_one_tuple() -> None:
-    data = [entry(data_file(str(number)), 1) for number in range(3)]
-    deletes = [entry(delete_file(POSITION_DELETES), 2), entry(delete_file(EQUALITY_DELETES, equality_ids=[A]), 2)]
-    result = find_applying_deletes(data, deletes)
-    assert result == [(0, 1)] * 3
-    assert result[0] is result[1] is result[2]
+    data = [build_entry(build_data_file(str(number)), 1) for number in range(3)]
+    deletes = [
+        build_entry(delete_file(POSITION_DELETES), 2),
+        build_entry(delete_file(EQUALITY_DELETES, equality_ids=[A]), 2),
+    ]
+    applying_deletes = find_applying_deletes(data, deletes)
+    assert applying_deletes == [(0, 1)] * 3
+    assert applying_deletes[0] is applying_deletes[1] is applying_deletes[2]
 
 
 def test_data_files_are_not_examined_when_there_are_no_delete_files() -> None:
-    view = TableView([manifest_file(0, 0, 5)], [block([entry(data_file(), None)])])  # The entry has no sequence number.
-    assert DeleteIndex(view, specs(), []).deletes_for(np.zeros(3, dtype=np.int64)) == [(), (), ()]
+    view = TableView(
+        [build_manifest_file(0, 0, 5)], [block([build_entry(build_data_file(), None)])]
+    )  # The entry has no sequence number.
+    assert DeleteIndex(view, build_specs(), []).deletes_for(np.zeros(3, dtype=np.int64)) == [(), (), ()]

@@ -32,16 +32,16 @@ from tests.planner.lakes.delete_tables import (
     B,
     F,
     block_of,
-    manifest_file,
+    build_manifest_file,
+    build_specs,
     rows_of,
     schema_json,
-    specs,
 )
-from tests.planner.lakes.history import random_lake
-from tests.planner.lakes.kinds import DAY_US, FLOATS, LONG_MAX, LONG_MIN, pool
+from tests.planner.lakes.history import write_random_lake
+from tests.planner.lakes.kinds import DAY_US, FLOATS, LONG_MAX, LONG_MIN, draw_pool
 from tests.planner.lakes.lake import DATA, EQUALITY_DELETES, PATH_ID, POSITION_DELETES, DataFile, DeleteFile
-from tests.planner.lakes.manifests import ADDED, DELETED, EXISTING, Entry, Style, manifest_bytes
-from tests.planner.lakes.metrics import ColumnMetrics, column_metrics
+from tests.planner.lakes.manifests import ADDED, DELETED, EXISTING, Entry, Style, build_manifest_bytes
+from tests.planner.lakes.metrics import ColumnMetrics, draw_metrics
 from tests.seeds import examples
 
 GLOBAL_SPECS = (0, 3)
@@ -97,7 +97,7 @@ class Situation:
         self.units = {
             key: UNITS_PER_DAY.get(kind, 1) if old_kinds[key] == "date" else 1 for key, kind in new_kinds.items()
         }
-        self.pools = {key: pool(rng, kind, rng.choice([2, 4, 8])) for key, kind in old_kinds.items()}
+        self.pools = {key: draw_pool(rng, kind, rng.choice([2, 4, 8])) for key, kind in old_kinds.items()}
         for key, unit in self.units.items():
             if unit > 1:
                 self.pools[key] = [day for day in self.pools[key] if abs(day) * unit <= LONG_MAX] or [0]
@@ -121,13 +121,15 @@ class Situation:
                 (self.deletes if content else self.data).append((manifest, entry))
         return manifest
 
-    def _entry(self, within: ListedManifest) -> Entry:
+    def _entry(self, manifest: ListedManifest) -> Entry:
         rng = self.rng
         status = rng.choice([ADDED, ADDED, EXISTING, EXISTING, DELETED])
-        sequence = None if within.version == 1 else rng.randint(0, 6)
-        if rng.random() < 0.4 and (status == ADDED or within.sequence == 0):
+        sequence = None if manifest.version == 1 else rng.randint(0, 6)
+        if rng.random() < 0.4 and (status == ADDED or manifest.sequence == 0):
             sequence = None
-        return Entry(status, 1, sequence, sequence, self._delete(within) if within.content else self._data(within))
+        return Entry(
+            status, 1, sequence, sequence, self._delete(manifest) if manifest.content else self._data(manifest)
+        )
 
     def row(self, schema_id: int, partition_of: dict[int, Any]) -> dict[int, Any]:
         rng = self.rng
@@ -148,7 +150,7 @@ class Situation:
     def _metrics(self, schema_id: int, values: dict[int, list[Any]]) -> dict[int, ColumnMetrics]:
         kinds = self.kinds[schema_id]
         document = {
-            key: column_metrics(self.rng, kinds[key], [self._to_stored(schema_id, key, value) for value in of])
+            key: draw_metrics(self.rng, kinds[key], [self._to_stored(schema_id, key, value) for value in of])
             for key, of in values.items()
         }
         return {key: of for key, of in document.items() if of != ColumnMetrics()}
@@ -158,7 +160,7 @@ class Situation:
         unit = self.units.get(key, 1)
         return value if schema_id == 0 or value is None or unit == 1 else value * unit
 
-    def _common(self, within: ListedManifest, content: int) -> dict[str, Any]:
+    def _common(self, manifest: ListedManifest, content: int) -> dict[str, Any]:
         self.file_count += 1
         path = self.rng.choice(PATHS) if content == DATA and self.file_count < 30 else "data/x"
         return {
@@ -167,38 +169,38 @@ class Situation:
             else f"d{self.file_count}",
             "content": content,
             "format": self.rng.choice(["PARQUET", "avro"]),
-            "spec_id": within.spec_id,
-            "partition": self._partition(within.spec_id),
+            "spec_id": manifest.spec_id,
+            "partition": self._partition(manifest.spec_id),
             "size": 100,
         }
 
-    def _data(self, within: ListedManifest) -> DataFile:
+    def _data(self, manifest: ListedManifest) -> DataFile:
         # A file was written under the manifest's schema or an older one: a rewritten manifest keeps the old
         # bounds' bytes.
-        schema_id = self.rng.randint(0, within.schema_id)
-        common = self._common(within, DATA)
-        parts = zip(SPECS[within.spec_id], common["partition"], strict=True)
+        schema_id = self.rng.randint(0, manifest.schema_id)
+        common = self._common(manifest, DATA)
+        parts = zip(SPECS[manifest.spec_id], common["partition"], strict=True)
         fixed = {part.source: value for part, value in parts if part.transform == "identity"}
         rows = [self.row(schema_id, fixed) for _ in range(self.rng.randint(1, 4))]
         keys = [key for key in (A, B, NESTED, F, LATE) if key != LATE or schema_id == 1]
         metrics = self._metrics(schema_id, {key: [row[key] for row in rows] for key in keys})
         return DataFile(**common, record_count=len(rows), metrics=metrics, rows=rows)
 
-    def _delete(self, within: ListedManifest) -> DeleteFile:
+    def _delete(self, manifest: ListedManifest) -> DeleteFile:
         rng = self.rng
         shape = rng.choice(["equality", "equality", "positions", "file", "bounds", "vector"])
-        if shape == "vector" and within.version < 3:
+        if shape == "vector" and manifest.version < 3:
             shape = "file"
-        common = self._common(within, EQUALITY_DELETES if shape == "equality" else POSITION_DELETES)
+        common = self._common(manifest, EQUALITY_DELETES if shape == "equality" else POSITION_DELETES)
         paths = [entry.file.path for _, entry in self.data] or ["none"]
         if shape == "equality":
-            return self._equality(within, common)
+            return self._equality(manifest, common)
         if shape == "positions":
             sampled_rows = {(path, 0) for path in rng.sample(paths, min(2, len(paths)))}
             paths_before = sorted(path.encode() for path, _ in sampled_rows)
-            whole = {PATH_ID: ColumnMetrics(lower=paths_before[0], upper=paths_before[-1] + b"~")}
+            path_metrics = {PATH_ID: ColumnMetrics(lower=paths_before[0], upper=paths_before[-1] + b"~")}
             return DeleteFile(
-                **common, record_count=2, metrics=rng.choice([{}, whole]), positions=frozenset(sampled_rows)
+                **common, record_count=2, metrics=rng.choice([{}, path_metrics]), positions=frozenset(sampled_rows)
             )
         path = rng.choice(paths)
         metrics, referenced = {}, path
@@ -216,9 +218,9 @@ class Situation:
             content_size=40 if shape == "vector" else None,
         )
 
-    def _equality(self, within: ListedManifest, common: dict[str, Any]) -> DeleteFile:
+    def _equality(self, manifest: ListedManifest, common: dict[str, Any]) -> DeleteFile:
         rng = self.rng
-        schema_id = rng.randint(0, within.schema_id)
+        schema_id = rng.randint(0, manifest.schema_id)
         usable = [A, B, NESTED, F] + [LATE] * schema_id
         ids = rng.sample(usable, rng.choice([1, 1, 2, 3]))
         rows = [self.row(schema_id, {}) for _ in range(rng.randint(1, 3))]
@@ -231,7 +233,7 @@ class Situation:
             return [block_of(f"m{number}.avro", self.bytes_of(one)) for number, one in enumerate(listeds)]
 
         def files(listeds: list[ListedManifest]) -> list[ManifestFile]:
-            return [manifest_file(item.content, item.spec_id, item.sequence) for item in listeds]
+            return [build_manifest_file(item.content, item.spec_id, item.sequence) for item in listeds]
 
         return TableView(
             files(self.manifests), blocks(self.manifests), files(self.delete_manifests), blocks(self.delete_manifests)
@@ -244,7 +246,7 @@ class Situation:
             parts = zip(sources, entry.file.partition, strict=True)
             partition = tuple(self._to_stored(listing.schema_id, source, value) for source, value in parts)
             entries.append(replace(entry, file=replace(entry.file, partition=partition)))
-        return manifest_bytes(
+        return build_manifest_bytes(
             entries,
             version=listing.version,
             content=listing.content,
@@ -257,12 +259,12 @@ class Situation:
 
     def index(self, view: TableView) -> DeleteIndex:
         schemas = [msgspec.convert(schema, type=Schema) for schema in self.schemas.values()]
-        return DeleteIndex(view, specs(), schemas)
+        return DeleteIndex(view, build_specs(), schemas)
 
     # The oracle
 
-    def sequence(self, of: tuple[ListedManifest, Entry]) -> int:
-        listing, entry = of
+    def sequence(self, manifest_and_entry: tuple[ListedManifest, Entry]) -> int:
+        listing, entry = manifest_and_entry
         return listing.sequence if entry.sequence is None else entry.sequence
 
     def in_scope(self, delete: tuple[ListedManifest, Entry], data: tuple[ListedManifest, Entry]) -> bool:
@@ -318,11 +320,11 @@ class Situation:
     def _column_drops(self, key: int, column_metrics: ColumnMetrics, held_metrics: ColumnMetrics) -> bool:
         required = key in self.required
 
-        def may_hold_null(of: ColumnMetrics) -> bool:
-            return not required and (of.nulls is None or of.nulls > 0)
+        def may_hold_null(metrics: ColumnMetrics) -> bool:
+            return not required and (metrics.nulls is None or metrics.nulls > 0)
 
-        def only_null(of: ColumnMetrics) -> bool:
-            return not required and of.nulls is not None and of.nulls == of.values
+        def only_null(metrics: ColumnMetrics) -> bool:
+            return not required and metrics.nulls is not None and metrics.nulls == metrics.values
 
         if may_hold_null(held_metrics) and may_hold_null(column_metrics):
             return False
@@ -398,7 +400,7 @@ def test_data_files_are_split_into_several_searches_when_there_are_many_pairs(mo
 def test_all_delete_files_that_remove_rows_of_a_random_history_are_named(tmp_path: Path) -> None:
     removing, count = 0, examples(30, 8)
     for seed in range(count):
-        lake = random_lake(seed, tmp_path / str(seed))
+        lake = write_random_lake(seed, tmp_path / str(seed))
         location = lake.metadata_location
         metadata = decode_table(Path(location.removeprefix("file://")).read_bytes(), location)
         for snapshot in lake.snapshots.values():
@@ -409,9 +411,9 @@ def test_all_delete_files_that_remove_rows_of_a_random_history_are_named(tmp_pat
                 names = {snapshot.delete_files[number].name for number in applying}
                 allowed = {delete.name: delete for delete in lake.find_applicable_deletes(snapshot, file)}
                 assert names <= allowed.keys(), f"seed {seed}, snapshot {snapshot.id}, {file.path}"
-                needed = {name for name, delete in allowed.items() if lake.find_removed_positions(delete, file)}
-                assert needed <= names, f"seed {seed}, snapshot {snapshot.id}, {file.path}"
-                removing += len(needed)
+                needed_deletes = {name for name, delete in allowed.items() if lake.find_removed_positions(delete, file)}
+                assert needed_deletes <= names, f"seed {seed}, snapshot {snapshot.id}, {file.path}"
+                removing += len(needed_deletes)
     assert removing > 3 * count
 
 

@@ -22,19 +22,19 @@ from seamark.formats.runtime.errors import BadRequest, Corrupt, Forbidden, Retry
 from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.planner.scan.request import ScanRequest
 from tests.api.client import Answer, Api
-from tests.api.plans.planned import append, file_of
-from tests.faults.rigs.disk import small_disk
+from tests.api.plans.planned import append, build_data_file
+from tests.faults.rigs.disk import mount_small_disk
 from tests.objects.faults import Fault, FaultyObjects
 from tests.planner.lakes.manifests import Manifest
 from tests.planner.lakes.tables import (
     UNCOMPRESSED_STYLE,
     Table,
-    day_filter,
+    build_day_filter,
+    list_file_numbers,
     make_between,
-    numbers,
-    numbers_of,
     open_test_planner,
-    path_of,
+    plan_file_numbers,
+    to_path,
 )
 from tests.seeds import quick
 from tests.server.rig import running
@@ -60,7 +60,7 @@ def create_filled_table(folder: Path, *, days: int = 4, per_day: int = 10) -> tu
 async def test_truncated_manifest_is_reported_as_corrupt_by_name(tmp_path: Path) -> None:
     table, manifests = create_filled_table(tmp_path / "t", per_day=40)
     for victim in (manifests[1], manifests[5]):
-        path = path_of(victim)
+        path = to_path(victim)
         content = path.read_bytes()
         marker = content[-16:]
         ends = [end for end in range(len(content)) if content[:end].endswith(marker)]
@@ -70,9 +70,9 @@ async def test_truncated_manifest_is_reported_as_corrupt_by_name(tmp_path: Path)
             for end in {0, 1, 3, 4, 16, len(content) - 1, *ends, *(rng.randrange(len(content)) for _ in range(40))}:
                 path.write_bytes(content[:end])
                 with pytest.raises(Corrupt, match=path.name):
-                    await numbers(planner, table.metadata)
+                    await plan_file_numbers(planner, table.metadata)
             path.write_bytes(content)
-            assert await numbers(planner, table.metadata) == list(range(160)), "nothing broken was kept"
+            assert await plan_file_numbers(planner, table.metadata) == list(range(160)), "nothing broken was kept"
 
 
 @pytest.mark.parametrize("missing_file", ["m2.avro", "d1.avro", "snap-1.avro"])
@@ -84,13 +84,13 @@ async def test_missing_file_is_named_in_the_error_until_it_is_back(tmp_path: Pat
     async with open_test_planner(tmp_path) as planner:
         for _ in range(2):
             with pytest.raises(Corrupt, match=f"{missing_file} is not in storage; .* on the server's machine"):
-                await numbers(planner, table.metadata)
+                await plan_file_numbers(planner, table.metadata)
         if missing_file == "m2.avro":
-            assert await numbers(planner, table.metadata, day_filter(1)) == list(range(10, 20)), (
+            assert await plan_file_numbers(planner, table.metadata, build_day_filter(1)) == list(range(10, 20)), (
                 "the plan does not need that file"
             )
         path.write_bytes(content)
-        assert await numbers(planner, table.metadata) == list(range(40))
+        assert await plan_file_numbers(planner, table.metadata) == list(range(40))
 
 
 async def _let_go(planner: Planner) -> None:
@@ -105,7 +105,7 @@ def plan_by_fastavro(manifests: list[Manifest]) -> list[str] | None:
     results = []
     try:
         for manifest in manifests:
-            for entry in fastavro.reader(BytesIO(path_of(manifest).read_bytes())):
+            for entry in fastavro.reader(BytesIO(to_path(manifest).read_bytes())):
                 assert isinstance(entry, dict)
                 if entry["status"] != 2:
                     results.append(entry["data_file"]["file_path"])
@@ -121,16 +121,16 @@ async def test_manifest_with_flipped_bytes_is_corrupt_or_planned_as_stored(tmp_p
     manifests = [table.manifest(f"m{day}", range(day * 10, day * 10 + 10), day=day) for day in range(3)]
     table.commit(1, manifests)
     metadata, outcomes = table.metadata, Counter[str]()
-    path = path_of(manifests[1])
+    path = to_path(manifests[1])
     content = path.read_bytes()
     async with open_test_planner(tmp_path, plan_memory_bytes=0) as planner:
-        for turn in range(150):
-            damaged = bytearray(content)
-            start = 0 if turn % 3 == 0 else content.index(content[-16:])
+        for round_number in range(150):
+            damaged_bytes = bytearray(content)
+            start = 0 if round_number % 3 == 0 else content.index(content[-16:])
             for _ in range(rng.choice([1, 1, 2, 4])):
-                damaged[rng.randrange(start, len(content))] ^= 1 << rng.randrange(8)
-            path.write_bytes(damaged)
-            context = f"seed {seed}, turn {turn}"
+                damaged_bytes[rng.randrange(start, len(content))] ^= 1 << rng.randrange(8)
+            path.write_bytes(damaged_bytes)
+            context = f"seed {seed}, turn {round_number}"
             try:
                 scan = await planner.bind_and_plan(metadata, ScanRequest())
             except Corrupt as error:
@@ -145,7 +145,7 @@ async def test_manifest_with_flipped_bytes_is_corrupt_or_planned_as_stored(tmp_p
             del scan
             await _let_go(planner)
         path.write_bytes(content)
-        assert await numbers(planner, metadata) == list(range(30)), f"seed {seed}"
+        assert await plan_file_numbers(planner, metadata) == list(range(30)), f"seed {seed}"
     assert outcomes["corrupt"] > 0
     assert set(outcomes) <= {"corrupt", "as stored"}, outcomes
 
@@ -154,15 +154,15 @@ async def test_manifest_that_disagrees_with_its_list_is_read_again(tmp_path: Pat
     table = Table(tmp_path / "t")
     manifest = table.manifest("m", range(10), day=1)
     table.commit(1, [manifest])
-    path = path_of(manifest)
+    path = to_path(manifest)
     content = path.read_bytes()
     spec_id = content.index(b"partition-spec-id") + len(b"partition-spec-id") + 1
     async with open_test_planner(tmp_path) as planner:
         path.write_bytes(content[:spec_id] + b"4" + content[spec_id + 1 :])
         with pytest.raises(Corrupt, match="has partition spec 4; its manifest list states 0"):
-            await numbers(planner, table.metadata)
+            await plan_file_numbers(planner, table.metadata)
         path.write_bytes(content)
-        assert await numbers(planner, table.metadata) == list(range(10))
+        assert await plan_file_numbers(planner, table.metadata) == list(range(10))
 
 
 @pytest.mark.slow  # The place of the flipped byte depends on the length of the folder's name.
@@ -176,14 +176,14 @@ async def test_damaged_manifest_list_is_an_error_or_planned_as_stored(tmp_path: 
     content = path.read_bytes()
     paths = {item["manifest_path"] for item in fastavro.reader(BytesIO(content)) if isinstance(item, dict)}
     counts = Counter[str]()
-    for turn in range(60):
-        damaged = bytearray(content)
-        if turn % 4 == 0:
-            del damaged[rng.randrange(len(damaged)) :]
+    for round_number in range(60):
+        damaged_bytes = bytearray(content)
+        if round_number % 4 == 0:
+            del damaged_bytes[rng.randrange(len(damaged_bytes)) :]
         else:
-            damaged[rng.randrange(len(content) // 4, len(content))] ^= 1 << rng.randrange(8)
-        path.write_bytes(damaged)
-        context = f"seed {seed}, turn {turn}"
+            damaged_bytes[rng.randrange(len(content) // 4, len(content))] ^= 1 << rng.randrange(8)
+        path.write_bytes(damaged_bytes)
+        context = f"seed {seed}, turn {round_number}"
         async with open_test_planner(tmp_path) as planner:
             try:
                 scan = await planner.bind_and_plan(metadata, ScanRequest())
@@ -194,12 +194,12 @@ async def test_damaged_manifest_list_is_an_error_or_planned_as_stored(tmp_path: 
                     else f"{context}: {error.message}"
                 ] += 1
                 continue
-            items = [item for item in fastavro.reader(BytesIO(bytes(damaged))) if isinstance(item, dict)]
+            items = [item for item in fastavro.reader(BytesIO(bytes(damaged_bytes))) if isinstance(item, dict)]
             assert len(scan.view.manifests) + len(scan.view.delete_manifests) == len(items), context
             assert len(items) in (0, 8), context
             # A flip may change a path to that of another file, which is then planned twice, as stored.
             if {item["manifest_path"] for item in items} == paths:
-                assert numbers_of(scan) == list(range(40)), context
+                assert list_file_numbers(scan) == list(range(40)), context
             counts["as stored"] += 1
     assert counts["error"] > 20
     assert set(counts) <= {"error", "as stored"}, counts
@@ -218,7 +218,7 @@ async def test_manifest_whose_spec_or_content_differs_from_its_list_is_corrupt(t
             "spec": [manifest.spec_id for manifest in manifests],
         }
         for manifest in manifests:
-            if path_of(manifest).name == name:
+            if to_path(manifest).name == name:
                 manifest.content, manifest.spec_id = content, spec_id
         table.commit(number, manifests)
         for manifest, old_content, old_spec in zip(manifests, kept_files["content"], kept_files["spec"], strict=True):
@@ -226,24 +226,24 @@ async def test_manifest_whose_spec_or_content_differs_from_its_list_is_corrupt(t
         async with open_test_planner(tmp_path) as planner:
             for _ in range(2):
                 with pytest.raises(Corrupt, match=listed_counts):
-                    await numbers(planner, table.metadata)
-            assert await numbers(planner, table.metadata, snapshot_id=1) == list(range(40)), (
+                    await plan_file_numbers(planner, table.metadata)
+            assert await plan_file_numbers(planner, table.metadata, snapshot_id=1) == list(range(40)), (
                 "the blocks are not at fault"
             )
             with pytest.raises(Corrupt, match=listed_counts):
-                await numbers(planner, table.metadata)
+                await plan_file_numbers(planner, table.metadata)
 
 
 async def test_partition_of_an_unknown_type_is_planned(tmp_path: Path) -> None:
     """The type may come from a later format version or from a flipped bit in the schema of the header."""
     table, manifests = create_filled_table(tmp_path / "t")
-    path = path_of(manifests[1])
+    path = to_path(manifests[1])
     known_type, unknown = (b'"name": "day", "required": false, "type": "%s"' % kind for kind in (b"int", b"inv"))
     assert path.read_bytes().count(known_type) == 1
     path.write_bytes(path.read_bytes().replace(known_type, unknown))
     async with open_test_planner(tmp_path) as planner:
-        assert await numbers(planner, table.metadata) == list(range(40))
-        assert await numbers(planner, table.metadata, day_filter(1)) == list(range(10, 20))
+        assert await plan_file_numbers(planner, table.metadata) == list(range(40))
+        assert await plan_file_numbers(planner, table.metadata, build_day_filter(1)) == list(range(10, 20))
 
 
 async def test_broken_table_over_http_is_a_server_error_that_names_the_file(tmp_path: Path) -> None:
@@ -252,15 +252,15 @@ async def test_broken_table_over_http_is_a_server_error_that_names_the_file(tmp_
     ) as server:
         api = Api(server)
         location = (await api.table())["metadata"]["location"]
-        files = [file_of(f"file:///t/data/{n:06d}.parquet", 10 * n, 10 * n + 9) for n in range(12)]
+        files = [build_data_file(f"file:///t/data/{n:06d}.parquet", 10 * n, 10 * n + 9) for n in range(12)]
         await append(api, "t", files, snapshot_id=1, manifests=2)
         folder = Path(location.removeprefix("file://")) / "metadata"
         whole_api = await api("POST", f"{T}/plan", {})
         token = whole_api.json["plan-tasks"][0]
         path = folder / "1-1.avro"
         content = path.read_bytes()
-        for broken in (None, b"", content[:50], b"PAR1" + content):
-            path.unlink() if broken is None else path.write_bytes(broken)
+        for broken_content in (None, b"", content[:50], b"PAR1" + content):
+            path.unlink() if broken_content is None else path.write_bytes(broken_content)
             for answer in (
                 await api("POST", f"{T}/plan", {"filter": {"type": "gt", "term": "id", "value": 1}}),
                 await api("POST", f"{T}/tasks", {"plan-task": token}),
@@ -270,8 +270,8 @@ async def test_broken_table_over_http_is_a_server_error_that_names_the_file(tmp_
         path.write_bytes(content)
         path = folder / "snap-1.avro"
         content = path.read_bytes()
-        for broken in (None, b"", content[:50]):
-            path.unlink() if broken is None else path.write_bytes(broken)
+        for broken_content in (None, b"", content[:50]):
+            path.unlink() if broken_content is None else path.write_bytes(broken_content)
             async with running(tmp_path, plan_disk_bytes=0) as other:  # The first planner still has the list in memory.
                 _is_clean(await Api(other)("POST", f"{T}/plan", {}), path.name)
         path.write_bytes(content)
@@ -301,7 +301,7 @@ async def test_plans_are_right_again_once_storage_is_back(tmp_path: Path, seed: 
         counts = Counter[str]()
         for _ in range(12):
             expected = [(low, low + rng.randrange(20)) for low in (rng.randrange(60) for _ in range(4))]
-            plans = [numbers(planner, table.metadata, make_between(low, high)) for low, high in expected]
+            plans = [plan_file_numbers(planner, table.metadata, make_between(low, high)) for low, high in expected]
             for (low, high), result in zip(expected, await asyncio.gather(*plans, return_exceptions=True), strict=True):
                 if isinstance(result, BaseException):
                     assert isinstance(result, RetryLater | StorageError), result
@@ -313,7 +313,7 @@ async def test_plans_are_right_again_once_storage_is_back(tmp_path: Path, seed: 
         # A manifest in the disk cache is read from storage only once, and none of these reads may have failed.
         assert counts["failed"] or seed % 2, f"seed {seed} had only fair weather"
         capture.wrapper.rates = {}
-        assert await numbers(planner, table.metadata) == list(range(80)), f"seed {seed}"
+        assert await plan_file_numbers(planner, table.metadata) == list(range(80)), f"seed {seed}"
         planner.check_invariants()
 
 
@@ -356,25 +356,25 @@ def damage(path: Path, how: Damage, rng: random.Random) -> None:
 @pytest.mark.parametrize("how", quick(DAMAGES, 2))
 async def test_cache_files_damaged_between_two_runs_are_replaced(tmp_path: Path, how: Damage) -> None:
     table, manifests = create_filled_table(tmp_path / "t", days=2, per_day=3200)
-    everything = list(range(6_400))
+    all_numbers = list(range(6_400))
     async with open_test_planner(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:
-        assert await numbers(planner, table.metadata) == everything
+        assert await plan_file_numbers(planner, table.metadata) == all_numbers
         assert planner.stats().decoded == len(manifests)
     files = list_block_files(tmp_path)
     assert len(files) == len(manifests)
     assert max(path.stat().st_size for path in files) > 65536, "one is mapped, not read"
     async with open_test_planner(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:
-        assert await numbers(planner, table.metadata) == everything
+        assert await plan_file_numbers(planner, table.metadata) == all_numbers
         assert planner.stats().decoded == 0
     rng = random.Random(how.__name__)
     for path in files:
         damage(path, how, rng)
-    for filter, expected in ((make_between(100, 3500), everything[100:3501]), (True, everything)):
+    for filter, expected in ((make_between(100, 3500), all_numbers[100:3501]), (True, all_numbers)):
         async with open_test_planner(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:
-            assert await numbers(planner, table.metadata, filter) == expected
+            assert await plan_file_numbers(planner, table.metadata, filter) == expected
             # Damage in a column that no plan reads is not detected and is harmless.
-            decoded = planner.stats().decoded
-            assert decoded == len(manifests) or how in (flip, zero) or filter is True
+            decoded_count = planner.stats().decoded
+            assert decoded_count == len(manifests) or how in (flip, zero) or filter is True
 
 
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 40))])
@@ -386,12 +386,12 @@ async def test_cache_files_damaged_during_a_run_change_no_answer(tmp_path: Path,
     table, manifests = create_filled_table(tmp_path / "t", per_day=60)
     async with open_test_planner(tmp_path, plan_disk_bytes=FOLDER_BYTES, plan_memory_bytes=1 << 20) as planner:
         planner._views.budget_bytes = 0
-        for turn in range(40):
+        for round_number in range(40):
             low = rng.randrange(200)
-            context = f"seed {seed}, turn {turn}"
-            assert await numbers(planner, table.metadata, make_between(low, low + 9)) == list(range(low, low + 10)), (
-                context
-            )
+            context = f"seed {seed}, turn {round_number}"
+            assert await plan_file_numbers(planner, table.metadata, make_between(low, low + 9)) == list(
+                range(low, low + 10)
+            ), context
             await _let_go(planner)
             files = list_block_files(tmp_path)
             for path in rng.sample(files, min(len(files), rng.randrange(4))):
@@ -401,7 +401,7 @@ async def test_cache_files_damaged_during_a_run_change_no_answer(tmp_path: Path,
                     damage(path, rng.choice(DAMAGES), rng)
         if rng.random() < 0.5:
             shutil.rmtree(tmp_path / "home" / "cache", ignore_errors=True)  # Files are still stored after the answers.
-        assert await numbers(planner, table.metadata) == list(range(240)), f"seed {seed}"
+        assert await plan_file_numbers(planner, table.metadata) == list(range(240)), f"seed {seed}"
         assert planner.stats().decoded > len(manifests)
 
 
@@ -410,8 +410,8 @@ async def test_planner_works_without_a_cache_folder_that_cannot_be_created(tmp_p
     (tmp_path / "file").write_text("not a folder")
     for folder in (tmp_path / "file" / "blocks", Path("/proc/none/blocks")):
         async with open_test_planner(tmp_path, plan_disk_bytes=FOLDER_BYTES, plan_disk_folder=str(folder)) as planner:
-            assert await numbers(planner, table.metadata) == list(range(40))
-            assert await numbers(planner, table.metadata, day_filter(2)) == list(range(20, 30))
+            assert await plan_file_numbers(planner, table.metadata) == list(range(40))
+            assert await plan_file_numbers(planner, table.metadata, build_day_filter(2)) == list(range(20, 30))
 
 
 async def test_planner_skips_the_cache_folder_while_its_disk_is_full_or_read_only(tmp_path: Path) -> None:
@@ -421,26 +421,26 @@ async def test_planner_skips_the_cache_folder_while_its_disk_is_full_or_read_onl
         "plan_memory_bytes": 1 << 20,
         "plan_disk_folder": str(tmp_path / "disk" / "b"),
     }
-    with small_disk(tmp_path / "disk") as disk:
+    with mount_small_disk(tmp_path / "disk") as disk:
         disk.fill()
         async with open_test_planner(tmp_path, **options) as planner:
             planner._views.budget_bytes = 0
             for _ in range(2):
-                assert await numbers(planner, table.metadata) == list(range(40))
+                assert await plan_file_numbers(planner, table.metadata) == list(range(40))
                 await _let_go(planner)  # On a busy machine a block that waits for its write would serve the next plan.
             disk.free_space()
-            assert await numbers(planner, table.metadata, day_filter(1)) == list(range(10, 20))
-            decoded = planner.stats().decoded
-            assert decoded > len(manifests), "nothing could be kept while the disk was full"
+            assert await plan_file_numbers(planner, table.metadata, build_day_filter(1)) == list(range(10, 20))
+            decoded_count = planner.stats().decoded
+            assert decoded_count > len(manifests), "nothing could be kept while the disk was full"
         async with open_test_planner(tmp_path, **options) as planner:
-            assert await numbers(planner, table.metadata) == list(range(40))
-        decoded = len(manifests)
+            assert await plan_file_numbers(planner, table.metadata) == list(range(40))
+        decoded_count = len(manifests)
         async with asyncio.timeout(60):
-            while decoded:  # On a busy machine a plan does not wait for the folder's lock and stores nothing.
+            while decoded_count:  # On a busy machine a plan does not wait for the folder's lock and stores nothing.
                 async with open_test_planner(tmp_path, **options) as planner:
-                    assert await numbers(planner, table.metadata) == list(range(40))
-                    decoded = planner.stats().decoded
+                    assert await plan_file_numbers(planner, table.metadata) == list(range(40))
+                    decoded_count = planner.stats().decoded
         await disk.make_read_only()
         for _ in range(2):
             async with open_test_planner(tmp_path, **options) as planner:
-                assert await numbers(planner, table.metadata) == list(range(40))
+                assert await plan_file_numbers(planner, table.metadata) == list(range(40))

@@ -26,7 +26,7 @@ from seamark.formats.index.keys import key_set
 from seamark.formats.index.kinds import bloom
 from seamark.metaserver.planner.pruning import dynamic_filters as dynamic_filters
 from tests.api.client import Api
-from tests.planner.lakes.kinds import base, decimal_text, default_json, pool
+from tests.planner.lakes.kinds import decimal_text, default_json, draw_pool, strip_parameters
 from tests.planner.lakes.lake import DataFile
 from tests.planner.lakes.manifests import PartitionField
 from tests.planner.lakes.stars import Col, Row, StarTable
@@ -80,8 +80,8 @@ def predicate(rng: random.Random, table: RandomTable, depth: int = 0) -> tuple[s
     """Return a predicate on the table's columns in our form and in DuckDB's."""
     if depth < 2 and rng.random() < 0.35:
         (left_predicate, its), (two, other) = predicate(rng, table, depth + 1), predicate(rng, table, depth + 1)
-        joined = rng.choice(["AND", "OR"])
-        return f"({left_predicate} {joined} {two})", f"({its} {joined} {other})"
+        connective = rng.choice(["AND", "OR"])
+        return f"({left_predicate} {connective} {two})", f"({its} {connective} {other})"
     if depth < 2 and rng.random() < 0.15:
         left_predicate, its = predicate(rng, table, depth + 1)
         return f"NOT {left_predicate}", f"NOT {its}"
@@ -133,16 +133,16 @@ async def draw_table(
     starts_as = "int" if key_kind == "long" and rng.random() < 0.5 else key_kind
     kinds = {"k": starts_as, "also": rng.choice(KEY_KINDS)}
     kinds |= {f"c{number}": rng.choice(PREDICATE_KINDS) for number in range(rng.choice([1, 2, 3]))}
-    pools = {column: pool(rng, kind, rng.choice([3, 12, 30])) for column, kind in kinds.items()}
+    pools = {column: draw_pool(rng, kind, rng.choice([3, 12, 30])) for column, kind in kinds.items()}
     random_table = RandomTable(None, pools, "k", (key_kind,))  # type: ignore[arg-type]
     for number, other in enumerate(leads):
         lead, kind = f"f{number}", other.key_kinds[-1]
         kinds[lead] = ALIKE.get(kind, kind) if rng.random() < 0.4 else kind
-        pools[lead] = _values_of_kind(kinds[lead], other.pools["k"]) + pool(rng, kinds[lead], 4)
+        pools[lead] = _values_of_kind(kinds[lead], other.pools["k"]) + draw_pool(rng, kinds[lead], 4)
         random_table.leads[lead] = other
         if rng.random() < 0.25:
             kinds[f"g{number}"] = other.table.columns[1].kind
-            pools[f"g{number}"] = other.pools["also"] + pool(rng, kinds[f"g{number}"], 2)
+            pools[f"g{number}"] = other.pools["also"] + draw_pool(rng, kinds[f"g{number}"], 2)
             random_table.also[lead] = f"g{number}"
     columns = [Col(number, one, kind) for number, (one, kind) in enumerate(kinds.items(), 1)]
     parts = []
@@ -157,7 +157,7 @@ async def draw_table(
             Col(column.id, column.name, key_kind if column.name == "k" else column.kind) for column in columns
         ]
         kind = rng.choice(PREDICATE_KINDS)
-        pools["new"] = pool(rng, kind, 5)
+        pools["new"] = draw_pool(rng, kind, 5)
         default = rng.choice(_unambiguous_values(pools["new"])) if version == 3 and rng.random() < 0.7 else None
         default_value = None if default is None else default_json(kind, default)
         await random_table.table.evolve([*new_columns, Col(len(columns) + 1, "new", kind, default_value)])
@@ -230,7 +230,7 @@ def into_duckdb(con: duckdb.DuckDBPyConnection, random_table: RandomTable) -> No
 
 
 def _oracles(kind: str, values: Sequence[Any]) -> pa.Array:
-    name = base(kind)
+    name = strip_parameters(kind)
     if name in ("string", "uuid", "fixed", "binary"):
         spelling = [value.encode() if isinstance(value, str) else value for value in values]
         return pa.array([None if item is None else item.hex() for item in spelling], pa.string())
@@ -247,13 +247,13 @@ def draw_joins(
     for lead, other in table.leads.items():
         if rng.random() < 0.2:
             continue
-        name, on = other.table.name, {lead: "k"}
+        name, join_columns = other.table.name, {lead: "k"}
         if lead in table.also and rng.random() < 0.6:
-            on[table.also[lead]] = "also"
+            join_columns[table.also[lead]] = "also"
             exact = False
             counts["joins on two columns"] += 1
-        join: dict[str, Any] = {"table": ["db", name], "on": on}
-        conditions = [f"{table.table.name}.{mine} = {name}.{its}" for mine, its in on.items()]
+        join: dict[str, Any] = {"table": ["db", name], "on": join_columns}
+        conditions = [f"{table.table.name}.{mine} = {name}.{its}" for mine, its in join_columns.items()]
         if rng.random() < 0.8:
             join["predicate"], condition = predicate(rng, other)
             conditions.append(condition)
@@ -263,14 +263,14 @@ def draw_joins(
             conditions.append(condition)
             exact = exact and sure
             counts["joins with LIKE"] += 1
-        nested, further, whole = draw_joins(rng, other, counts)
+        nested, further, all_joins = draw_joins(rng, other, counts)
         if nested:
             join["joins"] = nested
             conditions += further
             counts["snowflakes"] += 1
         request.append(join)
         tables_json.append(f"EXISTS (SELECT 1 FROM {name} WHERE {' AND '.join(conditions)})")
-        exact = exact and whole
+        exact = exact and all_joins
     return request, tables_json, exact
 
 
@@ -307,9 +307,9 @@ def draw_likes(rng: random.Random, table: RandomTable) -> tuple[list[list[dict[s
 
 async def one_star(seed: int, api: Api, monkeypatch: pytest.MonkeyPatch, counts: Counter[str]) -> None:
     rng = random.Random(f"star {seed}")
-    few = rng.choice([0, 2, 200])
-    monkeypatch.setattr(dynamic_filters, "PREDICATE_KEYS_MAX", few)
-    monkeypatch.setattr(dynamic_filters, "LISTED_MAX", rng.choice([few + 1, 5000]))
+    file_limit = rng.choice([0, 2, 200])
+    monkeypatch.setattr(dynamic_filters, "PREDICATE_KEYS_MAX", file_limit)
+    monkeypatch.setattr(dynamic_filters, "LISTED_MAX", rng.choice([file_limit + 1, 5000]))
     monkeypatch.setattr(key_set, "_TABLE_BITS_PER_KEY", rng.choice([0, 1 << 12]))
     monkeypatch.setattr(bloom, "HASHED_MAX", rng.choice([3, 2000]))
     outer = [await draw_table(rng, api, f"o{seed}_{number}", [], fact=False) for number in range(rng.choice([0, 1]))]
@@ -362,10 +362,10 @@ async def one_star(seed: int, api: Api, monkeypatch: pytest.MonkeyPatch, counts:
         counts["files"] += len(paths)
 
 
-async def run_campaign(chosen: Iterator[int], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+async def run_campaign(seeds: Iterator[int], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     counts: Counter[str] = Counter()
     async with running(folder) as server:
-        for seed in chosen:
+        for seed in seeds:
             await one_star(seed, Api(server), monkeypatch, counts)
     return counts
 

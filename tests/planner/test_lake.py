@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from pyiceberg.table import StaticTable
 
-from tests.planner.lakes.cases import Case, cases
-from tests.planner.lakes.history import random_lake
+from tests.planner.lakes.cases import Case, draw_cases
+from tests.planner.lakes.history import write_random_lake
 from tests.planner.lakes.lake import EQUALITY_DELETES, Lake
 from tests.planner.lakes.predicates import JAVA_MEANING, SPARK_MEANING, Names, is_judged_otherwise_by_java, matches
 from tests.planner.lakes.schemas import Field, Schema
@@ -23,7 +23,7 @@ LAKES = 40
 @pytest.fixture(scope="module")
 def lakes(tmp_path_factory: pytest.TempPathFactory) -> list[Lake]:
     folder = tmp_path_factory.mktemp("lakes")
-    return [random_lake(seed, folder / str(seed)) for seed in range(LAKES)]
+    return [write_random_lake(seed, folder / str(seed)) for seed in range(LAKES)]
 
 
 def is_partitioned_by_fixed(lake: Lake) -> bool:
@@ -44,18 +44,20 @@ def test_java_finds_the_live_files_and_delete_files_of_every_snapshot(lakes: lis
         # Without a filter Java does not use metrics, and keeps files without rows.
         assert set(answer.tasks) == {file.path for file in snapshot.data_files}, f"seed {lake.seed}"
         for file in snapshot.data_files:
-            ours = lake.find_applicable_deletes(snapshot, file)
+            applicable_deletes = lake.find_applicable_deletes(snapshot, file)
             deletes = answer.tasks[file.path].deletes
-            assert deletes <= {delete.name for delete in ours}, f"seed {lake.seed} {file.path}"
-            hitting = {delete.name for delete in ours if lake.find_removed_positions(delete, file)}
+            assert deletes <= {delete.name for delete in applicable_deletes}, f"seed {lake.seed} {file.path}"
+            hitting = {delete.name for delete in applicable_deletes if lake.find_removed_positions(delete, file)}
             if not any(column.kind == "uuid" for column in lake.all_columns.values()):
                 assert hitting <= deletes, f"seed {lake.seed} {file.path}"
-            counts.update({"vector" if delete.is_vector else f"content {delete.content}" for delete in ours})
+            counts.update(
+                {"vector" if delete.is_vector else f"content {delete.content}" for delete in applicable_deletes}
+            )
     assert min(counts[kind] for kind in ("vector", "content 1", "content 2")) > 5
 
 
 def test_pyiceberg_finds_the_live_files_of_every_snapshot(lakes: list[Lake]) -> None:
-    read = 0
+    read_count = 0
     for lake in lakes:
         if lake.version > 2:
             continue  # PyIceberg 0.12 cannot plan version 3.
@@ -65,8 +67,8 @@ def test_pyiceberg_finds_the_live_files_of_every_snapshot(lakes: list[Lake]) -> 
                 continue  # PyIceberg refuses to plan with equality deletes.
             file_paths = {task.file.file_path for task in table.scan(snapshot_id=snapshot.id).plan_files()}
             assert file_paths == {file.path for file in snapshot.data_files if file.record_count}, f"seed {lake.seed}"
-            read += 1
-    assert read > 20
+            read_count += 1
+    assert read_count > 20
 
 
 def judge_java(case: Case, answer: JavaPlan) -> Counter[str]:
@@ -92,7 +94,7 @@ def judge_java(case: Case, answer: JavaPlan) -> Counter[str]:
 
 
 def test_java_keeps_every_matching_file_with_residuals_equal_to_the_filter(tmp_path: Path, java: JavaPlanner) -> None:
-    random_cases = [case for seed in range(1000, 1000 + LAKES) for case in cases(seed, tmp_path, 6)]
+    random_cases = [case for seed in range(1000, 1000 + LAKES) for case in draw_cases(seed, tmp_path, 6)]
     answers = java.plan([case.java_request() for case in random_cases])
     counts: Counter[str] = Counter()
     for case, answer in zip(random_cases, answers, strict=True):
@@ -107,7 +109,7 @@ def test_one_seed_always_makes_the_same_table(tmp_path: Path) -> None:
         files = [file for snapshot in lake.snapshots.values() for file in snapshot.data_files]
         return [repr((file.partition, file.rows, file.sequence, file.metrics)) for file in files]
 
-    first, second = (random_lake(7, tmp_path / name) for name in ("one", "two"))
+    first, second = (write_random_lake(7, tmp_path / name) for name in ("one", "two"))
     assert describe(first) == describe(second)
     assert first.metadata["schemas"] == second.metadata["schemas"]
 

@@ -81,8 +81,8 @@ def test_hash_lookup_compares_both_halves() -> None:
     high, low = rng.integers(0, 50, 500).astype(np.uint64), rng.integers(0, 50, 500).astype(np.uint64)
     existing_keys = set(zip(high.tolist(), low.tolist(), strict=True))
     query = rng.integers(0, 60, (2, 2000)).astype(np.uint64)
-    result = HashSet(high, low).has(query[0], query[1]).tolist()
-    assert result == [pair in existing_keys for pair in zip(*query.tolist(), strict=True)]
+    mask = HashSet(high, low).has(query[0], query[1]).tolist()
+    assert mask == [pair in existing_keys for pair in zip(*query.tolist(), strict=True)]
     none = np.empty(0, dtype=np.uint64)
     assert not HashSet(none, none).has(query[0], query[1]).any()
 
@@ -165,12 +165,12 @@ async def test_rows_stay_undecided_when_delete_files_exceed_the_limit(
 ) -> None:
     paths = [file.path for file in stored_table.snapshots[-1].data]
     for path in paths:
-        await stored_table.commit(deletes=[stored_table.position_deletes([(path, 20)], named=True)])
+        await stored_table.commit(deletes=[stored_table.position_deletes([(path, 20)], has_path_bounds=True)])
     assert len(decode_found_rows(await ask(stored_table.api, [1], index="keys"))) == 38
     monkeypatch.setattr(delete_files, "FILE_LIMIT_BYTES", 10)
     new_answer = await ask(stored_table.api, [1], index="keys")
     assert new_answer["undecided"] == 0, "a delete file that was read before stays cached"
-    position_deletes = stored_table.position_deletes([(paths[0], 21)], named=True)
+    position_deletes = stored_table.position_deletes([(paths[0], 21)], has_path_bounds=True)
     await stored_table.commit(deletes=[position_deletes])
     doubtful = await ask(stored_table.api, [1], index="keys")
     assert {row["file-path"] for row in doubtful["rows"] if row.get("undecided")} == {paths[0]}

@@ -35,7 +35,7 @@ from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.planner.view.view import TableView
 from seamark.metaserver.settings.settings import Settings
 from tests.planner.lakes import partitioning
-from tests.planner.lakes.history import random_lake
+from tests.planner.lakes.history import write_random_lake
 from tests.planner.lakes.kinds import FLOATS
 from tests.planner.lakes.lake import DATA, ContentFile, DataFile, Lake, Snapshot
 from tests.planner.lakes.literal_forms import render
@@ -47,8 +47,8 @@ from tests.planner.lakes.manifests import (
     Manifest,
     PartitionField,
     Style,
+    build_manifest_bytes,
     list_bytes,
-    manifest_bytes,
 )
 from tests.seeds import examples
 
@@ -61,7 +61,7 @@ async def open_lookup_planner(folder: Path) -> AsyncIterator[Planner]:
         yield planner
 
 
-async def views(lake: Lake, planner: Planner) -> list[tuple[TableMetadata, Snapshot, TableView]]:
+async def build_views(lake: Lake, planner: Planner) -> list[tuple[TableMetadata, Snapshot, TableView]]:
     """Return the view of each snapshot, and a view of its delete files as if they were data files."""
     metadata = decode_table(Path(lake.metadata_location.removeprefix("file://")).read_bytes(), lake.metadata_location)
     results = []
@@ -89,9 +89,9 @@ def random_prefix(rng: random.Random, lake: Lake, files: Sequence[ContentFile]) 
     """Return some fields of the partition of some file, by name; sometimes with a value of another file."""
     file = rng.choice(files)
     fields = lake.specs[file.spec_id]
-    chosen = [at for at in range(len(fields)) if rng.random() < 0.6]
+    positions = [at for at in range(len(fields)) if rng.random() < 0.6]
     other = rng.choice([item for item in files if item.spec_id == file.spec_id])
-    return {fields[at].name: rng.choice([file, file, other]).partition[at] for at in chosen}
+    return {fields[at].name: rng.choice([file, file, other]).partition[at] for at in positions}
 
 
 def find_files_of_partition(lake: Lake, expected: dict[str, Any], files: Sequence[ContentFile]) -> list[str]:
@@ -101,9 +101,12 @@ def find_files_of_partition(lake: Lake, expected: dict[str, Any], files: Sequenc
     results = []
     for file in files:
         fields = lake.specs[file.spec_id]
-        at = {name: next((i for i, part in enumerate(fields) if part.id in ids[name]), None) for name in expected}
+        positions = {
+            name: next((i for i, part in enumerate(fields) if part.id in ids[name]), None) for name in expected
+        }
         if all(
-            at[name] is not None and is_equal(file.partition[at[name] or 0], value) for name, value in expected.items()
+            positions[name] is not None and is_equal(file.partition[positions[name] or 0], value)
+            for name, value in expected.items()
         ):
             results.append(file.path)
     return results
@@ -114,7 +117,7 @@ def prefix_json(lake: Lake, expected: dict[str, Any]) -> str:
     document: dict[str, Any] = {}
     for name, value in expected.items():
         part = next(field for fields in lake.specs.values() for field in fields if field.name == name)
-        kind = partitioning.result_kind(part.transform, lake.all_columns[part.source].kind)
+        kind = partitioning.infer_result_kind(part.transform, lake.all_columns[part.source].kind)
         if value is None or (isinstance(value, float) and math.isnan(value)):
             document[name] = None if value is None else "NaN"
         else:
@@ -123,21 +126,21 @@ def prefix_json(lake: Lake, expected: dict[str, Any]) -> str:
 
 
 async def judge_prefixes(seed: int, folder: Path, planner: Planner, counts: Counter[str]) -> None:
-    lake = random_lake(seed, folder / str(seed))
+    lake = write_random_lake(seed, folder / str(seed))
     rng = random.Random(~seed)
-    for metadata, snapshot, view in await views(lake, planner):
-        for files, of in (
+    for metadata, snapshot, view in await build_views(lake, planner):
+        for files, expected_files in (
             (snapshot.data_files, view),
             (snapshot.delete_files, TableView(view.delete_manifests, view.delete_blocks)),
         ):
-            assert paths(lookup(of)) == [file.path for file in files], f"seed {seed}"
+            assert paths(lookup(expected_files)) == [file.path for file in files], f"seed {seed}"
             for _ in range(6 if files else 0):
                 expected = random_prefix(rng, lake, files)
                 text = prefix_json(lake, expected)
                 context = f"seed {seed}, snapshot {snapshot.id}, prefix {text}, {expected}"
-                lookup_result = lookup(of, parse_prefix(text, metadata))
+                lookup_result = lookup(expected_files, parse_prefix(text, metadata))
                 assert paths(lookup_result) == find_files_of_partition(lake, expected, files), context
-                assert paths(files_at(of, lookup_result.entry_ids())) == paths(lookup_result), context
+                assert paths(files_at(expected_files, lookup_result.entry_ids())) == paths(lookup_result), context
                 counts["prefixes"] += 1
                 counts["narrowing"] += 0 < lookup_result.files < len(files)
 
@@ -162,12 +165,12 @@ async def test_partition_prefixes_find_their_files_in_many_random_tables(tmp_pat
 # Columns
 
 
-def stats_value(kind: str, actual: Any, at: int) -> Any:
+def stats_value(kind: str, actual: Any, row: int) -> Any:
     """Return one bound from the array that has it."""
     if isinstance(actual, Strings):
-        raw = actual.values()[at]
+        raw = actual.values()[row]
         return None if raw is None else value_of(Form.STRINGS, kind, raw)
-    item = actual[at].item()
+    item = actual[row].item()
     if isinstance(item, float):
         return None if math.isnan(item) else item
     return None if item == MISSING else value_of(Form.INTEGERS, kind, item)
@@ -175,8 +178,8 @@ def stats_value(kind: str, actual: Any, at: int) -> Any:
 
 async def judge_stats(seed: int, folder: Path, planner: Planner, outcomes: Counter[str]) -> None:
     """Compare with the blocks row by row; tests/index/ compares blocks with manifests."""
-    lake = random_lake(seed, folder / str(seed))
-    for _, snapshot, view in await views(lake, planner):
+    lake = write_random_lake(seed, folder / str(seed))
+    for _, snapshot, view in await build_views(lake, planner):
         lookup_result = lookup(view)
         files = snapshot.data_files
         assert lookup_result.longs("record_count").tolist() == [file.record_count for file in files]
@@ -187,15 +190,17 @@ async def judge_stats(seed: int, folder: Path, planner: Planner, outcomes: Count
             stats = lookup_result.stats(RequestedColumn(column.id, column.kind))
             counts = [stats.counts(name).tolist() for name in ("value_counts", "null_value_counts", "nan_value_counts")]
             sides = {side: stats.bounds(side) for side in ("lower", "upper")}
-            for at, file in enumerate(files):
+            for file_number, file in enumerate(files):
                 metrics = file.metrics.get(column.id)
                 context = f"seed {seed}, snapshot {snapshot.id}, {column.name}: {file.path}"
                 expected = [None] * 3 if metrics is None else [metrics.values, metrics.nulls, metrics.nans]
-                assert [None if count[at] == MISSING else count[at] for count in counts] == expected, context
-                block, row = view.locate(int(lookup_result.entry_ids()[at]))
+                assert [
+                    None if count[file_number] == MISSING else count[file_number] for count in counts
+                ] == expected, context
+                block, row = view.locate(int(lookup_result.entry_ids()[file_number]))
                 for side, bounds in sides.items():
                     bound = block.get_bound(side, column.id, row)
-                    assert is_equal(stats_value(column.kind, bounds, at), bound), f"{context}: {side}"
+                    assert is_equal(stats_value(column.kind, bounds, file_number), bound), f"{context}: {side}"
                     outcomes[f"{column.kind.partition('(')[0].partition('[')[0]} bounds"] += bound is not None
 
 
@@ -211,13 +216,13 @@ async def test_file_statistics_equal_those_of_the_manifests(tmp_path: Path) -> N
 async def test_slice_of_a_lookup_result_equals_the_slice_of_its_columns(tmp_path: Path) -> None:
     async with open_lookup_planner(tmp_path) as planner:
         for seed in range(10):
-            lake = random_lake(seed, tmp_path / str(seed))
+            lake = write_random_lake(seed, tmp_path / str(seed))
             rng = random.Random(seed)
-            for _, _, view in await views(lake, planner):
-                whole = lookup(view)
-                picked = np.flatnonzero([rng.random() < 0.6 for _ in range(whole.files)])
-                files = files_at(view, whole.entry_ids()[picked])
-                assert paths(files) == [paths(whole)[at] for at in picked]
+            for _, _, view in await build_views(lake, planner):
+                all_results = lookup(view)
+                picked = np.flatnonzero([rng.random() < 0.6 for _ in range(all_results.files)])
+                files = files_at(view, all_results.entry_ids()[picked])
+                assert paths(files) == [paths(all_results)[at] for at in picked]
                 start, end = sorted(rng.randint(0, files.files + 2) for _ in range(2))
                 assert paths(files.part(start, end)) == paths(files)[start:end]
                 assert files.part(start, end).entry_ids().tolist() == files.entry_ids()[start:end].tolist()
@@ -226,15 +231,17 @@ async def test_slice_of_a_lookup_result_equals_the_slice_of_its_columns(tmp_path
 async def test_partition_totals_equal_the_sums_over_their_files(tmp_path: Path) -> None:
     async with open_lookup_planner(tmp_path) as planner:
         for seed in range(200, 200 + examples(40, 6)):
-            lake = random_lake(seed, tmp_path / str(seed))
-            for _, snapshot, view in await views(lake, planner):
+            lake = write_random_lake(seed, tmp_path / str(seed))
+            for _, snapshot, view in await build_views(lake, planner):
                 lookup_result = lookup(view)
-                within = group_by_partition(lookup_result)
+                files_by_partition = group_by_partition(lookup_result)
                 records: dict[tuple[object, ...], int] = {}
                 for file in snapshot.data_files:
                     records[file.partition_key] = records.get(file.partition_key, 0) + file.record_count
-                assert within.sums(lookup_result.longs("record_count")) == list(records.values()), f"seed {seed}"
-                assert [partition.spec_id for partition in within.partitions] == [key[0] for key in records]
+                assert files_by_partition.sums(lookup_result.longs("record_count")) == list(records.values()), (
+                    f"seed {seed}"
+                )
+                assert [partition.spec_id for partition in files_by_partition.partitions] == [key[0] for key in records]
 
 
 # Partitions as they were before their columns changed
@@ -248,7 +255,7 @@ def a_view(folder: Path, parts: Sequence[tuple[str, Sequence[Any]]]) -> TableVie
         fields = (PartitionField(1000, "p", 1, "identity"),)
         files = [DataFile(f"{number}-{at}", DATA, "PARQUET", 0, (value,), 1, 1, {}) for at, value in enumerate(values)]
         schema = {"type": "struct", "schema-id": 0, "fields": [{"id": 1, "name": "c", "required": False, "type": kind}]}
-        data = manifest_bytes(
+        data = build_manifest_bytes(
             [Entry(ADDED, 1, 1, 1, file) for file in files],
             version=2,
             content=0,
@@ -283,23 +290,23 @@ def metadata_of_one_column(metadata: TableMetadata, kind: str) -> TableMetadata:
 
 @pytest.mark.each_value
 @pytest.mark.parametrize("days", [[0, 0], [0, 19_723], [19_723, None], [19_723, 19_723], [None, None]])
-@pytest.mark.parametrize("wanted", [0, 19_723, None])
+@pytest.mark.parametrize("wanted_day", [0, 19_723, None])
 def test_date_promoted_to_a_timestamp_is_found_by_its_midnight(
-    metadata: TableMetadata, tmp_path: Path, days: list[int | None], wanted: int | None
+    metadata: TableMetadata, tmp_path: Path, days: list[int | None], wanted_day: int | None
 ) -> None:
     day_us = 86_400_000_000
     times = [None if day is None else day * day_us for day in [*days, 19_723]]
     view = a_view(tmp_path, [("date", days), ("timestamp", times), ("timestamp", [19_723 * day_us + 1])])
-    text = json.dumps({"p": None if wanted is None else wanted * day_us})
+    text = json.dumps({"p": None if wanted_day is None else wanted_day * day_us})
     lookup_result = lookup(view, parse_prefix(text, metadata_of_one_column(metadata, "timestamp")))
-    expected = [f"0-{at}" for at, day in enumerate(days) if day == wanted]
-    expected += [f"1-{at}" for at, day in enumerate([*days, 19_723]) if day == wanted]
+    expected = [f"0-{at}" for at, day in enumerate(days) if day == wanted_day]
+    expected += [f"1-{at}" for at, day in enumerate([*days, 19_723]) if day == wanted_day]
     assert paths(lookup_result) == expected
     values = [
         group_by_partition(lookup_result).partitions[number].fields[0].value
         for number in group_by_partition(lookup_result).numbers.tolist()
     ]
-    assert set(values) <= {wanted, None if wanted is None else wanted * day_us}
+    assert set(values) <= {wanted_day, None if wanted_day is None else wanted_day * day_us}
 
 
 @pytest.mark.parametrize(
@@ -445,12 +452,12 @@ def test_rows_outside_a_block_are_rejected() -> None:
         rows = max(0, int(segments[0, 2]))
         return _lookup.write_integers(layout, segments, picks, np.zeros(rows * 8, np.uint8), 8, np.zeros(0, np.uint8))
 
-    for read in (longs, check_layout, _lookup.rows, _lookup.doubles, _lookup.strings):
+    for read_part in (longs, check_layout, _lookup.rows, _lookup.doubles, _lookup.strings):
         for segment in ([1, 0, 1, -1], [0, 3, 3, -1], [0, -1, 2, -1], [0, 0, 1, 0], [0, 0, -1, -1]):
             with pytest.raises(IndexError):
-                read(layout, np.array([segment], dtype=np.int64), none)
+                read_part(layout, np.array([segment], dtype=np.int64), none)
         with pytest.raises(IndexError):
-            read(layout, np.array([[0, 0, 1, 0]], dtype=np.int64), np.array([5], dtype=np.int64))
+            read_part(layout, np.array([[0, 0, 1, 0]], dtype=np.int64), np.array([5], dtype=np.int64))
 
 
 def test_integers_are_written_only_within_the_buffer() -> None:

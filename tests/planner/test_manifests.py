@@ -24,9 +24,9 @@ from seamark.formats.iceberg.types.values import Value
 from seamark.formats.index.packing import Form, key_of
 from seamark.metaserver.planner.pruning import manifest_pruning as manifests
 from seamark.metaserver.planner.pruning.manifest_pruning import ManifestSummaries
-from tests.iceberg.expressions.predicates import VALUES, expressions, javas_order, matches, pythons_order
+from tests.iceberg.expressions.predicates import VALUES, expressions, matches, order_like_java, order_like_python
 from tests.planner.lakes.kinds import to_bytes
-from tests.planner.lakes.tables import Table, numbers, open_test_planner
+from tests.planner.lakes.tables import Table, open_test_planner, plan_file_numbers
 from tests.seeds import examples
 
 KINDS = dict(enumerate(VALUES, start=1000))
@@ -35,7 +35,7 @@ SPEC = PartitionSpec(
 )
 
 
-def manifest(summaries: Sequence[FieldSummary] | None, spec_id: int = 3) -> ManifestFile:
+def build_manifest(summaries: Sequence[FieldSummary] | None, spec_id: int = 3) -> ManifestFile:
     return ManifestFile(
         manifest_path="file:///t/m.avro",
         manifest_length=1,
@@ -63,21 +63,21 @@ def summary(kind: str, values: Sequence[Any], *, javas: bool, terse: bool) -> Fi
         terse: Omit optional fields.
     """
     nan = any(isinstance(value, float) and math.isnan(value) for value in values)
-    order = javas_order if javas else pythons_order
-    present = sorted(
+    order = order_like_java if javas else order_like_python
+    present_values = sorted(
         (value for value in values if value is not None and value == value), key=lambda value: order(kind, value)
     )
     return FieldSummary(
         contains_null=None in values,
         contains_nan=None if terse else nan,
-        lower=to_bytes(kind, present[0]) if present else None,
-        upper=to_bytes(kind, present[-1]) if present else None,
+        lower=to_bytes(kind, present_values[0]) if present_values else None,
+        upper=to_bytes(kind, present_values[-1]) if present_values else None,
     )
 
 
 def is_needed(expression: Expression, *fields: FieldSummary) -> bool:
     """Return whether a manifest is needed of which only these first fields of the spec are known."""
-    return ManifestSummaries([manifest(fields)]).find_needed({3: expression}, [SPEC]) == [0]
+    return ManifestSummaries([build_manifest(fields)]).find_needed({3: expression}, [SPEC]) == [0]
 
 
 PARTITIONS = st.lists(
@@ -96,7 +96,7 @@ def test_manifest_with_a_file_that_satisfies_the_expression_is_kept(
         summary(kind, [partition[field] for partition in partitions], javas=javas, terse=terse)
         for field, kind in KINDS.items()
     ]
-    for order in (javas_order, pythons_order):
+    for order in (order_like_java, order_like_python):
         if any(matches(expression, partition, order) for partition in partitions):
             assert is_needed(expression, *summaries)
 
@@ -110,21 +110,21 @@ def test_manifest_whose_summary_excludes_the_expression_is_pruned(data: st.DataO
     field = next(one for one, other in KINDS.items() if other == kind)
     values = data.draw(st.lists(st.one_of(st.none(), VALUES[kind]), min_size=1, max_size=3))
     literal, other = data.draw(VALUES[kind]), data.draw(VALUES[kind])
-    present = [value for value in values if value is not None]
-    within = {
-        Op.LT: lambda: min(present) < literal,
-        Op.LT_EQ: lambda: min(present) <= literal,
-        Op.GT: lambda: max(present) > literal,
-        Op.GT_EQ: lambda: max(present) >= literal,
-        Op.EQ: lambda: min(present) <= literal <= max(present),
-        Op.IN: lambda: any(min(present) <= item <= max(present) for item in (literal, other)),
+    present_values = [value for value in values if value is not None]
+    kept_files = {
+        Op.LT: lambda: min(present_values) < literal,
+        Op.LT_EQ: lambda: min(present_values) <= literal,
+        Op.GT: lambda: max(present_values) > literal,
+        Op.GT_EQ: lambda: max(present_values) >= literal,
+        Op.EQ: lambda: min(present_values) <= literal <= max(present_values),
+        Op.IN: lambda: any(min(present_values) <= item <= max(present_values) for item in (literal, other)),
     }
     before = [FieldSummary(None, None, None, None)] * (field - 1000)
-    for op, allowed in within.items():
+    for op, allowed in kept_files.items():
         literals = tuple(sorted({literal, other})) if op is Op.IN else (literal,)
         bound = Bound(op, field, f"p{field}", kind, "identity", kind, literals)
-        result = is_needed(bound, *before, summary(kind, values, javas=True, terse=False))
-        assert result == (bool(present) and allowed()), op
+        is_kept = is_needed(bound, *before, summary(kind, values, javas=True, terse=False))
+        assert is_kept == (bool(present_values) and allowed()), op
 
 
 def make_bound(kind: str, op: Op, *values: Any) -> Bound:
@@ -164,7 +164,7 @@ def test_unreadable_bounds_prune_nothing(
 def test_missing_bounds_in_the_manifest_list_prune_nothing() -> None:
     never = make_bound("string", Op.EQ, "zzz")
     results = [FieldSummary(False, None, b"a", b"b")]
-    listing = [manifest(None), manifest(()), manifest(results, spec_id=4), manifest(results)]
+    listing = [build_manifest(None), build_manifest(()), build_manifest(results, spec_id=4), build_manifest(results)]
     assert ManifestSummaries(listing).find_needed({3: never}, [SPEC_OF_ONE]) == [0, 1, 2]
 
 
@@ -184,20 +184,22 @@ def test_manifests_together_are_pruned_as_each_alone(data: st.DataObject) -> Non
         if spec_id == 4:
             summaries.reverse()
         field_count = data.draw(st.sampled_from([len(kinds), len(kinds), len(kinds) // 2, None]))
-        listed_manifests.append(manifest(None if field_count is None else summaries[:field_count], spec_id=spec_id))
+        listed_manifests.append(
+            build_manifest(None if field_count is None else summaries[:field_count], spec_id=spec_id)
+        )
     together = ManifestSummaries(listed_manifests)
     for _ in range(4):
         by_spec = {
             spec_id: data.draw(expressions(KINDS, terms=False))
             for spec_id in data.draw(st.sets(st.sampled_from([3, 4])))
         }
-        alone = [
+        single_manifests = [
             number
             for number, listed_manifest in enumerate(listed_manifests)
             if ManifestSummaries([listed_manifest]).find_needed(by_spec, [SPEC, turned])
         ]
-        assert together.find_needed(by_spec, [SPEC, turned]) == alone
-        assert together.find_needed(by_spec, [SPEC, turned]) == alone
+        assert together.find_needed(by_spec, [SPEC, turned]) == single_manifests
+        assert together.find_needed(by_spec, [SPEC, turned]) == single_manifests
 
 
 def test_partition_field_is_found_by_its_position_in_its_own_spec() -> None:
@@ -208,7 +210,10 @@ def test_partition_field_is_found_by_its_position_in_its_own_spec() -> None:
     summaries.insert(place, FieldSummary(False, None, b"a", b"b"))
     for literal, kept_files in (("a", [0]), ("c", [])):
         bound = Bound(Op.EQ, field, "p", "string", "identity", "string", (literal,))
-        assert ManifestSummaries([manifest(summaries, spec_id=4)]).find_needed({4: bound}, [SPEC, turned]) == kept_files
+        assert (
+            ManifestSummaries([build_manifest(summaries, spec_id=4)]).find_needed({4: bound}, [SPEC, turned])
+            == kept_files
+        )
 
 
 def test_in_list_is_prepared_once_for_all_manifests(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,10 +227,10 @@ def test_in_list_is_prepared_once_for_all_manifests(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(manifests, "key_of", count_call)
     bounds = [to_bytes("long", value) for value in range(201)]
-    listed_manifests = [manifest([FieldSummary(False, None, low, high)]) for low, high in pairwise(bounds)]
+    listed_manifests = [build_manifest([FieldSummary(False, None, low, high)]) for low, high in pairwise(bounds)]
     query = make_bound("long", Op.IN, *range(1, 1000, 4))
-    result = ManifestSummaries(listed_manifests).find_needed({3: query}, [SPEC_OF_ONE])
-    assert result == [low for low in range(200) if low % 4 in (0, 1)]
+    needed_manifests = ManifestSummaries(listed_manifests).find_needed({3: query}, [SPEC_OF_ONE])
+    assert needed_manifests == [low for low in range(200) if low % 4 in (0, 1)]
     assert manifest_count == len(query.values) + 2 * len(listed_manifests)
 
 
@@ -241,9 +246,11 @@ async def test_long_in_list_is_evaluated_off_the_event_loop(tmp_path: Path, monk
     monkeypatch.setattr(ManifestSummaries, "find_needed", note_thread)
     table = Table(tmp_path / "t")
     table.commit(1, [table.manifest(f"m{day}", [day], day=day) for day in range(4)])
-    async with open_test_planner(tmp_path) as opened:
+    async with open_test_planner(tmp_path) as test_planner:
         for days, on_loop in ((range(1, 3), True), (range(1, 30_000, 3), False)):
             filter_json = {"type": "in", "term": "day", "values": list(days)}
-            assert await numbers(opened, table.metadata, filter_json) == [day for day in range(4) if day in days]
+            assert await plan_file_numbers(test_planner, table.metadata, filter_json) == [
+                day for day in range(4) if day in days
+            ]
             assert [thread is threading.main_thread() for thread in threads] == [on_loop]
             threads.clear()

@@ -15,12 +15,12 @@ from tests.planner.lakes.judge import run_campaign
 from tests.services.java_planner import JavaPlanner
 
 
-def seeds(default: range) -> range:
+def read_seeds(default: range) -> range:
     """Return the seeds to run: those of PLANNER_SEEDS (one, or first-last), else `default`."""
-    chosen = os.environ.get("PLANNER_SEEDS")
-    if not chosen:
+    seeds_text = os.environ.get("PLANNER_SEEDS")
+    if not seeds_text:
         return default
-    first, _, last = chosen.partition("-")
+    first, _, last = seeds_text.partition("-")
     return range(int(first), int(last or first) + 1)
 
 
@@ -28,7 +28,7 @@ def seeds(default: range) -> range:
 async def test_plans_keep_all_matching_files_and_prune_all_that_java_prunes(
     tmp_path: Path, java: JavaPlanner, count: int
 ) -> None:
-    counts = await run_campaign(seeds(range(count)), 10, tmp_path, java)
+    counts = await run_campaign(read_seeds(range(count)), 10, tmp_path, java)
     if "PLANNER_SEEDS" not in os.environ:
         assert counts["dropped"] > 10 * count
         assert counts["kept with a match"] > 10 * count

@@ -28,12 +28,12 @@ from seamark.metaserver.planner.plan.plan_writer import KeptManifests, PlanFiles
 from seamark.metaserver.planner.plan.planner import Planner, open_planner
 from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.settings.settings import Settings
-from tests.planner.lakes.cases import Case, cases
+from tests.planner.lakes.cases import Case, draw_cases
 from tests.planner.lakes.entries import Record, assert_same, entries, read_data_files, read_manifest_list
-from tests.planner.lakes.history import random_lake
+from tests.planner.lakes.history import write_random_lake
 from tests.planner.lakes.lake import DataFile
 from tests.planner.lakes.lake import Snapshot as KnownSnapshot
-from tests.planner.test_oracle import seeds
+from tests.planner.test_oracle import read_seeds
 from tests.services.java_planner import JavaPlan, JavaPlanner, PlanRequest
 
 
@@ -60,9 +60,9 @@ class Tables:
         snapshot = metadata.snapshot(case.snapshot.id)
         assert snapshot is not None
         self.count += 1
-        at = case.lake.folder / "_seamark" / "plans" / str(self.count)
-        at.parent.mkdir(parents=True, exist_ok=True)
-        plan_table = await self.writer.write(kept_manifests, metadata, snapshot, at.as_uri(), "p")
+        folder = case.lake.folder / "_seamark" / "plans" / str(self.count)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        plan_table = await self.writer.write(kept_manifests, metadata, snapshot, folder.as_uri(), "p")
         for path, data in plan_table.files:
             Path(path.removeprefix("file://")).write_bytes(data)
         return kept_manifests, plan_table, {block.text("file_path", row) or "" for block, row in located}
@@ -74,9 +74,9 @@ async def check_case(tables: Tables, case: Case) -> tuple[str, set[str], Counter
     """
     note = str(case)
     kept_manifests, plan_table, paths = await tables.plan(case)
-    at = plan_table.files[-1][0]
-    metadata = json.loads(Path(at.removeprefix("file://")).read_bytes())
-    assert decode_table(plan_table.files[-1][1], at) == plan_table.metadata, note
+    snapshot_id = plan_table.files[-1][0]
+    metadata = json.loads(Path(snapshot_id.removeprefix("file://")).read_bytes())
+    assert decode_table(plan_table.files[-1][1], snapshot_id) == plan_table.metadata, note
     (snapshot,) = metadata["snapshots"]
     original_snapshot = case.snapshot.json
     assert {**snapshot, "manifest-list": None} == {**original_snapshot, "manifest-list": None}, note
@@ -110,7 +110,7 @@ async def check_case(tables: Tables, case: Case) -> tuple[str, set[str], Counter
     counts["whole"], counts["anew"], counts["deletes"] = len(kept_manifests.whole), kept_manifests.entries, len(deletes)
     counts["empty"] = int(not paths)
     counts["of several specs"] = int(len(new_manifests) > 1)
-    return at, paths, counts
+    return snapshot_id, paths, counts
 
 
 def assert_truth(snapshot: KnownSnapshot, records: dict[str, Record], note: str) -> None:
@@ -138,20 +138,20 @@ def judge_java(case: Case, paths: set[str], table: JavaPlan, plan: JavaPlan) -> 
     return True
 
 
-async def run_campaign(chosen: Sequence[int], per_lake: int, folder: Path, java: JavaPlanner) -> Counter[str]:
+async def run_campaign(seeds: Sequence[int], per_lake: int, folder: Path, java: JavaPlanner) -> Counter[str]:
     counts: Counter[str] = Counter()
     settings = Settings(home=folder / "home", warehouse=folder.as_uri(), plan_disk_bytes=0)
     clock = SystemClock()
     async with open_objects(settings, clock) as objects, open_planner(settings, objects, clock) as planner:
         tables = Tables(planner, PlanWriter(objects, budget_bytes=1 << 20, limit_bytes=1 << 30))
-        for seed in chosen:
-            random_cases = [case for case in cases(seed, folder, per_lake) if not case.names_of_snapshot]
+        for seed in seeds:
+            random_cases = [case for case in draw_cases(seed, folder, per_lake) if not case.names_of_snapshot]
             results = [await check_case(tables, case) for case in random_cases]
             queries = []
-            for case, (at, _, written) in zip(random_cases, results, strict=True):
-                counts += written
+            for case, (location, _, written_plan) in zip(random_cases, results, strict=True):
+                counts += written_plan
                 request = with_plan_options(case.java_request(), snapshot_id=case.snapshot.id)
-                queries += [request, with_plan_options(request, metadata=at)]
+                queries += [request, with_plan_options(request, metadata=location)]
             answers = java.plan(queries)
             for case, (_, paths, _), table, plan in zip(
                 random_cases, results, answers[::2], answers[1::2], strict=True
@@ -165,7 +165,7 @@ def with_plan_options(request: PlanRequest, **options: Any) -> PlanRequest:
 
 
 async def test_plan_tables_have_the_unchanged_entries_of_their_plan(tmp_path: Path, java: JavaPlanner) -> None:
-    counts = await run_campaign(seeds(range(35)), 8, tmp_path, java)
+    counts = await run_campaign(read_seeds(range(35)), 8, tmp_path, java)
     print(dict(counts))
     assert counts["planned by java"] > 0.8 * counts["case"]
     assert min(counts[f"version {version}"] for version in (1, 2, 3)) > 20
@@ -175,7 +175,7 @@ async def test_plan_tables_have_the_unchanged_entries_of_their_plan(tmp_path: Pa
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 async def test_plan_tables_have_the_unchanged_entries_in_thousands_of_cases(tmp_path: Path, java: JavaPlanner) -> None:
-    counts = await run_campaign(seeds(range(20_000, 20_400)), 8, tmp_path, java)
+    counts = await run_campaign(read_seeds(range(20_000, 20_400)), 8, tmp_path, java)
     print(dict(counts))
 
 
@@ -190,8 +190,8 @@ async def tables(tmp_path: Path) -> AsyncIterator[Tables]:
 def some_cases(folder: Path, version: int, count: int = 30) -> list[Case]:
     """Return cases of one lake of this format version."""
     for seed in range(500, 600):
-        if random_lake(seed, folder / "look" / str(seed)).version == version:
-            return [case for case in cases(seed, folder, count) if not case.names_of_snapshot]
+        if write_random_lake(seed, folder / "look" / str(seed)).version == version:
+            return [case for case in draw_cases(seed, folder, count) if not case.names_of_snapshot]
     raise AssertionError(f"no lake has format version {version}")
 
 
@@ -203,7 +203,7 @@ def metadata_of(case: Case) -> TableMetadata:
 async def test_version_1_snapshot_without_a_manifest_list_gets_one_in_the_plan_table(
     tables: Tables, tmp_path: Path
 ) -> None:
-    planned = 0
+    planned_count = 0
     for case in some_cases(tmp_path, 1):
         metadata = metadata_of(case)
         paths = tuple(row["path"] for row in read_manifest_list(case.snapshot.json["manifest-list"]))
@@ -220,17 +220,17 @@ async def test_version_1_snapshot_without_a_manifest_list_gets_one_in_the_plan_t
         (snapshot,) = plan_table.metadata.snapshots
         assert snapshot.manifests is None
         assert snapshot.manifest_list is not None
-        result = read_data_files(read_manifest_list(snapshot.manifest_list), 1)
-        assert result.keys() == expected
+        data_files = read_data_files(read_manifest_list(snapshot.manifest_list), 1)
+        assert data_files.keys() == expected
         originals = read_data_files(read_manifest_list(case.snapshot.json["manifest-list"]), 1)
-        for path, entry in result.items():
+        for path, entry in data_files.items():
             assert_same(entry, originals[path], f"{path}\n{case}")
-        planned += len(expected)
-    assert planned > 10
+        planned_count += len(expected)
+    assert planned_count > 10
 
 
 async def test_files_from_before_an_upgrade_to_version_3_get_no_row_ids(tables: Tables, tmp_path: Path) -> None:
-    planned = 0
+    planned_count = 0
     for case in some_cases(tmp_path, 2):
         upgraded = msgspec.structs.replace(metadata_of(case), format_version=3, next_row_id=0)
         kept_manifests, plan_table, expected = await tables.plan(case, upgraded)
@@ -238,12 +238,12 @@ async def test_files_from_before_an_upgrade_to_version_3_get_no_row_ids(tables: 
         (snapshot,) = plan_table.metadata.snapshots
         assert snapshot.first_row_id is None
         assert snapshot.manifest_list is not None
-        result = read_data_files(read_manifest_list(snapshot.manifest_list), 2)
-        assert result.keys() == expected
-        assert all(entry["first_row_id"] is None for entry in result.values())
+        data_files = read_data_files(read_manifest_list(snapshot.manifest_list), 2)
+        assert data_files.keys() == expected
+        assert all(entry["first_row_id"] is None for entry in data_files.values())
         assert all(row["first_row_id"] is None for row in read_manifest_list(snapshot.manifest_list))
-        planned += kept_manifests.entries
-    assert planned > 5
+        planned_count += kept_manifests.entries
+    assert planned_count > 5
 
 
 async def test_error_names_the_manifest_that_is_truncated_or_missing(tables: Tables, tmp_path: Path) -> None:
@@ -256,10 +256,10 @@ async def test_error_names_the_manifest_that_is_truncated_or_missing(tables: Tab
     assert snapshot is not None
     file = Path(kept_manifests.parts[0].manifest.manifest_path.removeprefix("file://"))
     data = file.read_bytes()
-    for damaged in (data[:-1], data[: len(data) // 2], b"", None):
+    for damaged_data in (data[:-1], data[: len(data) // 2], b"", None):
         file.unlink(missing_ok=True)
-        if damaged is not None:
-            file.write_bytes(damaged)
+        if damaged_data is not None:
+            file.write_bytes(damaged_data)
         with pytest.raises(Corrupt, match=file.name):
             await tables.writer.write(kept_manifests, metadata, snapshot, "file:///nowhere", "p")
 

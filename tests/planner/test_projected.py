@@ -30,8 +30,8 @@ def index_on(kind: str, term: str, index_kind: str = "bitmap") -> IndexDefinitio
 
 def equals(value: Any, kind: str, transform: str = "identity", column_id: int = 1) -> Bound:
     """Return an equality bound by a schema in which the column has this type."""
-    result = "int" if transform.startswith("bucket") else kind
-    return Bound(Op.EQ, column_id, "c", kind, transform, result, (value,))
+    result_kind = "int" if transform.startswith("bucket") else kind
+    return Bound(Op.EQ, column_id, "c", kind, transform, result_kind, (value,))
 
 
 @pytest.mark.parametrize(
@@ -114,6 +114,6 @@ def test_long_list_is_transformed_for_a_bounded_number_of_indexes() -> None:
     projected = project(Bound(Op.IN, 1, "id", "long", "identity", "long", values), definitions)
     assert projected is not None
     assert [definition.name for definition in projected.definitions] == ["i0", "i1", "i2", "i3", "i4"]
-    few = project(Bound(Op.IN, 1, "id", "long", "identity", "long", (1, 2)), definitions)
-    assert few is not None
-    assert len(few.definitions) == 11
+    few_values = project(Bound(Op.IN, 1, "id", "long", "identity", "long", (1, 2)), definitions)
+    assert few_values is not None
+    assert len(few_values.definitions) == 11

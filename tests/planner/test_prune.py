@@ -15,11 +15,11 @@ from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.encoding import encode_block
 from seamark.metaserver.planner.pruning.file_pruning import IN_LIMIT, narrow_by_stats
 from seamark.metaserver.planner.view.view import ColumnStatistics, PartitionValues, Selection, TableView
-from tests.api.plans.planned import STYLE, file_of
+from tests.api.plans.planned import STYLE, build_data_file
 from tests.planner.lakes.kinds import javas_uuid_order
-from tests.planner.lakes.manifests import ADDED, Entry, manifest_bytes
+from tests.planner.lakes.manifests import ADDED, Entry, build_manifest_bytes
 from tests.planner.lakes.metrics import ColumnMetrics
-from tests.planner.test_manifests import manifest
+from tests.planner.test_manifests import build_manifest
 
 ELEMENT = 4
 UUID_ORDERS: tuple[Callable[[bytes], Any], ...] = (bytes, javas_uuid_order)
@@ -38,12 +38,12 @@ def schema(element: str) -> dict[str, Any]:
     }
 
 
-def view(*elements: ColumnMetrics, kind: str = "string") -> TableView:
+def build_view(*elements: ColumnMetrics, kind: str = "string") -> TableView:
     """Return a view with one file for each item of a list's statistics; file n holds the ids from 10 n to 10 n + 9."""
-    files = [file_of(f"file:///t/{n}.parquet", 10 * n, 10 * n + 9) for n in range(len(elements))]
+    files = [build_data_file(f"file:///t/{n}.parquet", 10 * n, 10 * n + 9) for n in range(len(elements))]
     for file, metrics in zip(files, elements, strict=True):
         file.metrics[ELEMENT] = metrics
-    data = manifest_bytes(
+    data = build_manifest_bytes(
         [Entry(ADDED, 1, None, None, file) for file in files],
         version=2,
         content=0,
@@ -53,12 +53,12 @@ def view(*elements: ColumnMetrics, kind: str = "string") -> TableView:
         kinds={1: "long", 2: "string", ELEMENT: kind},
         schema=schema(kind),
     )
-    manifest_file: ManifestFile = manifest(None, spec_id=0)
+    manifest_file: ManifestFile = build_manifest(None, spec_id=0)
     return TableView([manifest_file], [Block(b"".join(encode_block(decode_manifest(data, "file:///t/m.avro"))))])
 
 
-def find_remaining_files(of: TableView, expression: Expression) -> list[int]:
-    selection = Selection.everything(of)
+def find_remaining_files(view: TableView, expression: Expression) -> list[int]:
+    selection = Selection.everything(view)
     narrow_by_stats(selection, expression, lambda: False)
     selection.check_invariants()
     return selection.entry_ids().tolist()
@@ -72,7 +72,7 @@ def test_statistics_of_list_elements_prune_nothing(op: Op) -> None:
     column_metrics = [ColumnMetrics(7, 0, None, b"a", b"a"), ColumnMetrics(7, 7, None, None, None)]
     values = () if op in (Op.IS_NULL, Op.NOT_NULL) else ("a",)
     assert find_remaining_files(
-        view(*column_metrics), Bound(op, ELEMENT, "tags.element", "list", "identity", "string", values)
+        build_view(*column_metrics), Bound(op, ELEMENT, "tags.element", "list", "identity", "string", values)
     ) == [
         0,
         1,
@@ -93,7 +93,7 @@ class Uuids:
             lower = min(values, key=order) if rng.random() < 0.95 else None
             upper = max(values, key=order) if rng.random() < 0.95 else None
             metrics.append(ColumnMetrics(len(values), 0, None, lower, upper))
-        self.view = view(*metrics, kind="uuid")
+        self.view = build_view(*metrics, kind="uuid")
 
     def any(self) -> bytes:
         return self.rng.choice(self.halves) + self.rng.choice(self.halves)
@@ -115,23 +115,23 @@ def test_uuid_bounds_in_either_order_keep_files_with_members_of_a_list(length: i
     assert len(files.find_remaining(Op.IN, *near_zero)) < len(files.held)
 
 
-@pytest.mark.parametrize(("op", "holds"), [(Op.LT, lt), (Op.LT_EQ, le), (Op.GT, gt), (Op.GT_EQ, ge)])
+@pytest.mark.parametrize(("op", "comparison"), [(Op.LT, lt), (Op.LT_EQ, le), (Op.GT, gt), (Op.GT_EQ, ge)])
 def test_uuid_bounds_in_either_order_keep_files_for_readers_of_the_other_order(
-    op: Op, holds: Callable[[Any, Any], bool]
+    op: Op, comparison: Callable[[Any, Any], bool]
 ) -> None:
     files = Uuids(random.Random(op.value))
     dropped = 0
     for _ in range(40):
         literal = files.any()
-        result = files.find_remaining(op, literal)
+        remaining_files = files.find_remaining(op, literal)
         for order in UUID_ORDERS:
             matching = {
                 number
                 for number, values in enumerate(files.held)
-                if any(holds(order(item), order(literal)) for item in values)
+                if any(comparison(order(item), order(literal)) for item in values)
             }
-            assert matching <= result, (literal, order)
-        dropped += len(files.held) - len(result)
+            assert matching <= remaining_files, (literal, order)
+        dropped += len(files.held) - len(remaining_files)
     assert dropped > 100
 
 
@@ -139,10 +139,10 @@ def test_branches_reached_after_the_time_limit_prune_nothing_at_no_cost(monkeypa
     """A disjunction of thousands of branches over a million files would copy its selection for each, long
     after its time.
     """
-    table = view(*[ColumnMetrics(1, 0, None, None, None)] * 20)
+    table = build_view(*[ColumnMetrics(1, 0, None, None, None)] * 20)
     branches = Or(tuple(Bound(Op.EQ, 1, "id", "long", "identity", "long", (n,)) for n in range(5_000, 15_000)))
     assert find_remaining_files(table, branches) == []
-    copies = looks = 0
+    copies = look_count = 0
     copy = Selection.copy
 
     def count_copies(self: Selection) -> Selection:
@@ -151,9 +151,9 @@ def test_branches_reached_after_the_time_limit_prune_nothing_at_no_cost(monkeypa
         return copy(self)
 
     def count_looks() -> bool:
-        nonlocal looks
-        looks += 1
-        return looks > 10
+        nonlocal look_count
+        look_count += 1
+        return look_count > 10
 
     monkeypatch.setattr(Selection, "copy", count_copies)
     selection = Selection.everything(table)
@@ -164,7 +164,7 @@ def test_branches_reached_after_the_time_limit_prune_nothing_at_no_cost(monkeypa
 
 def test_view_size_can_be_read_while_threads_add_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     """The event loop adds up sizes of views to which planning threads add columns."""
-    table = view(ColumnMetrics())
+    table = build_view(ColumnMetrics())
     new_rows = iter(range(100, 200))
     for column in (ColumnStatistics, PartitionValues):
         size = column.size_bytes.fget

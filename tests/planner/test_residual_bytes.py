@@ -22,11 +22,11 @@ from seamark.formats.iceberg.expressions.residuals import make_tautology, weaken
 from seamark.metaserver.planner.answer.answer import ScanTaskWriter, TaskForm
 from seamark.metaserver.planner.answer.content_files import JAVA, PYICEBERG, STANDARD, ClientDialect, dialect_of
 from tests.planner.lakes.manifests import PartitionField
-from tests.planner.test_answer import a_file, block, metadata, scan
+from tests.planner.test_answer import block, build_data_file, build_metadata, scan
 from tests.seeds import quick
 
 BUDGET = 1 << 20
-TABLE = metadata((), kinds={1: "long", 2: "string", 13: "double"})
+TABLE = build_metadata((), kinds={1: "long", 2: "string", 13: "double"})
 PYTHON = Schema(
     NestedField(1, "c1", LongType()), NestedField(2, "c2", StringType()), NestedField(13, "c13", DoubleType())
 )
@@ -63,33 +63,33 @@ def test_weakened_residual_matches_every_row_of_the_residual_and_is_never_true(s
         residual_json = JSON.validate_python(expression_json(weak))
         assert residual_json != AlwaysTrue()
         strict = expression_evaluator(PYTHON, JSON.validate_python(where), case_sensitive=True)
-        wide = expression_evaluator(PYTHON, residual_json, case_sensitive=True)
+        evaluator = expression_evaluator(PYTHON, residual_json, case_sensitive=True)
         always = expression_evaluator(
             PYTHON, JSON.validate_python(expression_json(make_tautology(predicates_of(bound)[0]))), case_sensitive=True
         )
         for _ in range(40):
             row = Record(*(rng.choice([None, values(name, rng, 1)[0]]) for name in ("c1", "c2", "c13")))
             assert always(row)
-            assert wide(row) or not strict(row)
+            assert evaluator(row) or not strict(row)
 
 
 def answer_of_plan(
     files: int, where: Any, dialect: ClientDialect, *, spec: tuple[PartitionField, ...] = (), exact: bool = False
 ) -> Any:
-    entries = [a_file(f"f{number}", (number,) if spec else ()) for number in range(files)]
-    plan = scan(metadata(spec), [block(entries, 0, spec)], where=where)
+    entries = [build_data_file(f"f{number}", (number,) if spec else ()) for number in range(files)]
+    plan = scan(build_metadata(spec), [block(entries, 0, spec)], where=where)
     answer = ScanTaskWriter(plan, dialect=dialect, form=TaskForm(residual_bytes=BUDGET, exact_residuals=exact))
     pieces = list(answer.tasks(plan.entry_ids))
     return json.loads(b"[" + b"".join(pieces) + b"]"), sum(map(len, pieces))
 
 
-def in_filter(count: int) -> dict[str, Any]:
+def build_in_filter(count: int) -> dict[str, Any]:
     return {"type": "in", "term": "c1", "values": list(range(1, count + 1))}
 
 
 @pytest.mark.parametrize("dialect", [STANDARD, JAVA, PYICEBERG])
 def test_residuals_of_all_files_stay_within_the_byte_limit(dialect: ClientDialect) -> None:
-    tasks, size = answer_of_plan(500, in_filter(20_000), dialect)
+    tasks, size = answer_of_plan(500, build_in_filter(20_000), dialect)
     assert size < BUDGET
     residuals = [task.get("residual-filter") for task in tasks]
     span = {
@@ -102,7 +102,7 @@ def test_residuals_of_all_files_stay_within_the_byte_limit(dialect: ClientDialec
 
 @pytest.mark.parametrize("dialect", [STANDARD, JAVA, PYICEBERG])
 def test_few_files_and_short_filters_keep_their_whole_residual(dialect: ClientDialect) -> None:
-    for files, where in ((5, in_filter(20_000)), (500, in_filter(100))):
+    for files, where in ((5, build_in_filter(20_000)), (500, build_in_filter(100))):
         tasks, _ = answer_of_plan(files, where, dialect)
         assert [task["residual-filter"] for task in tasks] == [where] * files
 
@@ -127,21 +127,21 @@ def test_long_value_does_not_lengthen_a_required_residual() -> None:
 
 @pytest.mark.parametrize("dialect", quick([STANDARD, JAVA, PYICEBERG], 1))
 def test_exact_residuals_are_never_shortened(dialect: ClientDialect) -> None:
-    tasks, _ = answer_of_plan(500, in_filter(20_000), dialect, exact=True)
-    assert [task["residual-filter"] for task in tasks] == [in_filter(20_000)] * 500
+    tasks, _ = answer_of_plan(500, build_in_filter(20_000), dialect, exact=True)
+    assert [task["residual-filter"] for task in tasks] == [build_in_filter(20_000)] * 500
 
 
 @pytest.mark.parametrize("count", [10, 100, 1_000, 20_000, 190_000])
 def test_exact_residuals_of_one_answer_stay_within_the_byte_limit(count: int) -> None:
-    table = metadata((), kinds={1: "long"})
-    plan = scan(table, [block([a_file("f")], 0)], where=in_filter(count))
+    table = build_metadata((), kinds={1: "long"})
+    plan = scan(table, [block([build_data_file("f")], 0)], where=build_in_filter(count))
     form = TaskForm(residual_bytes=BUDGET, exact_residuals=True)
     maximum = ScanTaskWriter(plan, dialect=JAVA, form=form).files_max
     if maximum is not None:
-        _, size = answer_of_plan(maximum, in_filter(count), JAVA, exact=True)
-        whole = len(json.dumps(in_filter(count), separators=(",", ":")))
-        assert maximum == 1 or maximum * whole <= BUDGET < (maximum + 1) * whole
-        assert size < max(BUDGET, whole) + maximum * 1000
+        _, size = answer_of_plan(maximum, build_in_filter(count), JAVA, exact=True)
+        json_size = len(json.dumps(build_in_filter(count), separators=(",", ":")))
+        assert maximum == 1 or maximum * json_size <= BUDGET < (maximum + 1) * json_size
+        assert size < max(BUDGET, json_size) + maximum * 1000
     assert (maximum is None) is (count <= 100)
     assert ScanTaskWriter(plan, dialect=JAVA, form=TaskForm(residual_bytes=BUDGET)).files_max is None
     assert ScanTaskWriter(plan, dialect=JAVA, form=TaskForm(residuals=False, exact_residuals=True)).files_max is None
@@ -151,16 +151,16 @@ def test_unbindable_residual_is_true_for_java_whole_for_pyiceberg_and_else_omitt
     """PyIceberg counts files whose residual is true by metadata; in the standard, a missing residual means the
     filter.
     """
-    named_metadata = metadata((), kinds={1: "long"})
-    plan = scan(named_metadata, [block([a_file("f")], 0)], where=in_filter(3))
+    named_metadata = build_metadata((), kinds={1: "long"})
+    plan = scan(named_metadata, [block([build_data_file("f")], 0)], where=build_in_filter(3))
     [field] = named_metadata.current_schema.fields
-    renamed = replace(named_metadata.current_schema, fields=(replace(field, name="other"),))
-    plan.metadata = replace(named_metadata, schemas=(renamed,))
+    renamed_schema = replace(named_metadata.current_schema, fields=(replace(field, name="other"),))
+    plan.metadata = replace(named_metadata, schemas=(renamed_schema,))
     results = {}
     for dialect in (STANDARD, JAVA, PYICEBERG):
         [task] = json.loads(b"[" + b"".join(ScanTaskWriter(plan, dialect=dialect).tasks(plan.entry_ids)) + b"]")
         results[dialect] = task.get("residual-filter")
-    assert results == {STANDARD: None, JAVA: True, PYICEBERG: in_filter(3)}
+    assert results == {STANDARD: None, JAVA: True, PYICEBERG: build_in_filter(3)}
 
 
 def test_iceberg_java_client_is_recognised_by_its_headers() -> None:

@@ -63,8 +63,8 @@ def filter_by(rng: random.Random, columns: list[Column], depth: int = 0) -> Any:
 
 def matches(where: Any, row: dict[int, Any], names: dict[str, int]) -> bool:
     if where["type"] in ("and", "or"):
-        both = [matches(where[side], row, names) for side in ("left", "right")]
-        return all(both) if where["type"] == "and" else any(both)
+        sides = [matches(where[side], row, names) for side in ("left", "right")]
+        return all(sides) if where["type"] == "and" else any(sides)
     value = row.get(names[where["term"]])
     match where["type"]:
         case "is-null":

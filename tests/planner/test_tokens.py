@@ -62,8 +62,8 @@ def test_token_changed_at_any_byte_is_rejected(data: st.DataObject) -> None:
     token = Tokens(make_fixed_keyring()).plan_task(pack(SAMPLE_REQUEST), 0, 9, "one")
     raw = bytearray(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
     raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
-    changed = base64.urlsafe_b64encode(raw).decode().rstrip("=")
-    assert Tokens(make_fixed_keyring()).open_plan_task(changed, "one") is None
+    changed_token = base64.urlsafe_b64encode(raw).decode().rstrip("=")
+    assert Tokens(make_fixed_keyring()).open_plan_task(changed_token, "one") is None
 
 
 @given(token=st.text(st.characters(codec="utf-8")))
@@ -75,8 +75,8 @@ def test_invented_token_is_rejected(token: str) -> None:
 def test_token_of_another_version_is_rejected() -> None:
     token = Tokens(make_fixed_keyring()).plan_task(pack(SAMPLE_REQUEST), 0, 9, "one")
     raw = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
-    later = base64.urlsafe_b64encode(bytes((VERSION + 1,)) + raw[1:]).decode()
-    assert Tokens(make_fixed_keyring()).open_plan_task(later, "one") is None
+    later_token = base64.urlsafe_b64encode(bytes((VERSION + 1,)) + raw[1:]).decode()
+    assert Tokens(make_fixed_keyring()).open_plan_task(later_token, "one") is None
 
 
 @pytest.mark.parametrize(

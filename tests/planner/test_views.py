@@ -30,16 +30,16 @@ from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from tests.api.client import Api
-from tests.api.plans.planned import append, file_of
+from tests.api.plans.planned import append, build_data_file
 from tests.planner.lakes.manifests import Manifest
 from tests.planner.lakes.tables import (
     RecordingObjects,
     Table,
-    day_filter,
+    build_day_filter,
+    list_file_numbers,
     make_between,
-    numbers,
-    numbers_of,
     open_test_planner,
+    plan_file_numbers,
 )
 from tests.server.rig import running
 from tests.support.wrapper_capture import WrapperCapture
@@ -56,7 +56,7 @@ def create_filled_table(folder: Path, *, days: int = DAYS, per_day: int = PER_DA
     return table, manifests
 
 
-async def plan(planner: Planner, table: Table, filter: Any = True, **request: Any) -> ScanPlan:
+async def plan_table(planner: Planner, table: Table, filter: Any = True, **request: Any) -> ScanPlan:
     return await planner.bind_and_plan(table.metadata, ScanRequest(filter=parse_expression(filter), **request))
 
 
@@ -66,9 +66,9 @@ async def test_concurrent_plans_of_a_cold_table_decode_each_manifest_once(tmp_pa
     async with open_test_planner(tmp_path, capture) as planner:
         expected = [(n % 40, n % 40 + n % 23) for n in range(60)]
         results = await asyncio.gather(
-            *(numbers(planner, table.metadata, make_between(low, high)) for low, high in expected),
-            *(numbers(planner, table.metadata) for _ in range(20)),
-            *(numbers(planner, table.metadata, day_filter(n % DAYS)) for n in range(20)),
+            *(plan_file_numbers(planner, table.metadata, make_between(low, high)) for low, high in expected),
+            *(plan_file_numbers(planner, table.metadata) for _ in range(20)),
+            *(plan_file_numbers(planner, table.metadata, build_day_filter(n % DAYS)) for n in range(20)),
         )
         assert planner.stats().decoded == DAYS
         assert sorted(capture.wrapper.reads) == sorted(["snap-1.avro", *(f"m{day}.avro" for day in range(DAYS))])
@@ -81,12 +81,12 @@ async def test_concurrent_plans_of_a_cold_table_decode_each_manifest_once(tmp_pa
 async def test_plan_after_a_commit_decodes_only_the_new_manifests(tmp_path: Path) -> None:
     table, manifests = create_filled_table(tmp_path / "t")
     async with open_test_planner(tmp_path) as planner:
-        assert await numbers(planner, table.metadata) == list(range(80))
+        assert await plan_file_numbers(planner, table.metadata) == list(range(80))
         assert planner.stats().decoded == DAYS
         for snapshot_id in range(2, 6):
             manifests.append(table.manifest(f"n{snapshot_id}", [80 + snapshot_id], snapshot_id=snapshot_id))
             table.commit(snapshot_id, manifests)
-            assert (await numbers(planner, table.metadata))[80:] == [
+            assert (await plan_file_numbers(planner, table.metadata))[80:] == [
                 80 + number for number in range(2, snapshot_id + 1)
             ]
             assert planner.stats().decoded == DAYS + snapshot_id - 1
@@ -94,10 +94,10 @@ async def test_plan_after_a_commit_decodes_only_the_new_manifests(tmp_path: Path
         assert stats.blocks == DAYS + 4
         assert stats.views == 5
         # Time travel, and a branch whose manifests differ from main's: blocks in memory are not decoded again.
-        assert await numbers(planner, table.metadata, snapshot_id=2) == [*range(80), 82]
+        assert await plan_file_numbers(planner, table.metadata, snapshot_id=2) == [*range(80), 82]
         table.commit(9, [manifests[-1], manifests[3]])
-        assert await numbers(planner, table.metadata) == [85, *range(30, 40)]
-        appended = await numbers(planner, table.metadata, start_snapshot_id=2, end_snapshot_id=4)
+        assert await plan_file_numbers(planner, table.metadata) == [85, *range(30, 40)]
+        appended = await plan_file_numbers(planner, table.metadata, start_snapshot_id=2, end_snapshot_id=4)
         assert appended == [83, 84]
         assert planner.stats().decoded == DAYS + 4
 
@@ -107,31 +107,34 @@ async def test_selective_filter_on_a_cold_snapshot_reads_only_needed_manifests_a
 ) -> None:
     table, _ = create_filled_table(tmp_path / "t")
     async with open_test_planner(tmp_path) as part, open_test_planner(tmp_path) as full:
-        everything = await plan(full, table)
+        full_plan = await plan_table(full, table)
         for prepared_days, day in enumerate((6, 2, 5), start=1):
-            of_part, of_full = await plan(part, table, day_filter(day)), await plan(full, table, day_filter(day))
+            of_part, of_full = (
+                await plan_table(part, table, build_day_filter(day)),
+                await plan_table(full, table, build_day_filter(day)),
+            )
             assert part.stats().decoded == prepared_days
-            assert numbers_of(of_part) == list(range(day * 10, day * 10 + 10))
+            assert list_file_numbers(of_part) == list(range(day * 10, day * 10 + 10))
             assert (
                 of_part.entry_ids.tolist()
                 == of_full.entry_ids.tolist()
-                == everything.entry_ids.tolist()[day * 10 : day * 10 + 10]
+                == full_plan.entry_ids.tolist()[day * 10 : day * 10 + 10]
             )
             assert of_part.considered == of_full.considered == 80
         assert full.stats().decoded == DAYS
-        assert await numbers(part, table.metadata) == list(range(80))
+        assert await plan_file_numbers(part, table.metadata) == list(range(80))
         assert part.stats().decoded == DAYS, "blocks of the parts are used again"
 
 
 async def test_repeated_plan_is_served_from_the_cache(tmp_path: Path) -> None:
     table, _ = create_filled_table(tmp_path / "t")
     async with open_test_planner(tmp_path) as planner:
-        first = await plan(planner, table, make_between(3, 44))
-        plan_result = await plan(planner, table, make_between(3, 44))
+        first = await plan_table(planner, table, make_between(3, 44))
+        plan_result = await plan_table(planner, table, make_between(3, 44))
         assert plan_result.entry_ids.tolist() == first.entry_ids.tolist()
-        assert numbers_of(plan_result) == list(range(3, 45))
+        assert list_file_numbers(plan_result) == list(range(3, 45))
         assert planner.stats().plan_hits == 1
-        assert numbers_of(await plan(planner, table, make_between(3, 45))) == list(range(3, 46))
+        assert list_file_numbers(await plan_table(planner, table, make_between(3, 45))) == list(range(3, 46))
         assert planner.stats().plan_hits == 1
 
 
@@ -142,15 +145,17 @@ async def test_cancelled_waiter_does_not_affect_the_others(tmp_path: Path, readi
     async with open_test_planner(tmp_path, capture) as planner:
         storage = capture.wrapper
         storage.hold = reading
-        waiting = [asyncio.create_task(numbers(planner, table.metadata, make_between(n, n + 1))) for n in range(6)]
+        waiting_tasks = [
+            asyncio.create_task(plan_file_numbers(planner, table.metadata, make_between(n, n + 1))) for n in range(6)
+        ]
         while not storage.held:
             await asyncio.sleep(0.001)
         await asyncio.sleep(0.01)
-        waiting[0].cancel()
-        waiting[3].cancel()
+        waiting_tasks[0].cancel()
+        waiting_tasks[3].cancel()
         await asyncio.sleep(0.01)
         storage.let_go()
-        results = await asyncio.gather(*waiting, return_exceptions=True)
+        results = await asyncio.gather(*waiting_tasks, return_exceptions=True)
         assert [isinstance(result, asyncio.CancelledError) for result in results] == [n in (0, 3) for n in range(6)]
         assert [result for n, result in enumerate(results) if n not in (0, 3)] == [[n, n + 1] for n in (1, 2, 4, 5)]
         assert planner.stats().decoded == DAYS
@@ -162,15 +167,15 @@ async def test_next_plan_starts_again_when_all_waiters_were_cancelled(tmp_path: 
     capture = WrapperCapture(RecordingObjects)
     async with open_test_planner(tmp_path, capture) as planner:
         capture.wrapper.hold = "m3.avro"
-        waiting = [asyncio.create_task(numbers(planner, table.metadata)) for _ in range(3)]
+        waiting_tasks = [asyncio.create_task(plan_file_numbers(planner, table.metadata)) for _ in range(3)]
         await until(lambda: capture.wrapper.held)
-        for item in waiting:
+        for item in waiting_tasks:
             item.cancel()
         capture.wrapper.let_go()
-        assert await numbers(planner, table.metadata) == list(range(80))
+        assert await plan_file_numbers(planner, table.metadata) == list(range(80))
         assert all(
             isinstance(result, asyncio.CancelledError)
-            for result in await asyncio.gather(*waiting, return_exceptions=True)
+            for result in await asyncio.gather(*waiting_tasks, return_exceptions=True)
         )
         assert planner.stats().decoded <= 2 * DAYS
         planner.check_invariants()
@@ -190,7 +195,7 @@ async def sizes(folder: Path, tables: list[Table]) -> list[int]:
     results = []
     async with open_test_planner(folder) as planner:
         for table in tables:
-            scan = await plan(planner, table)
+            scan = await plan_table(planner, table)
             results.append(sum(block.size_bytes for block in scan.view.blocks))
         del scan
     gc.collect()
@@ -201,35 +206,35 @@ async def test_memory_stays_within_the_budget_and_answers_stay_right(tmp_path: P
     tables = [create_filled_table(tmp_path / f"t{n}", days=2 + n, per_day=40)[0] for n in range(6)]
     expected = await sizes(tmp_path, tables)
     budget = max(expected) + sum(expected) // 3
-    rng, decoded = random.Random(4), 0
+    rng, decoded_count = random.Random(4), 0
     async with open_test_planner(tmp_path, plan_memory_bytes=budget) as planner:
-        for turn in range(60):
+        for round_number in range(60):
             number = rng.randrange(len(tables))
             low = rng.randrange(80)
-            assert await numbers(planner, tables[number].metadata, make_between(low, low + 5)) == [
+            assert await plan_file_numbers(planner, tables[number].metadata, make_between(low, low + 5)) == [
                 n for n in range(low, low + 6) if n < (2 + number) * 40
-            ], f"turn {turn}"
+            ], f"turn {round_number}"
             # Memory that the answer derived from the blocks counts from the next plan on.
-            await plan(planner, tables[number], make_between(low, low + 90))
+            await plan_table(planner, tables[number], make_between(low, low + 90))
             await asyncio.sleep(0)
             stats = planner.stats()
             planner.check_invariants()
-            assert stats.live_bytes + stats.added_bytes <= budget, f"turn {turn}"
-            decoded = stats.decoded
-    assert decoded > sum(2 + n for n in range(6)), "nothing was ever let go: the budget was no budget"
+            assert stats.live_bytes + stats.added_bytes <= budget, f"turn {round_number}"
+            decoded_count = stats.decoded
+    assert decoded_count > sum(2 + n for n in range(6)), "nothing was ever let go: the budget was no budget"
 
 
 async def test_memory_account_counts_the_blocks_that_are_alive(tmp_path: Path) -> None:
     tables = [create_filled_table(tmp_path / f"t{n}", days=3)[0] for n in range(3)]
     async with open_test_planner(tmp_path) as planner:
-        held_plans = [await plan(planner, table, make_between(1, 25)) for table in tables]
-        alive = blocks_alive(tmp_path)
-        assert len(alive) == planner.stats().blocks == 9
-        assert sum(block.size_bytes for block in alive) == planner.stats().live_bytes
-        watch = [weakref.ref(block) for block in alive]
-        del alive, held_plans
+        held_plans = [await plan_table(planner, table, make_between(1, 25)) for table in tables]
+        live_blocks = blocks_alive(tmp_path)
+        assert len(live_blocks) == planner.stats().blocks == 9
+        assert sum(block.size_bytes for block in live_blocks) == planner.stats().live_bytes
+        watch = [weakref.ref(block) for block in live_blocks]
+        del live_blocks, held_plans
         planner._views.budget_bytes = 0
-        await plan(planner, tables[0], make_between(1, 2))
+        await plan_table(planner, tables[0], make_between(1, 2))
         await asyncio.sleep(0)  # The event loop keeps a reference to what woke this task until the task sleeps again.
         gc.collect()
         assert [item() for item in watch] == [None] * 9
@@ -246,7 +251,7 @@ async def test_principal_that_plans_many_tables_evicts_its_own_views(tmp_path: P
         for number in numbers_planned:
             low = rng.randrange(70)
             with set_principal(principal):
-                planned_files = await numbers(planner, tables[number].metadata, make_between(low, low + 5))
+                planned_files = await plan_file_numbers(planner, tables[number].metadata, make_between(low, low + 5))
             assert planned_files == list(range(low, low + 6))
             planner.check_invariants()
 
@@ -254,10 +259,10 @@ async def test_principal_that_plans_many_tables_evicts_its_own_views(tmp_path: P
         await plan_numbers(planner, "a", [0, 1])
         for _ in range(3):
             await plan_numbers(planner, "b", list(range(2, 12)))
-        decoded = planner.stats().decoded
-        assert decoded > 3 * 2 * 6, "the tables of b have room beside those of a"
+        decoded_count = planner.stats().decoded
+        assert decoded_count > 3 * 2 * 6, "the tables of b have room beside those of a"
         await plan_numbers(planner, "a", [1, 0])
-        assert planner.stats().decoded == decoded
+        assert planner.stats().decoded == decoded_count
 
 
 async def test_adding_a_view_examines_no_other_view(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,13 +278,13 @@ async def test_adding_a_view_examines_no_other_view(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(CachedView, "holder", property(note_look, lambda cached, name: holder.__set__(cached, name)))
     async with open_test_planner(tmp_path, plan_memory_bytes=4_000_000) as planner:
         with set_principal("a"):
-            await numbers(planner, table.metadata, day_filter(0))
+            await plan_file_numbers(planner, table.metadata, build_day_filter(0))
         counts, evicted = [], 0
         with set_principal("b"):
             for number, days in enumerate(itertools.combinations(range(12), 4)):
                 looked.clear()
                 views = len(planner._views)
-                file_numbers = await numbers(
+                file_numbers = await plan_file_numbers(
                     planner, table.metadata, {"type": "in", "term": "day", "values": list(days)}
                 )
                 assert file_numbers == [file for day in days for file in (2 * day, 2 * day + 1)]
@@ -290,7 +295,7 @@ async def test_adding_a_view_examines_no_other_view(tmp_path: Path, monkeypatch:
         assert evicted > 100
         assert len(planner._views) > 50
         assert max(counts[100:]) <= 10
-        assert await numbers(planner, table.metadata, day_filter(0)) == [0, 1]
+        assert await plan_file_numbers(planner, table.metadata, build_day_filter(0)) == [0, 1]
         assert planner.stats().decoded == 12
 
 
@@ -301,7 +306,7 @@ async def test_single_principal_can_use_the_whole_budget(tmp_path: Path) -> None
         for _ in range(2):
             for principal, table in zip("aaaaaaab", tables, strict=True):
                 with set_principal(principal):
-                    assert await numbers(planner, table.metadata, make_between(3, 4)) == [3, 4]
+                    assert await plan_file_numbers(planner, table.metadata, make_between(3, 4)) == [3, 4]
         assert planner.stats().decoded == 2 * 8
 
 
@@ -309,7 +314,7 @@ async def test_view_larger_than_the_budget_is_planned_and_released(tmp_path: Pat
     table, _ = create_filled_table(tmp_path / "t")
     async with open_test_planner(tmp_path, plan_memory_bytes=1) as planner:
         for _ in range(3):
-            assert await numbers(planner, table.metadata, make_between(5, 70)) == list(range(5, 71))
+            assert await plan_file_numbers(planner, table.metadata, make_between(5, 70)) == list(range(5, 71))
             await asyncio.sleep(0)
             assert planner.stats().live_bytes == 0, "without the garbage collector's help"
         assert planner.stats().decoded == 3 * DAYS
@@ -326,7 +331,7 @@ async def test_snapshots_that_share_all_blocks_are_evicted_too(tmp_path: Path) -
     async with open_test_planner(tmp_path, plan_memory_bytes=budget) as planner:
         for snapshot_id in range(1, 102):
             request = {"snapshot_id": snapshot_id}
-            assert await numbers(planner, metadata, make_between(7, 9), **request) == [7, 8, 9]
+            assert await plan_file_numbers(planner, metadata, make_between(7, 9), **request) == [7, 8, 9]
             assert planner.stats().live_bytes + planner.stats().added_bytes <= budget
         assert 1 < planner.stats().views < 50
         assert planner.stats().decoded == 40
@@ -335,7 +340,7 @@ async def test_snapshots_that_share_all_blocks_are_evicted_too(tmp_path: Path) -
 async def test_cached_plans_keep_no_reference_to_table_metadata(tmp_path: Path) -> None:
     table, _ = create_filled_table(tmp_path / "t")
     async with open_test_planner(tmp_path) as planner:
-        scan = await plan(planner, table, make_between(1, 2))
+        scan = await plan_table(planner, table, make_between(1, 2))
         assert table.metadata.snapshots
         assert (scan.metadata.snapshots, scan.metadata.snapshot_log, scan.metadata.refs) == ((), (), {})
 
@@ -356,15 +361,15 @@ async def test_closed_planners_leave_no_thread_file_or_mapping(tmp_path: Path) -
 
     async def cycle() -> int:
         async with open_test_planner(tmp_path, plan_disk_bytes=64 << 20) as planner:
-            scan = await plan(planner, table, make_between(10, 20))
-            assert numbers_of(scan) == list(range(10, 21))
+            scan = await plan_table(planner, table, make_between(10, 20))
+            assert list_file_numbers(scan) == list(range(10, 21))
             assert planner.stats().decoded in (0, 1)
             return mappings()
 
     await cycle()
     before = resources()
-    mapped = [await cycle() for _ in range(50)]
-    assert min(mapped) >= 1, "blocks from the folder are mapped"
+    mapping_counts = [await cycle() for _ in range(50)]
+    assert min(mapping_counts) >= 1, "blocks from the folder are mapped"
     after = resources()
     assert after[0] < before[0] + 25  # A leak grows each time; memory of other tests may be released meanwhile.
     assert after[1] <= before[1]
@@ -378,12 +383,12 @@ async def test_plan_without_time_keeps_unchecked_files_reports_it_and_is_not_cac
     table, _ = create_filled_table(tmp_path / "t")
     async with open_test_planner(tmp_path, plan_time_budget_s=0) as planner:
         for _ in range(2):
-            scan = await plan(planner, table, make_between(33, 35))
-            assert set(numbers_of(scan)) >= {33, 34, 35}
+            scan = await plan_table(planner, table, make_between(33, 35))
+            assert set(list_file_numbers(scan)) >= {33, 34, 35}
             assert not scan.complete
             assert all(scan.residual(row) != parse_expression(False) for row in scan.entry_ids.tolist())
         assert planner.stats().plan_hits == 0
-        assert (await plan(planner, table)).complete, "without a filter there is nothing to check"
+        assert (await plan_table(planner, table)).complete, "without a filter there is nothing to check"
 
 
 async def test_pages_of_plans_with_and_without_time_form_a_complete_answer(tmp_path: Path) -> None:
@@ -396,16 +401,16 @@ async def test_pages_of_plans_with_and_without_time_form_a_complete_answer(tmp_p
     async with hurried as first, running(tmp_path, **settings) as second:
         slow, fast = Api(first), Api(second)
         await slow.table()
-        files = [file_of(f"file:///t/data/{n:06d}.parquet", 10 * n, 10 * n + 9) for n in range(60)]
+        files = [build_data_file(f"file:///t/data/{n:06d}.parquet", 10 * n, 10 * n + 9) for n in range(60)]
         await append(slow, "t", files, snapshot_id=1, manifests=4)
         for request, other_request in ((slow, fast), (fast, slow)):
             plan = await request("POST", f"{path}/plan", where)
             tokens = plan.json["plan-tasks"]
             assert len(tokens) > 1
-            for turn in range(2):
+            for round_number in range(2):
                 results: list[int] = []
-                for at, token in enumerate(tokens):
-                    server = (request, other_request)[(at + turn) % 2]
+                for position, token in enumerate(tokens):
+                    server = (request, other_request)[(position + round_number) % 2]
                     page = await server("POST", f"{path}/tasks", {"plan-task": token})
                     tasks = page.json["file-scan-tasks"]
                     results += [int(task["data-file"]["file-path"][-14:-8]) for task in tasks]
@@ -423,10 +428,10 @@ async def test_memory_account_is_close_to_the_memory_of_the_process(tmp_path: Pa
     table = Table(tmp_path / "t")
     manifests = [table.manifest(f"m{n}", range(n * 3000, n * 3000 + 3000), day=n) for n in range(20)]
     table.commit(1, manifests)
-    small, _ = create_filled_table(tmp_path / "small")
+    small_table, _ = create_filled_table(tmp_path / "small")
     async with open_test_planner(tmp_path) as planner:
         for _ in range(2):  # This loads modules and objects that are created only once.
-            await numbers(planner, small.metadata, make_between(1, 5))
+            await plan_file_numbers(planner, small_table.metadata, make_between(1, 5))
         metadata = table.metadata
         gc.collect()
         tracemalloc.start()
@@ -446,6 +451,8 @@ async def test_memory_account_is_close_to_the_memory_of_the_process(tmp_path: Pa
         finally:
             tracemalloc.stop()
         after = planner.stats()
-        counted = after.live_bytes + after.added_bytes - before.live_bytes - before.added_bytes
+        byte_growth = after.live_bytes + after.added_bytes - before.live_bytes - before.added_bytes
         assert tasks > 60_000 * 100
-        assert abs(counted - held_bytes) < held_bytes / 10, f"{counted:,} bytes are counted, {held_bytes:,} are held"
+        assert abs(byte_growth - held_bytes) < held_bytes / 10, (
+            f"{byte_growth:,} bytes are counted, {held_bytes:,} are held"
+        )

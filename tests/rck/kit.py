@@ -13,7 +13,7 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.services.java import RCK, SHORT_LIVED, java_17
+from tests.services.java import RCK, SHORT_LIVED, find_java_17
 
 # The kit itself skips these, whatever the server supports: its base class returns false for empty namespaces, nested
 # namespaces and names with slashes, and one test is disabled.
@@ -58,9 +58,9 @@ def read_report(path: Path) -> Report:
         if case.find("skipped") is not None:
             skipped.add(name)
         for kind in ("failure", "error"):
-            result = case.find(kind)
-            if result is not None:
-                failed[name] = (result.get("message") or result.text or "").strip()[:500]
+            found_part = case.find(kind)
+            if found_part is not None:
+                failed[name] = (found_part.get("message") or found_part.text or "").strip()[:500]
     return Report(count, frozenset(skipped), failed)
 
 
@@ -71,7 +71,7 @@ def run_kit(uri: str, folder: Path, *, warehouse: str = "", description: str = "
     """
     temporary = folder / "tmp"
     temporary.mkdir(parents=True)
-    java_home = Path(java_17()).parent.parent
+    java_home = Path(find_java_17()).parent.parent
     env = {
         **os.environ,
         "PATH": f"{java_home / 'bin'}:{os.environ['PATH']}",

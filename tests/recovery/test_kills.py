@@ -76,11 +76,11 @@ def test_killed_restore_and_migration_leave_the_old_state(catalog: tuple[Path, d
     for _ in range(KILLS):
         with closing(sqlite3.connect(database)) as connection, connection:
             connection.execute("INSERT OR IGNORE INTO grants VALUES ('after the backup', '', 'reader')")
-        later = read_sqlite_content(database)
+        later_content = read_sqlite_content(database)
         delay_s = rng.uniform(0, 1.5 * lasts_s)
         kill_command(tmp_path, delay_s, "restore", str(file), "--home", str(home), "--overwrite")
         restored = read_sqlite_content(database)
-        assert restored in (later, backed_up)
+        assert restored in (later_content, backed_up)
         target_before = read_sqlite_content(target) if target.exists() else {}
         kill_command(tmp_path, delay_s, "migrate", "--home", str(home), "--to", f"sqlite://{target}", "--overwrite")
         assert read_sqlite_content(database) == restored

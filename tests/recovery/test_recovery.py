@@ -54,9 +54,9 @@ def test_backup_of_a_running_server_is_restored_equal(tmp_path: Path, seed: int)
         run(home, "backup", str(file))
         before = list_catalog(server.base_url)
         world.run(ACTIONS)
-    refused = run_seamark("restore", str(file), "--home", str(home))
-    assert refused.returncode == 2
-    assert "--overwrite" in refused.stderr
+    refusal = run_seamark("restore", str(file), "--home", str(home))
+    assert refusal.returncode == 2
+    assert "--overwrite" in refusal.stderr
     run(home, "restore", str(file), "--overwrite")
     with Seamark(home) as server:
         assert list_catalog(server.base_url) == before
@@ -74,15 +74,17 @@ def test_restore_advances_pointers_and_rebuild_adds_later_tables(tmp_path: Path,
             world.create_table()
             world.replace_view()
         after = list_catalog(server.base_url)
-    changed = {name for kind in ("table", "view") for name in before[kind] if before[kind][name] != after[kind][name]}
-    assert changed
-    reported = json.loads(run(home, "restore", str(file), "--overwrite", "--json"))
-    assert {later["name"] for later in reported["later"]} == changed
-    assert not any(later["is-advanced"] for later in reported["later"])
+    changed_names = {
+        name for kind in ("table", "view") for name in before[kind] if before[kind][name] != after[kind][name]
+    }
+    assert changed_names
+    report = json.loads(run(home, "restore", str(file), "--overwrite", "--json"))
+    assert {later["name"] for later in report["later"]} == changed_names
+    assert not any(later["is-advanced"] for later in report["later"])
     with Seamark(home) as server:
         assert list_catalog(server.base_url) == before
     advanced = json.loads(run(home, "restore", str(file), "--overwrite", "--advance", "--json"))
-    assert {later["name"] for later in advanced["later"] if later["is-advanced"]} == changed
+    assert {later["name"] for later in advanced["later"] if later["is-advanced"]} == changed_names
     assert not advanced["findings"]
     rebuild(home)
     with Seamark(home) as server:
@@ -90,18 +92,18 @@ def test_restore_advances_pointers_and_rebuild_adds_later_tables(tmp_path: Path,
 
 
 def test_migration_to_postgres_and_back_keeps_the_catalog(tmp_path: Path, seed: int, postgres_url: str) -> None:
-    home, back = tmp_path / "home", f"sqlite://{tmp_path / 'back.db'}"
+    home, restored = tmp_path / "home", f"sqlite://{tmp_path / 'back.db'}"
     with Seamark(home) as server:
         RandomCatalog(server.base_url, seed).run(ACTIONS)
         before = list_catalog(server.base_url)
-        refused = run_seamark("migrate", "--to", postgres_url, "--home", str(home))
-        assert refused.returncode == 2
-        assert "Another server runs" in refused.stderr
+        refusal = run_seamark("migrate", "--to", postgres_url, "--home", str(home))
+        assert refusal.returncode == 2
+        assert "Another server runs" in refusal.stderr
     run(home, "migrate", "--to", postgres_url)
     with Seamark(home, database=postgres_url) as server:
         assert list_catalog(server.base_url) == before
-    run(home, "migrate", "--database", postgres_url, "--to", back)
-    with Seamark(home, database=back) as server:
+    run(home, "migrate", "--database", postgres_url, "--to", restored)
+    with Seamark(home, database=restored) as server:
         assert list_catalog(server.base_url) == before
         RandomCatalog(server.base_url, seed + 1)
 
@@ -171,9 +173,9 @@ def test_rebuild_after_a_lost_home_needs_only_the_warehouse(tmp_path: Path, seed
 def test_ten_thousand_tables_are_rebuilt_copied_and_restored(tmp_path: Path, postgres_url: str) -> None:
     home, file = tmp_path / "home", tmp_path / "backup"
     expected = write_tables(home / "warehouse", 10_000)
-    result = rebuild(home)
-    assert {each["name"]: each["location"] for each in result["registered"]} == expected
-    assert result["findings"] == []
+    rebuild_report = rebuild(home)
+    assert {each["name"]: each["location"] for each in rebuild_report["registered"]} == expected
+    assert rebuild_report["findings"] == []
     run(home, "migrate", "--to", postgres_url)
     run(home, "backup", str(file), "--database", postgres_url)
     forget_database(home)

@@ -36,25 +36,25 @@ def create(client: Client, name: str, snapshots: int) -> None:
         assert client.append(number, number - 1 or None, number, name)[0] == 200
 
 
-def roll_back(server: Seamark, *arguments: str, to: int) -> tuple[int, str]:
-    return invoke_seamark("rollback", *arguments, "--to", str(FIRST_MS + to), url=server.base_url)
+def roll_back(server: Seamark, *arguments: str, snapshot_id: int) -> tuple[int, str]:
+    return invoke_seamark("rollback", *arguments, "--to", str(FIRST_MS + snapshot_id), url=server.base_url)
 
 
 def test_table_gets_the_snapshot_of_the_time(server: Seamark, client: Client) -> None:
     create(client, "t", 4)
-    code, text = roll_back(server, "db.t", "--dry-run", to=2)
+    code, text = roll_back(server, "db.t", "--dry-run", snapshot_id=2)
     assert (code, "1 table would be moved back" in text) == (0, True), text
     assert client.head("t")[0] == 4
-    assert roll_back(server, "db.t", to=2)[0] == 0
+    assert roll_back(server, "db.t", snapshot_id=2)[0] == 0
     assert client.head("t")[0] == 2
-    assert roll_back(server, "db.t", to=4)[0] == 0
+    assert roll_back(server, "db.t", snapshot_id=4)[0] == 0
     assert client.head("t")[0] == 4
 
 
 def test_namespace_is_moved_back_in_one_transaction(server: Seamark, client: Client) -> None:
     for name, snapshots in (("a", 4), ("b", 2), ("c", 1), ("empty", 0)):
         create(client, name, snapshots)
-    code, text = roll_back(server, "--namespace", "db", "--json", to=2)
+    code, text = roll_back(server, "--namespace", "db", "--json", snapshot_id=2)
     assert code == 0, text
     assert json.loads(text) == [{"table": "db.a", "from": 4, "to": 2}]
     assert [client.head(name)[0] for name in ("a", "b", "c", "empty")] == [2, 2, 1, None]
@@ -66,14 +66,14 @@ def test_table_without_a_snapshot_at_the_time_stops_the_rollback_unless_skipped(
     create(client, "old", 3)
     assert client.create_table("young")[0] == 200
     assert client.append(7, None, 50, "young")[0] == 200
-    code, text = roll_back(server, "--namespace", "db", to=2)
+    code, text = roll_back(server, "--namespace", "db", snapshot_id=2)
     assert (code, "db.young: the table had no snapshot" in text) == (1, True), text
     assert client.head("old")[0] == 3
-    assert roll_back(server, "--namespace", "db", "--skip", to=2)[0] == 0
+    assert roll_back(server, "--namespace", "db", "--skip", snapshot_id=2)[0] == 0
     assert (client.head("old")[0], client.head("young")[0]) == (2, 7)
 
 
 def test_rollback_needs_a_table_or_a_namespace(server: Seamark) -> None:
     for arguments in ((), ("db.t", "--namespace", "db")):
-        assert roll_back(server, *arguments, to=1)[0] == 2
-    assert roll_back(server, "db.none", to=1)[0] == 1
+        assert roll_back(server, *arguments, snapshot_id=1)[0] == 2
+    assert roll_back(server, "db.none", snapshot_id=1)[0] == 1

@@ -72,9 +72,10 @@ def list_tables(connection: sqlite3.Connection) -> list[str]:
 def read_sqlite_content(path: Path, columns: dict[str, str] | None = None) -> Content:
     """Return all rows by table. With `columns`, only these tables and columns."""
     with closing(sqlite3.connect(path)) as connection:
-        chosen = columns or dict.fromkeys(list_tables(connection), "*")
+        columns_by_table = columns or dict.fromkeys(list_tables(connection), "*")
         return {
-            name: sorted(connection.execute(f"SELECT {text} FROM {name}"), key=repr) for name, text in chosen.items()
+            name: sorted(connection.execute(f"SELECT {text} FROM {name}"), key=repr)
+            for name, text in columns_by_table.items()
         }
 
 
@@ -147,7 +148,7 @@ async def test_backup_of_each_version_is_restored_and_upgraded(tmp_path: Path, v
 
 
 async def test_copy_to_postgres_and_back_has_all_rows(tmp_path: Path, postgres_url: str) -> None:
-    path, back, file = tmp_path / "a.db", tmp_path / "b.db", tmp_path / "backup"
+    path, restored, file = tmp_path / "a.db", tmp_path / "b.db", tmp_path / "backup"
     create_old_database(path, NEWEST)
     columns, before = list_columns(path), read_sqlite_content(path)
     await move(f"sqlite://{path}", postgres_url)
@@ -155,8 +156,8 @@ async def test_copy_to_postgres_and_back_has_all_rows(tmp_path: Path, postgres_u
     assert read_sqlite_content(path) == before
     await back_up(postgres_url, file)
     assert read_sqlite_content(file) == before
-    await move(postgres_url, f"sqlite://{back}")
-    assert read_sqlite_content(back) == before
+    await move(postgres_url, f"sqlite://{restored}")
+    assert read_sqlite_content(restored) == before
 
 
 async def test_upgrade_in_postgres_keeps_the_content_of_the_first_schema(tmp_path: Path, postgres_url: str) -> None:
@@ -184,8 +185,8 @@ async def test_timeline_continues_after_each_move(tmp_path: Path, postgres_url: 
             assert [instant.id for instant in instants] == ids
             # A reader that continues from a position of the database before misses no later instant.
             for position in positions:
-                later = await store.instants(InstantFilter(since=position), 100)
-                assert [instant.id for instant in later][-3:] == ids[-3:]
+                later_instants = await store.instants(InstantFilter(since=position), 100)
+                assert [instant.id for instant in later_instants][-3:] == ids[-3:]
             positions += [instant.position for instant in instants]
 
 
@@ -197,8 +198,8 @@ async def test_copy_to_postgres_begins_after_all_epochs_of_the_source(tmp_path: 
     await move(f"sqlite://{path}", postgres_url)
     async with open_store(postgres_url, clock=SimulatedClock(seed=1)) as store:
         await store.transact([RecordInstant(instant=make_instant("later"))])
-        later = await store.instants(InstantFilter(since=highest), 100)
-        assert [instant.id for instant in later] == ["later"]
+        later_instants = await store.instants(InstantFilter(since=highest), 100)
+        assert [instant.id for instant in later_instants] == ["later"]
 
 
 async def test_damaged_backup_is_refused_and_changes_nothing(tmp_path: Path) -> None:

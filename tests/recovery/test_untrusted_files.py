@@ -59,9 +59,9 @@ class Warehouse:
 
     def rebuild(self, *arguments: str) -> Json:
         forget_database(self.home)
-        result: Json = rebuild(self.home, *arguments)
+        rebuild_report: Json = rebuild(self.home, *arguments)
         self.check_claims()
-        return result
+        return rebuild_report
 
     def check_claims(self) -> None:
         """Check that the folder of each table is claimed, for the table itself or for an entry without a name."""
@@ -69,13 +69,13 @@ class Warehouse:
             claims = connection.execute("SELECT uuid, location FROM claims").fetchall()
             unnamed = {row[0] for row in connection.execute("SELECT uuid FROM retained")}
         for name in self.tables:
-            folder, own = f"file://{self.folder(name)}", self.tables[name]["metadata"]["table-uuid"]
+            folder, own_uuid = f"file://{self.folder(name)}", self.tables[name]["metadata"]["table-uuid"]
             owners = {owner for owner, location in claims if overlap(location, folder)}
             assert owners, f"{name} has no claim"
-            assert owners <= {own, *unnamed}, (name, owners)
+            assert owners <= {own_uuid, *unnamed}, (name, owners)
 
-    def registered_locations(self, result: Json) -> dict[str, str]:
-        return {each["name"]: each["location"] for each in result["registered"]}
+    def registered_locations(self, rebuild_report: Json) -> dict[str, str]:
+        return {each["name"]: each["location"] for each in rebuild_report["registered"]}
 
 
 def overlap(location: str, other: str) -> bool:
@@ -98,8 +98,8 @@ def warehouse(tmp_path: Path) -> Warehouse:
     return new_warehouse
 
 
-def reasons(result: Json, location: str) -> list[str]:
-    return [finding["reason"] for finding in result["findings"] if finding["location"] == location]
+def list_reasons(rebuild_report: Json, location: str) -> list[str]:
+    return [finding["reason"] for finding in rebuild_report["findings"] if finding["location"] == location]
 
 
 def write_uuid_of_another_table(warehouse: Warehouse) -> str:
@@ -167,21 +167,21 @@ def test_written_file_does_not_take_files_of_another_table(
     warehouse: Warehouse, write: Callable[[Warehouse], str]
 ) -> None:
     location = write(warehouse)
-    result = warehouse.rebuild()
-    assert warehouse.registered_locations(result)["ours.t"] == warehouse.tables["ours.t"]["metadata-location"]
-    assert location not in warehouse.registered_locations(result).values()
-    assert reasons(result, location)
+    rebuild_report = warehouse.rebuild()
+    assert warehouse.registered_locations(rebuild_report)["ours.t"] == warehouse.tables["ours.t"]["metadata-location"]
+    assert location not in warehouse.registered_locations(rebuild_report).values()
+    assert list_reasons(rebuild_report, location)
 
 
 def test_copied_uuid_is_reported_and_a_choice_solves_it(warehouse: Warehouse, tmp_path: Path) -> None:
-    location, own = write_uuid_of_another_table(warehouse), warehouse.tables["ours.t"]["metadata-location"]
-    result = warehouse.rebuild()
-    assert "ours.t" not in warehouse.registered_locations(result)
-    assert "Several folders" in reasons(result, location)[0]
-    assert "Several folders" in reasons(result, own)[0]
-    (tmp_path / "names").write_text(json.dumps({own: "ours.t", location: None}))
-    result = rebuild(warehouse.home, "--names", str(tmp_path / "names"))
-    assert warehouse.registered_locations(result) == {"ours.t": own}
+    location, own_table = write_uuid_of_another_table(warehouse), warehouse.tables["ours.t"]["metadata-location"]
+    rebuild_report = warehouse.rebuild()
+    assert "ours.t" not in warehouse.registered_locations(rebuild_report)
+    assert "Several folders" in list_reasons(rebuild_report, location)[0]
+    assert "Several folders" in list_reasons(rebuild_report, own_table)[0]
+    (tmp_path / "names").write_text(json.dumps({own_table: "ours.t", location: None}))
+    rebuild_report = rebuild(warehouse.home, "--names", str(tmp_path / "names"))
+    assert warehouse.registered_locations(rebuild_report) == {"ours.t": own_table}
     warehouse.check_claims()
 
 
@@ -190,22 +190,22 @@ def test_rebuild_reports_two_newest_files_and_registers_neither(warehouse: Wareh
     metadata = warehouse.metadata("ours.t")
     metadata["properties"]["p"] = "another commit"
     location = warehouse.write(warehouse.folder("ours.t") / "metadata", metadata, 2)
-    result = warehouse.rebuild()
-    assert "ours.t" not in warehouse.registered_locations(result)
-    assert "Several files may be the newest" in reasons(result, location)[0]
-    assert "Several files may be the newest" in reasons(result, newest)[0]
+    rebuild_report = warehouse.rebuild()
+    assert "ours.t" not in warehouse.registered_locations(rebuild_report)
+    assert "Several files may be the newest" in list_reasons(rebuild_report, location)[0]
+    assert "Several files may be the newest" in list_reasons(rebuild_report, newest)[0]
     names = warehouse.home / "names"
     names.write_text(json.dumps({location: "ours.t", newest: None, f"{newest}x": "ours.x"}))
-    result = rebuild(warehouse.home, "--names", str(names))
-    assert warehouse.registered_locations(result) == {"ours.t": location}
-    assert [finding["location"] for finding in result["findings"]] == [f"{newest}x"]
+    rebuild_report = rebuild(warehouse.home, "--names", str(names))
+    assert warehouse.registered_locations(rebuild_report) == {"ours.t": location}
+    assert [finding["location"] for finding in rebuild_report["findings"]] == [f"{newest}x"]
 
 
 def test_rebuild_leaves_out_an_orphan_with_an_earlier_number(warehouse: Warehouse) -> None:
     metadata = warehouse.metadata("ours.t") | {"last-updated-ms": warehouse.metadata("ours.t")["last-updated-ms"] - 1}
     warehouse.write(warehouse.folder("ours.t") / "metadata", metadata | {"metadata-log": []}, 1)
-    result = warehouse.rebuild()
-    assert warehouse.registered_locations(result)["ours.t"] == warehouse.tables["ours.t"]["metadata-location"]
+    rebuild_report = warehouse.rebuild()
+    assert warehouse.registered_locations(rebuild_report)["ours.t"] == warehouse.tables["ours.t"]["metadata-location"]
 
 
 def test_commit_after_a_registered_older_file_is_not_overlooked(warehouse: Warehouse) -> None:
@@ -221,10 +221,13 @@ def test_commit_after_a_registered_older_file_is_not_overlooked(warehouse: Wareh
 def test_damaged_newest_file_is_reported(warehouse: Warehouse, content: bytes) -> None:
     path = warehouse.folder("ours.t") / "metadata" / f"00007-{uuid.uuid4()}.metadata.json"
     path.write_bytes(content)
-    result = warehouse.rebuild()
-    assert "ours.t" not in warehouse.registered_locations(result)
-    assert reasons(result, f"file://{path}")
-    assert "A later file cannot be used" in reasons(result, warehouse.tables["ours.t"]["metadata-location"])[0]
+    rebuild_report = warehouse.rebuild()
+    assert "ours.t" not in warehouse.registered_locations(rebuild_report)
+    assert list_reasons(rebuild_report, f"file://{path}")
+    assert (
+        "A later file cannot be used"
+        in list_reasons(rebuild_report, warehouse.tables["ours.t"]["metadata-location"])[0]
+    )
 
 
 def test_folder_with_damaged_files_only_stays_claimed(warehouse: Warehouse) -> None:
@@ -237,20 +240,20 @@ def test_folder_with_damaged_files_only_stays_claimed(warehouse: Warehouse) -> N
 
 def test_overwritten_newest_file_is_reported(warehouse: Warehouse) -> None:
     warehouse.file("ours.t").write_text(json.dumps(warehouse.metadata("theirs.u")))
-    result = warehouse.rebuild()
-    assert "ours.t" not in warehouse.registered_locations(result)
-    assert "was overwritten" in reasons(result, warehouse.tables["ours.t"]["metadata-location"])[0]
+    rebuild_report = warehouse.rebuild()
+    assert "ours.t" not in warehouse.registered_locations(rebuild_report)
+    assert "was overwritten" in list_reasons(rebuild_report, warehouse.tables["ours.t"]["metadata-location"])[0]
 
 
 def test_links_are_not_followed(warehouse: Warehouse) -> None:
-    outside = warehouse.home / "outside" / "metadata"
-    shutil.copytree(warehouse.folder("theirs.u") / "metadata", outside)
-    os.symlink(outside.parent, warehouse.root / "ours" / "linked")
+    outside_folder = warehouse.home / "outside" / "metadata"
+    shutil.copytree(warehouse.folder("theirs.u") / "metadata", outside_folder)
+    os.symlink(outside_folder.parent, warehouse.root / "ours" / "linked")
     link = warehouse.folder("theirs.u") / "metadata" / "00009-link.metadata.json"
     os.symlink(warehouse.file("ours.t"), link)
-    result = warehouse.rebuild()
-    assert set(warehouse.registered_locations(result)) == {"ours.t", "theirs.u"}
-    assert result["findings"] == []
+    rebuild_report = warehouse.rebuild()
+    assert set(warehouse.registered_locations(rebuild_report)) == {"ours.t", "theirs.u"}
+    assert rebuild_report["findings"] == []
 
 
 def test_two_tables_with_one_name_are_reported(warehouse: Warehouse) -> None:
@@ -259,10 +262,10 @@ def test_two_tables_with_one_name_are_reported(warehouse: Warehouse) -> None:
         assert client.call("DELETE", "/v1/namespaces/ours/tables/t")[0] == 204
         status, second_table = client.create_table("t", "ours")
         assert status == 200
-    result = warehouse.rebuild()
-    assert set(warehouse.registered_locations(result)) == {"theirs.u"}
+    rebuild_report = warehouse.rebuild()
+    assert set(warehouse.registered_locations(rebuild_report)) == {"theirs.u"}
     for location in (second_table["metadata-location"], warehouse.tables["ours.t"]["metadata-location"]):
-        assert "Several tables, views or functions have this name" in reasons(result, location)[0]
+        assert "Several tables, views or functions have this name" in list_reasons(rebuild_report, location)[0]
 
 
 def test_stream_table_is_registered_only_without_a_log(warehouse: Warehouse) -> None:
@@ -282,8 +285,8 @@ def test_stream_table_is_registered_only_without_a_log(warehouse: Warehouse) -> 
     )
     location = warehouse.write(warehouse.folder("ours.t") / "metadata", metadata, 3)
     (warehouse.home / "streams").mkdir(exist_ok=True)
-    result = warehouse.rebuild()
-    assert "ours.t" not in warehouse.registered_locations(result)
-    assert "stream table" in reasons(result, location)[0]
+    rebuild_report = warehouse.rebuild()
+    assert "ours.t" not in warehouse.registered_locations(rebuild_report)
+    assert "stream table" in list_reasons(rebuild_report, location)[0]
     (warehouse.home / "streams").rmdir()
     assert warehouse.registered_locations(warehouse.rebuild())["ours.t"] == location

@@ -10,7 +10,7 @@ import random
 from typing import Any
 from urllib.parse import quote
 
-from tests.api.client import SCHEMA, VIEW_VERSION, function_document
+from tests.api.client import SCHEMA, VIEW_VERSION, build_function_document
 from tests.catalog.rig import append
 from tests.faults.rigs.http import Client
 
@@ -73,7 +73,7 @@ class RandomCatalog:
         self._remember(self.views, "view", answer["metadata"]["view-uuid"], path, name)
 
     def put_function(self) -> None:
-        path, name, document = self._rng.choice(self.namespaces), self._draw_name(), function_document()
+        path, name, document = self._rng.choice(self.namespaces), self._draw_name(), build_function_document()
         for version in range(self._rng.randint(1, 3)):
             document["properties"] = {"version": str(version)}
             self._call("PUT", f"/api/v1/functions/{encode(path)}/{name}", document)
@@ -172,11 +172,11 @@ def list_catalog(base_url: str) -> Listing:
         for kind in ("table", "view"):
             for identifier in get(f"{route}/{kind}s")["identifiers"]:
                 name = identifier["name"]
-                loaded = get(f"{route}/{kind}s/{quote(name, safe='')}")
-                listing[kind][".".join((*path, name))] = (loaded["metadata-location"], loaded["metadata"])
+                document = get(f"{route}/{kind}s/{quote(name, safe='')}")
+                listing[kind][".".join((*path, name))] = (document["metadata-location"], document["metadata"])
         for identifier in get(f"{route}/functions")["identifiers"]:
-            loaded = get(f"{route}/functions/{quote(identifier[-1], safe='')}")
-            listing["function"][".".join(identifier)] = loaded["metadata"]
+            document = get(f"{route}/functions/{quote(identifier[-1], safe='')}")
+            listing["function"][".".join(identifier)] = document["metadata"]
     for row in get("/api/v1/dropped")["dropped"]:
         listing["dropped"][row["id"]] = row
     return listing
@@ -200,6 +200,6 @@ def list_pointers(base_url: str) -> dict[str, str]:
     client, pointers = Client(base_url), {}
     for (namespace,) in client.call("GET", "/v1/namespaces")[1]["namespaces"]:
         for identifier in client.call("GET", f"/v1/namespaces/{namespace}/tables")[1]["identifiers"]:
-            _, loaded = client.call("GET", f"/v1/namespaces/{namespace}/tables/{identifier['name']}?snapshots=refs")
-            pointers[f"{namespace}.{identifier['name']}"] = loaded["metadata-location"]
+            _, document = client.call("GET", f"/v1/namespaces/{namespace}/tables/{identifier['name']}?snapshots=refs")
+            pointers[f"{namespace}.{identifier['name']}"] = document["metadata-location"]
     return pointers

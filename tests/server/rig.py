@@ -34,7 +34,7 @@ class RunningServer:
 
     async def record(self, name: str = "t", action: str = "commit", **fields: Any) -> Instant:
         """Record a finished instant for `db.name`, as a commit on this replica does."""
-        instant = an_instant(self.components.clock, name, action, **fields)
+        instant = build_instant(self.components.clock, name, action, **fields)
         await self.components.store.transact([RecordInstant(instant=instant)])
         self.components.timeline.notify()
         return instant
@@ -49,7 +49,7 @@ class OffsetClock(SystemClock):
         return super().now_ms() + self.ahead_ms
 
 
-def an_instant(clock: Clock, name: str = "t", action: str = "commit", **fields: Any) -> Instant:
+def build_instant(clock: Clock, name: str = "t", action: str = "commit", **fields: Any) -> Instant:
     now_ms = clock.now_ms()
     instant_fields: dict[str, Any] = {
         "id": str(clock.uuid7()),
@@ -66,7 +66,7 @@ def an_instant(clock: Clock, name: str = "t", action: str = "commit", **fields: 
     return Instant(**instant_fields)
 
 
-def some_settings(home: Path, **arguments: Any) -> Settings:
+def build_settings(home: Path, **arguments: Any) -> Settings:
     # Replicas of one database need the same key, even with different homes.
     settings: dict[str, Any] = {"home": home, "port": 0, "watch_poll_s": 0.1, "encryption_key": SHARED_KEY}
     # A plan waits for index files and for pruning, so that its files do not depend on the speed of the machine.
@@ -76,7 +76,7 @@ def some_settings(home: Path, **arguments: Any) -> Settings:
 @asynccontextmanager
 async def running(home: Path, *, clock: Clock | None = None, **arguments: Any) -> AsyncIterator[RunningServer]:
     """Run a server with these settings and an existing namespace `db`."""
-    settings = some_settings(home, **arguments)
+    settings = build_settings(home, **arguments)
     certificate = open_certificate(settings)
     with closing(bind(settings, shared=False)) as sock:
         async with (

@@ -39,7 +39,7 @@ ROLES = {"rita": "reader", "ron": "reader", "wendy": "writer", "root": "admin", 
 TABLE = "/v1/namespaces/db/tables/t"
 
 
-def head_of(method: str, path: str, *headers: str) -> bytes:
+def build_head(method: str, path: str, *headers: str) -> bytes:
     return "\r\n".join((f"{method} {path} HTTP/1.1", "Host: localhost", *headers, "", "")).encode()
 
 
@@ -92,14 +92,16 @@ async def make_tokens(home: Path) -> dict[str, str]:
 async def test_login_reads_only_a_small_body_of_an_unknown_client(logins: Logins, coding: str) -> None:
     """The body is chunked, so that no header states its size. It is compressed, so that few bytes expand to many."""
     body = b"grant_type=client_credentials&client_secret=" + b"x" * (4 << 20)
-    packed = {"identity": body, "gzip": gzip.compress(body), "deflate": zlib.compress(body)}[coding]
+    packed_body = {"identity": body, "gzip": gzip.compress(body), "deflate": zlib.compress(body)}[coding]
     headers = ["Content-Type: application/x-www-form-urlencoded", "Transfer-Encoding: chunked"]
     if coding != "identity":
         headers.append(f"Content-Encoding: {coding}")
     async with await RawConnection.open(logins.server) as wire:
-        await wire.send(head_of("POST", "/v1/oauth/tokens", *headers))
+        await wire.send(build_head("POST", "/v1/oauth/tokens", *headers))
         # The body never ends, so a server that waits for its end does not answer.
-        wire.writer.write(b"".join(encode_chunk(packed[at : at + 4096]) for at in range(0, len(packed), 4096)))
+        wire.writer.write(
+            b"".join(encode_chunk(packed_body[at : at + 4096]) for at in range(0, len(packed_body), 4096))
+        )
         status, answer = await wire.answer()
         assert status == 400
         assert "too large" in json.loads(answer)["error_description"]
@@ -123,10 +125,10 @@ async def test_body_limit_is_small_for_ordinary_operations_and_large_for_lists(t
             body = b'{"x":"' + b"y" * size + b'"}'
             async with await RawConnection.open(server) as wire:
                 if announced:
-                    await wire.send(head_of("POST", path, f"Content-Length: {len(body)}"))
+                    await wire.send(build_head("POST", path, f"Content-Length: {len(body)}"))
                     wire.writer.write(body)
                 else:
-                    await wire.send(head_of("POST", path, "Transfer-Encoding: chunked"))
+                    await wire.send(build_head("POST", path, "Transfer-Encoding: chunked"))
                     wire.writer.write(encode_chunk(body) + b"0\r\n\r\n")
                 assert (path, (await wire.answer())[0]) == (path, status)
 
@@ -186,18 +188,18 @@ async def test_principal_with_many_large_bodies_waits_only_for_its_own() -> None
 
 async def test_cancelled_request_keeps_its_slot_until_its_thread_ends() -> None:
     """Otherwise a client that sends and disconnects repeatedly would occupy all threads."""
-    turns, started, ended, running = FairLock(), threading.Event(), threading.Event(), [0, 0]
+    turns, has_started, ended, running = FairLock(), threading.Event(), threading.Event(), [0, 0]
 
     def work() -> int:
         running[0] += 1
         running[1] = max(running)
-        started.set()
+        has_started.set()
         assert ended.wait(60)
         running[0] -= 1
         return 1
 
     remaining_tasks = [asyncio.create_task(turns.run("eve", work)) for _ in range(3)]
-    assert await asyncio.to_thread(started.wait, 60)
+    assert await asyncio.to_thread(has_started.wait, 60)
     other = asyncio.create_task(turns.run("ann", work))
     await asyncio.sleep(0)
     for task in remaining_tasks:
@@ -219,7 +221,7 @@ async def test_decompression_bomb_is_rejected_at_the_limit(tmp_path: Path) -> No
     async with running(tmp_path, body_limit_bytes=1 << 20) as server, await RawConnection.open(server) as wire:
         bomb = gzip.compress(b" " * (64 << 20))
         await wire.send(
-            head_of("POST", "/v1/namespaces", "Content-Encoding: gzip", f"Content-Length: {len(bomb)}") + bomb
+            build_head("POST", "/v1/namespaces", "Content-Encoding: gzip", f"Content-Length: {len(bomb)}") + bomb
         )
         assert (await wire.answer())[0] == 413
 
@@ -228,7 +230,7 @@ async def test_body_that_expands_hundreds_of_times_is_rejected_early(tmp_path: P
     async with running(tmp_path) as server, await RawConnection.open(server) as wire:
         bomb = gzip.compress(b" " * (60 << 20))
         await wire.send(
-            head_of("POST", "/v1/namespaces/db/tables", "Content-Encoding: gzip", f"Content-Length: {len(bomb)}")
+            build_head("POST", "/v1/namespaces/db/tables", "Content-Encoding: gzip", f"Content-Length: {len(bomb)}")
         )
         await wire.send(bomb)
         status, answer = await wire.answer()
@@ -242,16 +244,16 @@ async def test_slow_clients_take_no_slot_of_others_and_are_disconnected(hurried_
         for _ in range(4):
             wire = await stack.enter_async_context(await RawConnection.open(logins.server))
             await wire.send(
-                head_of("POST", "/v1/namespaces/db/tables", logins.header("wendy"), "Content-Length: 1000") + b"{"
+                build_head("POST", "/v1/namespaces/db/tables", logins.header("wendy"), "Content-Length: 1000") + b"{"
             )
             slow.append(wire)
         await asyncio.sleep(0.2)
         good = await stack.enter_async_context(await RawConnection.open(logins.server))
         for _ in range(5):
-            await good.send(head_of("GET", "/v1/namespaces/db/tables", logins.header("rita")))
+            await good.send(build_head("GET", "/v1/namespaces/db/tables", logins.header("rita")))
             assert (await good.answer())[0] == 200
         body = b'{"namespace":["db","n"]}'
-        await good.send(head_of("POST", "/v1/namespaces", logins.header("root"), f"Content-Length: {len(body)}"))
+        await good.send(build_head("POST", "/v1/namespaces", logins.header("root"), f"Content-Length: {len(body)}"))
         await good.send(body[:5])
         await asyncio.sleep(0.1)
         await good.send(body[5:])
@@ -268,7 +270,7 @@ async def test_one_principal_cannot_hold_all_bytes_of_bodies(logins: Logins) -> 
         statuses = []
         for number in range(8):
             wire = await stack.enter_async_context(await RawConnection.open(logins.server))
-            head = head_of("POST", "/v1/namespaces/db/tables", logins.header("wendy"), "Content-Length: 1000")
+            head = build_head("POST", "/v1/namespaces/db/tables", logins.header("wendy"), "Content-Length: 1000")
             await wire.send(head + b"{")
             if number >= 4:
                 statuses.append((await wire.answer())[0])
@@ -307,9 +309,9 @@ async def test_one_principal_cannot_hold_all_slots_and_others_are_answered(
 async def test_server_without_logins_has_no_share_for_each_principal(tmp_path: Path) -> None:
     bounds = WorkerLimits(requests=4, watchers=4, body_bytes=100)
     places = [RequestSlot(bounds, None, "working") for _ in range(4)]
-    with pytest.raises(RetryLater) as refused:
+    with pytest.raises(RetryLater) as error:
         RequestSlot(bounds, None, "working")
-    assert refused.value.code == 503
+    assert error.value.code == 503
     for place in places:
         place.leave()
     bounds.check_invariants()
@@ -339,7 +341,7 @@ async def test_client_that_disconnects_before_its_body_causes_no_server_error(tm
     with structlog.testing.capture_logs() as events:
         async with running(tmp_path) as server:
             async with await RawConnection.open(server) as wire:
-                await wire.send(head_of("POST", "/v1/namespaces", "Content-Length: 1000") + b"{")
+                await wire.send(build_head("POST", "/v1/namespaces", "Content-Length: 1000") + b"{")
                 await asyncio.sleep(0.1)
             async with asyncio.timeout(60):
                 while b'operation="createNamespace",status="499"' not in server.components.metrics.render():
@@ -395,7 +397,7 @@ async def test_every_route_checks_rights_before_it_reads_the_body(logins: Logins
         if principal == "nobody":
             headers.append(logins.header("nobody"))
         async with await RawConnection.open(logins.server) as wire:
-            await wire.send(head_of(method, path, *headers))
+            await wire.send(build_head(method, path, *headers))
             async with asyncio.timeout(60):
                 status = int((await wire.reader.readuntil(b"\r\n\r\n")).split()[1])
         statuses.add(operation)
@@ -416,7 +418,7 @@ async def test_rights_for_changes_are_checked_before_the_body_of_a_reader(logins
         "/api/v1/dropped/x/undrop",
     ):
         async with await RawConnection.open(logins.server) as wire:
-            await wire.send(head_of("POST", path, logins.header("rita"), "Content-Length: 1000"))
+            await wire.send(build_head("POST", path, logins.header("rita"), "Content-Length: 1000"))
             async with asyncio.timeout(60):
                 assert (await wire.answer())[0] == 403
 
@@ -452,12 +454,12 @@ async def test_flood_of_unknown_clients_fills_neither_the_log_nor_the_audit_log(
 async def test_bytes_after_a_rejected_request_are_not_read(logins: Logins) -> None:
     """The operating system's buffers fill; the server reads no more than it must."""
     async with await RawConnection.open(logins.server) as wire:
-        await wire.send(head_of("POST", f"{TABLE}/sign", "Content-Length: 1000000000"))
+        await wire.send(build_head("POST", f"{TABLE}/sign", "Content-Length: 1000000000"))
         assert (await wire.answer())[0] == 401
-        sent = 0
+        sent_bytes = 0
         with contextlib.suppress(ConnectionError):
             async with asyncio.timeout(60):
-                while sent < 100 << 20:
+                while sent_bytes < 100 << 20:
                     await wire.send(b" " * 65536)
-                    sent += 65536
-        assert sent < 32 << 20
+                    sent_bytes += 65536
+        assert sent_bytes < 32 << 20

@@ -43,9 +43,9 @@ from seamark.metaserver.planner.lookup.prefix import PrefixCache, parse_prefix
 from seamark.metaserver.planner.plan.manifest_lists import ManifestLists
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import RegisteredIndexFile
-from tests.iceberg.manifests.test_manifest import SCHEMA, entry, manifest
+from tests.iceberg.manifests.test_manifest import SCHEMA, build_entry, build_manifest
 from tests.planner.lakes.indexing import build_part
-from tests.planner.lakes.tables import Table, open_test_planner, path_of
+from tests.planner.lakes.tables import Table, open_test_planner, to_path
 from tests.server.test_memory_account import table_json
 
 Fill = Callable[[], Awaitable[object]]
@@ -107,7 +107,10 @@ async def fill_decoded_manifests_of_wide_tables(folder: Path) -> AsyncIterator[F
     bounds = [{"key": column, "value": b"%08d" % column} for column in range(1, 201)]
     statistics = {"value_counts": by_column, "null_value_counts": by_column}
     statistics |= {"lower_bounds": bounds, "upper_bounds": bounds}
-    rows = [entry(SCHEMA, day=1, file_path=f"{folder.as_uri()}/{number}.parquet", **statistics) for number in range(50)]
+    rows = [
+        build_entry(SCHEMA, day=1, file_path=f"{folder.as_uri()}/{number}.parquet", **statistics)
+        for number in range(50)
+    ]
     fields = [{"id": column, "name": f"c{column}", "required": False, "type": "long"} for column in range(1, 203)]
     header = {
         "schema": json.dumps({"type": "struct", "schema-id": 0, "fields": fields}),
@@ -116,9 +119,9 @@ async def fill_decoded_manifests_of_wide_tables(folder: Path) -> AsyncIterator[F
     }
     table = Table(folder / "t")
     new_manifests = [table.manifest(f"m{number}", [number]) for number in range(3)]
-    data = manifest(SCHEMA, *rows, metadata=header)
+    data = build_manifest(SCHEMA, *rows, metadata=header)
     for new_manifest in new_manifests:
-        path_of(new_manifest).write_bytes(data)
+        to_path(new_manifest).write_bytes(data)
     table.commit(1, [replace(new_manifest, length=len(data)) for new_manifest in new_manifests])
     settings = Settings(home=folder / "home", warehouse=folder.as_uri())
     async with open_objects(settings, SystemClock()) as objects:
@@ -186,18 +189,18 @@ def index_files(folder: Path, kind: str, files: int, keys: int) -> list[Register
         parts = encode_index_file(
             metadata.table_uuid, definition, [one for one, _ in entries], [index for _, index in entries]
         )
-        stored = folder / f"{kind}-{number}.puffin"
-        stored.write_bytes(b"".join(parts))
+        index_path = folder / f"{kind}-{number}.puffin"
+        index_path.write_bytes(b"".join(parts))
         new_index_files.append(
             RegisteredIndexFile(
                 metadata.table_uuid,
-                stored.as_uri(),
+                index_path.as_uri(),
                 definition.id,
                 kind,
                 0,
                 files,
                 keys * files,
-                stored.stat().st_size,
+                index_path.stat().st_size,
                 None,
                 number,
             )
@@ -217,8 +220,10 @@ def fill_index(kind: str, files: int, keys: int, *, remote: bool) -> Callable[[P
             batches = iter((encoded_files[:1], encoded_files[1:]))
 
             async def fill() -> object:
-                opened = [await (indexes.open_remote if remote else indexes.open)(file) for file in next(batches)]
-                assert all(opened)
+                opened_indexes = [
+                    await (indexes.open_remote if remote else indexes.open)(file) for file in next(batches)
+                ]
+                assert all(opened_indexes)
                 return None
 
             yield fill

@@ -15,9 +15,9 @@ from click.testing import CliRunner
 
 from seamark.commands.main import cli
 from seamark.metaserver.settings.settings import FIELDS, environment_name, flag_name
-from tests.docs.commands import subcommands
+from tests.docs.commands import list_subcommands
 from tests.services.command import SEAMARK, run_seamark
-from tests.services.process import free_port, http_ok
+from tests.services.process import free_port, is_http_ok
 from tests.services.seamark import Seamark
 
 
@@ -38,11 +38,11 @@ def test_help_names_the_commands_and_shows_how_to_begin() -> None:
 
 def test_every_setting_is_a_flag_with_its_description_and_variable() -> None:
     _, text = run("serve", "--help")
-    flat = re.sub(r"\s+", " ", text)
+    text_on_one_line = re.sub(r"\s+", " ", text)
     for name, field in FIELDS.items():
         assert flag_name(name) in text
-        assert f"[{environment_name(name)}]" in flat
-        assert field.metadata["description"].split(".")[0] in flat
+        assert f"[{environment_name(name)}]" in text_on_one_line
+        assert field.metadata["description"].split(".")[0] in text_on_one_line
 
 
 def test_help_shows_no_secret_default_and_no_environment_value() -> None:
@@ -53,10 +53,10 @@ def test_help_shows_no_secret_default_and_no_environment_value() -> None:
 def test_version_equals_that_of_the_distribution() -> None:
     code, text = run("version")
     assert code == 0
-    reported = re.fullmatch(r"seamark (\d+\.\d+\.\d+) \(Python (3\.\d+\S*)\)\n", text)
-    assert reported is not None, text
+    match = re.fullmatch(r"seamark (\d+\.\d+\.\d+) \(Python (3\.\d+\S*)\)\n", text)
+    assert match is not None, text
     code, text = run("version", "--json")
-    assert (code, json.loads(text)) == (0, {"seamark": reported[1], "python": reported[2]})
+    assert (code, json.loads(text)) == (0, {"seamark": match[1], "python": match[2]})
 
 
 @pytest.mark.parametrize(
@@ -110,11 +110,11 @@ def test_port_0_prints_the_chosen_port(tmp_path: Path) -> None:
         assert server.stdout is not None
         line = server.stdout.readline()
         try:
-            reported = json.loads((tmp_path / "server.json").read_text())
-            assert reported["pid"] == server.pid
-            assert line.startswith(f"Seamark is ready at {reported['url']}, warehouse file://")
+            report = json.loads((tmp_path / "server.json").read_text())
+            assert report["pid"] == server.pid
+            assert line.startswith(f"Seamark is ready at {report['url']}, warehouse file://")
             assert "database sqlite:///" in line
-            assert http_ok(reported["url"] + "/readyz")
+            assert is_http_ok(report["url"] + "/readyz")
         finally:
             server.terminate()
             assert server.wait(60) == 0
@@ -174,7 +174,7 @@ def test_every_command_that_lists_or_shows_can_print_json() -> None:
 
 def commands(path: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
     """Yield all commands below a group that are not groups, with their words."""
-    for name, subcommand in subcommands(command).items():
+    for name, subcommand in list_subcommands(command).items():
         if isinstance(subcommand, click.Group):
             yield from commands(f"{path} {name}", subcommand)
         else:

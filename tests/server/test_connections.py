@@ -173,11 +173,11 @@ async def test_accepting_a_connection_does_not_scan_thousands_of_idle_ones() -> 
 
     all_of_them = [connect(number) for number in range(5_000)]
     all_of_them[1]._next_keepalive_close_time = 5_000.5  # It has sent another request.
-    looks = 0
+    look_count = 0
 
     def count_looks(connection: Connection) -> float | None:
-        nonlocal looks
-        looks += 1
+        nonlocal look_count
+        look_count += 1
         return idle_since(connection)
 
     idle_since = vars(Connection)["idle_since"].fget
@@ -185,7 +185,7 @@ async def test_accepting_a_connection_does_not_scan_thousands_of_idle_ones() -> 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Connection, "idle_since", property(count_looks))
         all_of_them += [connect(6_000 + number) for number in range(600)]
-    assert looks < 5_000 * 4
+    assert look_count < 5_000 * 4
     is_open = [open_connection in guard._open for open_connection in all_of_them]
     assert is_open[:602] == [False, True, *[False] * 599, True], "those that were idle for longest have gone"
     assert all(is_open[602:])
@@ -208,8 +208,8 @@ async def test_running_requests_are_never_cut_off_for_new_connections(tmp_path: 
             assert (status, error_of(body)["type"]) == (429, "TooManyRequestsException")
             for _ in range(20):
                 await (await stack.enter_async_context(await RawConnection.open(server))).rest()
-        reported = [event for event in events if event["event"] == "an address has too many connections"]
-        assert len(reported) == 1, "once, not per connection"
+        log_events = [event for event in events if event["event"] == "an address has too many connections"]
+        assert len(log_events) == 1, "once, not per connection"
         server.components.timeline.drain()
         for wire in wires:
             assert (await wire.answer())[0] == 200
@@ -345,12 +345,12 @@ async def test_connection_accepted_before_shutdown_is_closed() -> None:
     limits = ConnectionLimits(connections=10, per_address=10, header_bytes=1000, header_timeout_s=60, send_timeout_s=60)
     server = Connections(web.Server(never), limits, answers)
     await server.shutdown(1)
-    ours, theirs = socket.socketpair()
-    with theirs:
-        theirs.setblocking(False)
-        transport, _ = await asyncio.get_running_loop().connect_accepted_socket(server, ours)
+    client_socket, server_socket = socket.socketpair()
+    with server_socket:
+        server_socket.setblocking(False)
+        transport, _ = await asyncio.get_running_loop().connect_accepted_socket(server, client_socket)
         async with asyncio.timeout(60):
-            assert await asyncio.get_running_loop().sock_recv(theirs, 1000) == b""
+            assert await asyncio.get_running_loop().sock_recv(server_socket, 1000) == b""
         assert transport.is_closing()
         assert server.count == 0
 
@@ -358,5 +358,5 @@ async def test_connection_accepted_before_shutdown_is_closed() -> None:
 def _connections() -> Connections:
     """Return the connections of this test's server; servers of earlier tests may not be collected yet."""
     loop = asyncio.get_running_loop()
-    (result,) = (one for one in gc.get_objects() if isinstance(one, Connections) and one._loop is loop)
-    return result
+    (connections,) = (one for one in gc.get_objects() if isinstance(one, Connections) and one._loop is loop)
+    return connections

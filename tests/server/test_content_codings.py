@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from seamark.formats.runtime.errors import BadRequest, TooLarge, UnsupportedMediaType
 from seamark.metaserver.api.http.content_codings import MEMBERS_MAX, RATIO_FREE_BYTES, RATIO_MAX, Inflater, coding_of
 from tests.server.rig import running
-from tests.server.test_bodies import encode_chunk, head_of, make_tokens
+from tests.server.test_bodies import build_head, encode_chunk, make_tokens
 from tests.server.test_connections import RawConnection
 
 
@@ -27,8 +27,8 @@ def raw_deflate(data: bytes) -> bytes:
 
 def inflate_pieces(coding: str, packed: bytes, *, pieces: int = 1 << 20, step: int = 1 << 16) -> bytes:
     inflater, out = Inflater(coding), bytearray()
-    for at in range(0, len(packed), pieces):
-        inflater.feed(packed[at : at + pieces])
+    for offset in range(0, len(packed), pieces):
+        inflater.feed(packed[offset : offset + pieces])
         while chunk := inflater.inflate(step):
             assert len(chunk) <= step
             out += chunk
@@ -50,7 +50,7 @@ PACKER_CASES = [pytest.param(*one, id=name) for name, one in PACKERS.items()]
     pieces=st.integers(1, 40),
     step=st.integers(1, 300),
 )
-def test_compressed_body_is_read_whatever_its_pieces(
+def test_compressed_body_is_read_in_pieces_of_any_size(
     coding: str, pack: Callable[[bytes], bytes], data: bytes, pieces: int, step: int
 ) -> None:
     assert inflate_pieces(coding, pack(data), pieces=pieces, step=step) == data
@@ -58,8 +58,8 @@ def test_compressed_body_is_read_whatever_its_pieces(
 
 @given(members=st.lists(st.binary(max_size=50), min_size=1, max_size=20), pieces=st.integers(1, 200))
 def test_gzip_members_form_one_body(members: list[bytes], pieces: int) -> None:
-    packed = b"".join(gzip.compress(one) for one in members)
-    assert inflate_pieces("gzip", packed, pieces=pieces, step=7) == b"".join(members)
+    packed_body = b"".join(gzip.compress(one) for one in members)
+    assert inflate_pieces("gzip", packed_body, pieces=pieces, step=7) == b"".join(members)
 
 
 def test_number_of_empty_gzip_members_is_limited() -> None:
@@ -87,15 +87,15 @@ def test_bytes_after_the_end_of_a_compressed_body_are_rejected(coding: str, pack
 def test_flipped_byte_is_rejected_or_changes_nothing(coding: str) -> None:
     data = random.Random(5).randbytes(300)
     packed = PACKERS["gzip" if coding == "gzip" else "zlib"][1](data)
-    refused = 0
-    for at in range(len(packed)):
-        broken = bytearray(packed)
-        broken[at] ^= 0x55
+    refused_count = 0
+    for offset in range(len(packed)):
+        damaged_bytes = bytearray(packed)
+        damaged_bytes[offset] ^= 0x55
         try:
-            assert inflate_pieces(coding, bytes(broken)) == data  # An example is the time in gzip's header.
+            assert inflate_pieces(coding, bytes(damaged_bytes)) == data  # An example is the time in gzip's header.
         except BadRequest:
-            refused += 1
-    assert refused > 0.9 * len(data)
+            refused_count += 1
+    assert refused_count > 0.9 * len(data)
 
 
 def test_decompression_bomb_is_rejected_at_the_ratio_limit_and_not_at_its_end() -> None:
@@ -167,7 +167,7 @@ async def test_compressed_bodies_are_read_or_rejected_in_the_standards_form(
 ) -> None:
     async with running(tmp_path) as server, await RawConnection.open(server) as wire:
         sized = f"Content-Length: {len(body)}" if announced else "Transfer-Encoding: chunked"
-        await wire.send(head_of("POST", "/v1/namespaces", f"Content-Encoding: {encoding}", sized))
+        await wire.send(build_head("POST", "/v1/namespaces", f"Content-Encoding: {encoding}", sized))
         await wire.send(body if announced else encode_chunk(body[:10]) + encode_chunk(body[10:]) + b"0\r\n\r\n")
         actual, answer = await wire.answer()
         assert actual == status
@@ -196,6 +196,6 @@ async def test_connection_stays_open_after_a_compressed_body(tmp_path: Path) -> 
         for number in range(3):
             body = gzip.compress(b'{"namespace":["db","n%d"]}' % number)
             await wire.send(
-                head_of("POST", "/v1/namespaces", "Content-Encoding: gzip", f"Content-Length: {len(body)}") + body
+                build_head("POST", "/v1/namespaces", "Content-Encoding: gzip", f"Content-Length: {len(body)}") + body
             )
             assert (await wire.answer())[0] == 200

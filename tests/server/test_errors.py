@@ -78,10 +78,10 @@ async def test_body_over_the_limit_is_rejected_with_413(server: RunningServer) -
 
 
 async def test_compressed_body_is_measured_after_decompression(server: RunningServer) -> None:
-    packed = gzip.compress(b" " * 1_000_000)
-    assert len(packed) < 4096
+    packed_body = gzip.compress(b" " * 1_000_000)
+    assert len(packed_body) < 4096
     async with server.http.post(
-        f"{server.url}/v1/namespaces", data=packed, headers={"Content-Encoding": "gzip"}
+        f"{server.url}/v1/namespaces", data=packed_body, headers={"Content-Encoding": "gzip"}
     ) as answer:
         assert answer.status == 413
 
@@ -138,11 +138,11 @@ async def test_no_broken_bytes_cause_a_server_error(server: RunningServer) -> No
         writer.write(raw)
         writer.write_eof()
         async with asyncio.timeout(60):
-            answered = await reader.read()
+            response_bytes = await reader.read()
         writer.close()
         await writer.wait_closed()
-        statuses = [int(status) for status in re.findall(rb"HTTP/1\.[01] (\d{3})", answered)]
-        assert all(status < 500 for status in statuses), answered[:300]
+        statuses = [int(status) for status in re.findall(rb"HTTP/1\.[01] (\d{3})", response_bytes)]
+        assert all(status < 500 for status in statuses), response_bytes[:300]
         status, _ = await server.get("/healthz")
         assert status == 200, raw
 
@@ -192,10 +192,10 @@ async def test_requests_over_the_limit_are_rejected_at_once(tmp_path: Path, monk
         monkeypatch.setattr(type(server.components.catalog.dropped), "list", slow)
         held_tasks = [asyncio.create_task(server.get("/api/v1/dropped")) for _ in range(2)]
         await until(lambda: begun == 2)
-        async with server.http.get(f"{server.url}/api/v1/dropped") as refused:
-            assert refused.status == 503
-            assert int(refused.headers["Retry-After"]) >= 1
-            assert check_model(await refused.json(), 503) == "ServiceUnavailableException"
+        async with server.http.get(f"{server.url}/api/v1/dropped") as answer:
+            assert answer.status == 503
+            assert int(answer.headers["Retry-After"]) >= 1
+            assert check_model(await answer.json(), 503) == "ServiceUnavailableException"
         status, _ = await server.get("/healthz")
         assert status == 200  # Health probes are answered although the limit is reached.
         go.set()

@@ -9,7 +9,7 @@ import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from tests.services.process import free_port, http_ok
+from tests.services.process import free_port, is_http_ok
 
 FILES = 64
 
@@ -32,7 +32,7 @@ async def test_server_with_64_files_answers_connected_clients_and_logs_a_line(tm
         )
     try:
         async with asyncio.timeout(60):
-            while not await asyncio.to_thread(http_ok, f"http://127.0.0.1:{port}/readyz"):
+            while not await asyncio.to_thread(is_http_ok, f"http://127.0.0.1:{port}/readyz"):
                 await asyncio.sleep(0.2)
         async with AsyncExitStack() as stack:
             good = await _open(stack, port)
@@ -45,11 +45,11 @@ async def test_server_with_64_files_answers_connected_clients_and_logs_a_line(tm
     finally:
         process.terminate()
         await asyncio.to_thread(process.wait, 30)
-    reported = log.read_text()
-    assert "ulimit -n" in reported
-    assert "has too many connections" in reported
-    assert reported.count("too many connections") < 10
-    assert "Traceback" not in reported
+    log_text = log.read_text()
+    assert "ulimit -n" in log_text
+    assert "has too many connections" in log_text
+    assert log_text.count("too many connections") < 10
+    assert "Traceback" not in log_text
 
 
 async def _open(stack: AsyncExitStack, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

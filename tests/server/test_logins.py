@@ -14,14 +14,14 @@ from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import CreateNamespace
-from tests.server.rig import RunningServer, running, some_settings
+from tests.server.rig import RunningServer, build_settings, running
 
 
 @pytest.fixture
 async def secrets(tmp_path: Path) -> dict[str, str]:
     """Return secrets by name: of an admin of the catalog, a reader of `db`, and a user without any grant."""
     clock = SystemClock()
-    async with open_store(some_settings(tmp_path).database_url(), clock=clock) as store:
+    async with open_store(build_settings(tmp_path).database_url(), clock=clock) as store:
         await store.transact([CreateNamespace(path=("db",), properties={})])
         return {
             "admin": await create_token(store, clock, "admin", None, [Grant("admin", "admin")]),

@@ -155,5 +155,7 @@ def test_decoded_metadata_is_accounted_with_its_memory(columns: int, snapshots: 
         held_bytes = tracemalloc.get_traced_memory()[0] / 4
     finally:
         tracemalloc.stop()
-    counted = memory_of(tables[0], len(document))
-    assert abs(counted - held_bytes) < held_bytes / 10, f"{counted:,} bytes are counted, {held_bytes:,.0f} are held"
+    counted_bytes = memory_of(tables[0], len(document))
+    assert abs(counted_bytes - held_bytes) < held_bytes / 10, (
+        f"{counted_bytes:,} bytes are counted, {held_bytes:,.0f} are held"
+    )

@@ -33,7 +33,7 @@ from seamark.metaserver.store.operations import CreateEntry, DropEntry
 from tests.api.client import Api
 from tests.api.indexes.test_lookups import ask, create_two_files
 from tests.server.rig import RunningServer, running
-from tests.services.process import free_port, http_ok
+from tests.services.process import free_port, is_http_ok
 from tests.services.seamark import Seamark
 from tests.waits import until
 
@@ -175,10 +175,10 @@ def test_log_that_cannot_be_written_fails_no_request(tmp_path: Path) -> None:
         server = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=full)
     try:
         deadline = time.monotonic() + 60
-        while not http_ok(f"http://127.0.0.1:{port}/readyz"):
+        while not is_http_ok(f"http://127.0.0.1:{port}/readyz"):
             assert time.monotonic() < deadline
             assert server.poll() is None
-        assert http_ok(f"http://127.0.0.1:{port}/v1/namespaces", contains="namespaces")
+        assert is_http_ok(f"http://127.0.0.1:{port}/v1/namespaces", contains="namespaces")
     finally:
         server.terminate()
         assert server.wait(60) == 0

@@ -131,10 +131,10 @@ def test_symbolic_link_in_place_of_a_server_file_is_rejected(tmp_path: Path, nam
     home.mkdir()
     (tmp_path / "target").write_bytes(b"")
     (home / name).symlink_to(tmp_path / "target")
-    refused = run_seamark("serve", "--home", str(home), "--port", "0")
-    assert refused.returncode == 2
-    assert f"{home / name}" in refused.stderr
-    assert "symbolic link" in refused.stderr
+    refusal = run_seamark("serve", "--home", str(home), "--port", "0")
+    assert refusal.returncode == 2
+    assert f"{home / name}" in refusal.stderr
+    assert "symbolic link" in refusal.stderr
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another account")
@@ -144,10 +144,10 @@ def test_home_or_database_of_another_account_is_rejected(tmp_path: Path, name: s
     home.mkdir()
     (home / "seamark.db").write_bytes(b"")
     os.chown(home / name, 12345, -1)
-    refused = run_seamark("serve", "--home", str(home), "--port", "0")
-    assert refused.returncode == 2
-    assert "belongs to uid 12345" in refused.stderr
-    assert "chown" in refused.stderr
+    refusal = run_seamark("serve", "--home", str(home), "--port", "0")
+    assert refusal.returncode == 2
+    assert "belongs to uid 12345" in refusal.stderr
+    assert "chown" in refusal.stderr
 
 
 def test_shared_folder_is_rejected_as_home(tmp_path: Path) -> None:
@@ -192,12 +192,12 @@ def test_second_server_on_one_home_is_rejected_and_leaves_the_first_ones_file(
     start_seamark: Start, workers: str
 ) -> None:
     first = start_seamark(flags=("--workers", workers))
-    written = (first.home / "server.json").read_bytes()
-    refused = run_seamark("serve", "--home", str(first.home), "--port", "0")
-    assert refused.returncode == 2
-    assert f"process {json.loads(written)['pid']}" in refused.stderr
-    assert first.base_url in refused.stderr
-    assert (first.home / "server.json").read_bytes() == written
+    state_before = (first.home / "server.json").read_bytes()
+    refusal = run_seamark("serve", "--home", str(first.home), "--port", "0")
+    assert refusal.returncode == 2
+    assert f"process {json.loads(state_before)['pid']}" in refusal.stderr
+    assert first.base_url in refusal.stderr
+    assert (first.home / "server.json").read_bytes() == state_before
     assert requests.get(f"{first.base_url}/readyz", timeout=30).ok
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.services.process import http_ok, port_answers
+from tests.services.process import is_http_ok, port_answers
 from tests.services.seamark import Seamark
 
 Start = Callable[..., Seamark]
@@ -45,7 +45,7 @@ def slow_post(server: Seamark, body: bytes) -> socket.socket:
     head = f"POST /v1/namespaces HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     sock.sendall(head.encode() + body[:5])
     # The server samples the metric each second, and rarely during a read of it.
-    eventually(lambda: http_ok(f"{server.base_url}/metrics", contains="seamark_requests_in_flight 1.0"))
+    eventually(lambda: is_http_ok(f"{server.base_url}/metrics", contains="seamark_requests_in_flight 1.0"))
     return sock
 
 
@@ -79,7 +79,7 @@ def test_long_polls_and_streams_end_at_once_when_the_server_drains(start_seamark
     stream = urllib.request.Request(f"{server.base_url}/api/v1/timeline", headers={"Accept": "text/event-stream"})
     with urllib.request.urlopen(stream, timeout=60) as events:
         assert events.readline().startswith(b"retry")
-        eventually(lambda: http_ok(f"{server.base_url}/metrics", contains="seamark_timeline_watchers 2.0"))
+        eventually(lambda: is_http_ok(f"{server.base_url}/metrics", contains="seamark_timeline_watchers 2.0"))
         assert server.terminate(60) == 0
         events.read()
     poll.join(60)
@@ -106,7 +106,7 @@ def test_crashed_worker_is_replaced_while_the_others_continue(start_seamark: Sta
     eventually(lambda: server.log.read_text().count('"event":"serving"') == 3)
     assert other.is_running()
     for _ in range(20):
-        assert http_ok(f"{server.base_url}/v1/namespaces")
+        assert is_http_ok(f"{server.base_url}/v1/namespaces")
     assert server.terminate(60) == 0
     eventually(lambda: not psutil.pid_exists(other.pid))
 
@@ -115,16 +115,16 @@ def test_workers_share_one_port_and_one_page_of_metrics(start_seamark: Start) ->
     server = start_seamark(flags=("--workers", "2"))
     eventually(lambda: server.log.read_text().count('"event":"serving"') == 2)
     for _ in range(40):
-        assert http_ok(f"{server.base_url}/v1/namespaces")
+        assert is_http_ok(f"{server.base_url}/v1/namespaces")
     by_worker = {
         event["worker"]
         for event in map(json.loads, filter(lambda line: line.startswith("{"), server.log.read_text().splitlines()))
         if event["event"] == "request" and event["operation"] == "listNamespaces"
     }
     assert by_worker == {0, 1}
-    counted = 'seamark_requests_total{operation="listNamespaces",status="200"} 40.0'
+    metric_line = 'seamark_requests_total{operation="listNamespaces",status="200"} 40.0'
     # The counts of other workers are at most a second old.
-    eventually(lambda: http_ok(f"{server.base_url}/metrics", contains=counted))
+    eventually(lambda: is_http_ok(f"{server.base_url}/metrics", contains=metric_line))
 
 
 def test_workers_do_not_outlive_a_killed_supervisor(start_seamark: Start) -> None:
@@ -132,8 +132,8 @@ def test_workers_do_not_outlive_a_killed_supervisor(start_seamark: Start) -> Non
     eventually(lambda: server.log.read_text().count('"event":"serving"') == 2)
     workers = workers_of(server)
     os.kill(server.pid, signal.SIGKILL)
-    ended, alive = psutil.wait_procs(workers, timeout=60)
-    assert not alive
+    ended, live_workers = psutil.wait_procs(workers, timeout=60)
+    assert not live_workers
     assert len(ended) == 2
 
 

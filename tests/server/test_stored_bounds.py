@@ -13,8 +13,8 @@ from seamark.formats.runtime.errors import TooManyRequests
 from seamark.metaserver.api.http import idempotency
 from seamark.metaserver.api.plans import pending
 from seamark.metaserver.catalog.quotas import Quota
-from tests.api.client import SCHEMA, Api, new_key
-from tests.api.plans.planned import append, tens
+from tests.api.client import SCHEMA, Api, create_key
+from tests.api.plans.planned import append, build_ten_id_files
 from tests.server.rig import OffsetClock, RunningServer, running
 from tests.server.test_bodies import make_tokens
 from tests.waits import until
@@ -71,9 +71,9 @@ async def test_number_of_indexes_is_limited_and_a_drop_frees_a_place(tmp_path: P
         for number, fpp in enumerate((0.1, 0.01)):
             body = {"kind": "bloom", "columns": ["id"], "fpp": fpp}
             assert (await api("PUT", f"{path}/i{number}", body)).status == 200
-        refused = await api("PUT", f"{path}/more", {"kind": "bitmap", "columns": ["data"]})
-        assert refused.error[0] == 400
-        assert "2 indexes" in refused.error[2]
+        refusal = await api("PUT", f"{path}/more", {"kind": "bitmap", "columns": ["data"]})
+        assert refusal.error[0] == 400
+        assert "2 indexes" in refusal.error[2]
         assert (await api("PUT", f"{path}/i1", {"state": "paused"})).status == 200
         assert (await api("DELETE", f"{path}/i1")).status == 204
         assert (await api("PUT", f"{path}/more", {"kind": "bitmap", "columns": ["data"]})).status == 200
@@ -89,7 +89,7 @@ async def test_one_reader_makes_at_most_half_of_the_plan_tables(tmp_path: Path, 
             await api("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA}, headers=rooted)
         ).status == 200
         server.http.headers.update(rooted)
-        await append(api, "t", tens(30), snapshot_id=1, manifests=3)
+        await append(api, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)
         del server.http.headers["Authorization"]
 
         async def make(principal: str, number: int) -> bool:
@@ -113,7 +113,7 @@ async def test_withdrawn_plans_free_their_places_and_rejections_are_counted(tmp_
         creation = await api("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA}, headers=rooted)
         assert creation.status == 200
         server.http.headers.update(rooted)
-        await append(api, "t", tens(30), snapshot_id=1, manifests=3)
+        await append(api, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)
         del server.http.headers["Authorization"]
         path, headers = "/api/v1/tables/db/t", {"X-Seamark-Plans": "adapter"}
         headers["Authorization"] = f"Bearer {secrets['rita']}"
@@ -127,17 +127,17 @@ async def test_withdrawn_plans_free_their_places_and_rejections_are_counted(tmp_
             body = {"snapshot-ids": ids, "lease-s": lease_s}
             return (await api("POST", f"{path}/plan-snapshots", body, headers=headers)).status
 
-        for turn in range(4):
-            ids = [await plan(10 * number + 15 + turn) for number in range(3)]
+        for round_number in range(4):
+            ids = [await plan(10 * number + 15 + round_number) for number in range(3)]
             assert None not in ids
-            assert await plan(5 + turn) is None
+            assert await plan(5 + round_number) is None
             assert await lease(ids, 600) == 200, "they are renewed where they are"
             assert await lease([1, 2], 600) == 429
             assert await lease(ids, 0) == 200
-        refused = server.components.catalog.plan_tables.refused
-        assert refused == {"leases of one principal": 8}
+        refused_count = server.components.catalog.plan_tables.refused
+        assert refused_count == {"leases of one principal": 8}
         for expected in (8.0, 8.0):
-            server.components.metrics.plans.sample(server.components.planner.stats(), refused)
+            server.components.metrics.plans.sample(server.components.planner.stats(), refused_count)
             text = server.components.metrics.render().decode()
             line = f'seamark_plan_tables_refused_total{{exhausted="leases of one principal"}} {expected}'
             assert line in text.splitlines()
@@ -149,7 +149,7 @@ async def test_number_of_stored_errors_under_idempotency_keys_is_limited(
     monkeypatch.setattr(idempotency, "KEPT_MAX", 3)
     async with running(tmp_path) as server:
         api = Api(server)
-        keys = [new_key() for _ in range(6)]
+        keys = [create_key() for _ in range(6)]
         for key in keys:
             assert (await api("POST", "/v1/namespaces", {"namespace": ["db"]}, key=key)).status == 409
         store, now_ms = server.components.store, server.components.clock.now_ms()
@@ -163,13 +163,13 @@ async def test_one_principal_holds_at_most_half_of_the_watches(tmp_path: Path) -
         path = "/api/v1/tables/db/t/timeline?since=latest&wait=60"
         timeline = server.components.timeline
         await send(server, secrets["root"], "POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA})
-        watched = [asyncio.create_task(send(server, secrets["rita"], "GET", path, None)) for _ in range(4)]
-        await until(lambda: timeline.watchers == sum(task.done() for task in watched) == 2)
+        requests = [asyncio.create_task(send(server, secrets["rita"], "GET", path, None)) for _ in range(4)]
+        await until(lambda: timeline.watchers == sum(task.done() for task in requests) == 2)
         other = asyncio.create_task(send(server, secrets["ron"], "GET", path, None))
         await until(lambda: timeline.watchers == 3)
         timeline.drain()
         assert (await other)[0] == 200
-        assert sorted(status for status, *_ in await asyncio.gather(*watched)) == [200, 200, 429, 429]
+        assert sorted(status for status, *_ in await asyncio.gather(*requests)) == [200, 200, 429, 429]
 
 
 def test_quota_counts_each_amount_until_it_expires() -> None:

@@ -70,8 +70,8 @@ def tls_server(request: pytest.FixtureRequest, tmp_path: Path, authority: Author
 def name_presented(tls_server: TlsServer, authority: Authority) -> str:
     context = ssl.create_default_context(cafile=authority.file)
     with (
-        socket.create_connection(("127.0.0.1", tls_server.port), 60) as plain,
-        context.wrap_socket(plain, server_hostname="127.0.0.1") as secured,
+        socket.create_connection(("127.0.0.1", tls_server.port), 60) as plain_socket,
+        context.wrap_socket(plain_socket, server_hostname="127.0.0.1") as secured,
     ):
         certificate = secured.getpeercert(binary_form=True)
     assert certificate is not None
@@ -94,9 +94,9 @@ def test_clients_that_trust_the_authority_connect_and_others_refuse(
     stranger = SeamarkClient(tls_server.url, retries=0)
     with pytest.raises(ClientError, match=r"certificate.*SEAMARK_CA"):
         list(stranger.timeline())
-    plain = SeamarkClient(tls_server.url.replace("https", "http"), retries=0)
+    plain_client = SeamarkClient(tls_server.url.replace("https", "http"), retries=0)
     with pytest.raises(ClientError, match="https:// URL"):
-        list(plain.timeline())
+        list(plain_client.timeline())
     assert "in the variable SEAMARK_CA" in run_doctor(tls_server.url)["fix"]
     monkeypatch.setenv("SEAMARK_CA", str(authority.file))
     client = SeamarkClient(tls_server.url, retries=0)
@@ -116,12 +116,12 @@ def test_old_tls_versions_and_plain_http_are_rejected(tls_server: TlsServer, aut
     context = ssl.create_default_context(cafile=authority.file)
     with pytest.warns(DeprecationWarning, match="deprecated"):
         context.minimum_version, context.maximum_version = ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1
-    with socket.create_connection(("127.0.0.1", tls_server.port), 60) as plain, pytest.raises(ssl.SSLError):
-        context.wrap_socket(plain, server_hostname="127.0.0.1")
-    with socket.create_connection(("127.0.0.1", tls_server.port), 60) as plain:
-        plain.sendall(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        plain.settimeout(10)
-        assert b"200" not in plain.recv(4096)
+    with socket.create_connection(("127.0.0.1", tls_server.port), 60) as plain_socket, pytest.raises(ssl.SSLError):
+        context.wrap_socket(plain_socket, server_hostname="127.0.0.1")
+    with socket.create_connection(("127.0.0.1", tls_server.port), 60) as plain_socket:
+        plain_socket.sendall(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        plain_socket.settimeout(10)
+        assert b"200" not in plain_socket.recv(4096)
 
 
 @pytest.mark.parametrize(

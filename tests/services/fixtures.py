@@ -28,6 +28,8 @@ from tests.services.seamark import Seamark
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from tests.services.clouds.azurite import Azurite
+    from tests.services.clouds.gcs import GoogleStorage
     from tests.services.kafka import Kafka
 
 
@@ -102,6 +104,25 @@ def s3_bucket(s3: S3) -> str:
 
 
 @pytest.fixture(scope="session")
+def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
+    """An emulator of Azure storage."""
+    # The client library takes a while to import, which most test processes do not need.
+    from tests.services.clouds.azurite import azurite_server
+
+    with azurite_server(tmp_path_factory.mktemp("azurite")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def google_storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GoogleStorage]:
+    """An emulator of Google Cloud Storage."""
+    from tests.services.clouds.gcs import gcs_server
+
+    with gcs_server(tmp_path_factory.mktemp("gcs")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
     """A broker of Apache Kafka. Each test has its own topics, whose names begin with `create_prefix()`."""
     # The client library takes a while to import, which most test processes do not need.
@@ -151,9 +172,9 @@ def spark_catalog(spark: SparkSession) -> Callable[..., str]:
 @pytest.fixture
 def start_seamark(tmp_path: Path) -> Iterator[Callable[..., Seamark]]:
     """Yield `start_seamark(name="seamark", **settings)`, which starts a `Seamark` in `tmp_path / name` for the test."""
-    with ExitStack() as running:
+    with ExitStack() as stack:
 
         def start(name: str = "seamark", **settings: object) -> Seamark:
-            return running.enter_context(Seamark(tmp_path / name, **settings))  # type: ignore[arg-type]
+            return stack.enter_context(Seamark(tmp_path / name, **settings))  # type: ignore[arg-type]
 
         yield start

@@ -86,21 +86,21 @@ class ForkServer:
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        argv = [sys.executable, "-m", __name__, str(theirs.fileno())]
+        self._socket, child_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        argv = [sys.executable, "-m", __name__, str(child_socket.fileno())]
         self._process = subprocess.Popen(
             argv, cwd=REPO, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()], start_new_session=True,
+            pass_fds=[child_socket.fileno()], start_new_session=True,
         )  # fmt: skip
-        theirs.close()
+        child_socket.close()
 
     def fork(
         self, argv: Sequence[str], env: Mapping[str, str], cwd: Path | None, output: int, errors: int
     ) -> ForkedProcess:
-        ended, theirs = os.pipe()
+        ended, child_end = os.pipe()
         wish = {"argv": list(argv), "env": dict(env), "cwd": str(cwd or Path.cwd()), "umask": _umask()}
-        socket.send_fds(self._socket, [json.dumps(wish).encode()], [output, errors, theirs])
-        os.close(theirs)
+        socket.send_fds(self._socket, [json.dumps(wish).encode()], [output, errors, child_end])
+        os.close(child_end)
         pid = int(self._socket.recv(_MESSAGE_BYTES) or 0)
         if not pid:
             os.close(ended)

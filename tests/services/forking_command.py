@@ -42,22 +42,22 @@ sys.exit(code)
 @contextlib.contextmanager
 def forking_command(folder: Path) -> Iterator[None]:
     """Write the program to `folder` until the block ends; commands that still run then are killed."""
-    with contextlib.ExitStack() as opened:
+    with contextlib.ExitStack() as stack:
         # The path of a socket has at most 108 bytes, and a test's folder is longer.
-        home = Path(f"/proc/self/fd/{_folder(opened, folder)}")
-        listener = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        home = Path(f"/proc/self/fd/{_folder(stack, folder)}")
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         listener.bind(str(home / "s"))
         listener.listen()
         program = folder / "seamark"
         program.write_text(_PROGRAM.format(python=sys.executable, address=f"/proc/{os.getpid()}/fd/{home.name}/s"))
         program.chmod(0o755)
-        running: set[int] = set()
-        threading.Thread(target=_accept, args=(listener, running), daemon=True).start()
+        process_ids: set[int] = set()
+        threading.Thread(target=_accept, args=(listener, process_ids), daemon=True).start()
         try:
             yield
         finally:
             listener.shutdown(socket.SHUT_RDWR)
-            for pid in list(running):
+            for pid in list(process_ids):
                 _kill(pid)
 
 
@@ -67,26 +67,26 @@ def _folder(exit_stack: contextlib.ExitStack, path: Path) -> int:
     return descriptor
 
 
-def _accept(listener: socket.socket, running: set[int]) -> None:
+def _accept(listener: socket.socket, process_ids: set[int]) -> None:
     with contextlib.suppress(OSError):  # The block has ended.
         while True:
             request, _ = listener.accept()
-            threading.Thread(target=_run, args=(request, running), daemon=True).start()
+            threading.Thread(target=_run, args=(request, process_ids), daemon=True).start()
 
 
-def _run(requested_socket: socket.socket, running: set[int]) -> None:
+def _run(requested_socket: socket.socket, process_ids: set[int]) -> None:
     with requested_socket:
         message, outputs, _, _ = socket.recv_fds(requested_socket, _MESSAGE_BYTES, 2)
         request = json.loads(message)
         process = _start(request, *outputs)
         for descriptor in outputs:
             os.close(descriptor)
-        running.add(process.pid)
+        process_ids.add(process.pid)
         requested_socket.send(str(process.pid).encode())
         # The caller may be killed meanwhile, like a server that does not end in time.
-        threading.Thread(target=_end_with, args=(requested_socket, process.pid, running), daemon=True).start()
+        threading.Thread(target=_end_with, args=(requested_socket, process.pid, process_ids), daemon=True).start()
         code = process.wait()
-        running.discard(process.pid)
+        process_ids.discard(process.pid)
         with contextlib.suppress(OSError):
             requested_socket.send(str(code).encode())
             requested_socket.shutdown(socket.SHUT_RDWR)
@@ -107,10 +107,10 @@ def _start(request: dict[str, object], output: int, errors: int) -> ForkedProces
     )
 
 
-def _end_with(requested_socket: socket.socket, pid: int, running: set[int]) -> None:
+def _end_with(requested_socket: socket.socket, pid: int, process_ids: set[int]) -> None:
     with contextlib.suppress(OSError):
         requested_socket.recv(1)
-    if pid in running:
+    if pid in process_ids:
         _kill(pid)
 
 

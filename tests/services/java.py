@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.services.process import CACHE, REPO, ManagedProcess, ServiceFailed, free_port, http_ok
+from tests.services.process import CACHE, REPO, ManagedProcess, ServiceFailed, free_port, is_http_ok
 
 RCK = REPO / "tests" / "rck"
 SHORT_LIVED = (
@@ -30,7 +30,7 @@ jars are valid; their verification takes a fifth of the CPU time of a start of T
 """
 
 
-def java_17() -> str:
+def find_java_17() -> str:
     """Return the path of a `java` from version 17 on: that of JAVA_HOME, else that on PATH."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
@@ -50,7 +50,7 @@ def compile_java(source: Path, classpath: Sequence[str]) -> Path:
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(dir=folder.parent))
-    beside = Path(java_17()).with_name("javac")
+    beside = Path(find_java_17()).with_name("javac")
     javac = str(beside) if beside.exists() else shutil.which("javac")
     if javac is None:
         raise ServiceFailed("no javac found: install a JDK, not only a Java runtime")
@@ -80,7 +80,14 @@ def java_fixture(warehouse: Path, *, log: Path) -> Iterator[str]:
     """Run Iceberg's `RESTCatalogServer` over a JDBC catalog in SQLite, strict about namespaces; yield its base URL."""
     port = free_port()
     base_url = f"http://127.0.0.1:{port}"
-    argv = [java_17(), "-Xmx1g", *SHORT_LIVED, "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", rck_classpath()]
+    argv = [
+        find_java_17(),
+        "-Xmx1g",
+        *SHORT_LIVED,
+        "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+        "-cp",
+        rck_classpath(),
+    ]
     env = {
         "CATALOG_REST_PORT": str(port),
         "CATALOG_WAREHOUSE": f"file:{warehouse}",
@@ -88,5 +95,5 @@ def java_fixture(warehouse: Path, *, log: Path) -> Iterator[str]:
     }
     process = ManagedProcess([*argv, "org.apache.iceberg.rest.RESTCatalogServer"], log=log, env=env)
     with process:
-        process.start(lambda: http_ok(f"{base_url}/v1/config"), timeout_s=60)
+        process.start(lambda: is_http_ok(f"{base_url}/v1/config"), timeout_s=60)
         yield base_url

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import pyspark
 
-from tests.services.java import SHORT_LIVED, compile_java, java_17
+from tests.services.java import SHORT_LIVED, compile_java, find_java_17
 from tests.services.process import CACHE, ServiceFailed
 
 SOURCE = Path(__file__).with_name("JavaPlanner.java")
@@ -112,7 +112,7 @@ def java_planner(log: Path) -> Iterator[JavaPlanner]:
     """Compile the planner if necessary, start the JVM, and end it by closing its input."""
     classpath = _classpath()
     classes = compile_java(SOURCE, classpath)
-    argv = [java_17(), "-Xmx1g", *SHORT_LIVED, "-Diceberg.worker.num-threads=2"]
+    argv = [find_java_17(), "-Xmx1g", *SHORT_LIVED, "-Diceberg.worker.num-threads=2"]
     argv += ["-cp", ":".join([str(classes), *classpath]), "JavaPlanner"]
     with log.open("ab") as err:
         child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err)

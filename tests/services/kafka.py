@@ -12,7 +12,7 @@ from pathlib import Path
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from tests.services.java import SHORT_LIVED, java_17
+from tests.services.java import SHORT_LIVED, find_java_17
 from tests.services.process import CACHE, ManagedProcess, ServiceFailed, free_port
 
 _CLUSTER_ID = "c2VhbWFyay10ZXN0cy0wMQ"
@@ -90,7 +90,7 @@ def kafka_broker(folder: Path, *, host: str = "127.0.0.1") -> Iterator[Kafka]:
     properties.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
     logging.write_text(_LOGGING)
     options = ["-Xmx512m", *SHORT_LIVED, f"-Dlog4j2.configurationFile={logging}", f"-Dkafka.logs.dir={folder}"]
-    argv = [java_17(), *options, "-cp", f"{jars}/*", "kafka.Kafka", str(properties)]
+    argv = [find_java_17(), *options, "-cp", f"{jars}/*", "kafka.Kafka", str(properties)]
     process = ManagedProcess(argv, log=folder / "kafka.log", cwd=folder)
     kafka = Kafka(process, f"{host}:{port}")
     kafka.start()

@@ -32,10 +32,10 @@ def _binary(name: str) -> str:
     Debian's clients on PATH are a Perl script, which takes five times as much CPU time to start as psql itself.
     """
     folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda p: int(p.parent.name), reverse=True)
-    result = next((str(f / name) for f in folders if (f / name).exists()), None) or shutil.which(name)
-    if result is None:
+    program_path = next((str(f / name) for f in folders if (f / name).exists()), None) or shutil.which(name)
+    if program_path is None:
         raise ServiceFailed(f"{name} not found: run `make services`")
-    return result
+    return program_path
 
 
 def _as_server_user(argv: list[str]) -> list[str]:
@@ -75,8 +75,8 @@ class Postgres:
         name = url.rsplit("/", 1)[1]
         other_sessions = f"FROM pg_stat_activity WHERE datname = '{name}' AND pid <> pg_backend_pid()"
         ended = f"SELECT count(pg_terminate_backend(pid, 10000)) {other_sessions}"
-        created = "CREATE SCHEMA public AUTHORIZATION pg_database_owner; GRANT USAGE ON SCHEMA public TO PUBLIC"
-        self.sql(f"{ended}; DROP SCHEMA public CASCADE; {created}", name)
+        create_schema = "CREATE SCHEMA public AUTHORIZATION pg_database_owner; GRANT USAGE ON SCHEMA public TO PUBLIC"
+        self.sql(f"{ended}; DROP SCHEMA public CASCADE; {create_schema}", name)
 
     def delete_rows(self, url: str, keep: Sequence[str]) -> None:
         """Delete the rows of all tables except `keep`, which costs less than to create the tables again."""
@@ -100,20 +100,20 @@ def _create_cluster(data: Path, password: Path) -> None:
     initdb = Path(_binary("initdb"))
     # Only the user that created a cluster may read it.
     name = f"{initdb.resolve().parents[1].name}-{initdb.stat().st_mtime_ns}-{os.geteuid()}"
-    stored = CACHE / "postgres-clusters" / name
-    if stored.exists():
-        _copy(stored, data)
+    cluster_folder = CACHE / "postgres-clusters" / name
+    if cluster_folder.exists():
+        _copy(cluster_folder, data)
         return
     argv = [str(initdb), "-D", str(data), "-U", USER, "--pwfile", str(password), "--auth=scram-sha-256"]
     argv += ["--no-sync", "--encoding=UTF8", "--locale=C.UTF-8", "--no-instructions"]
     completed = subprocess.run(_as_server_user(argv), capture_output=True, text=True, cwd=data.parent, timeout=120)
     if completed.returncode:
         raise ServiceFailed(f"initdb failed: {completed.stdout}{completed.stderr}")
-    stored.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(dir=stored.parent))
+    cluster_folder.parent.mkdir(parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(dir=cluster_folder.parent))
     _copy(data, fresh / "data")
     try:
-        (fresh / "data").rename(stored)
+        (fresh / "data").rename(cluster_folder)
     except OSError:
         shutil.rmtree(fresh / "data")
     fresh.rmdir()

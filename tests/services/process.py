@@ -69,7 +69,7 @@ def port_answers(port: int, host: str = "127.0.0.1") -> bool:
     return False
 
 
-def http_ok(url: str, *, contains: str = "") -> bool:
+def is_http_ok(url: str, *, contains: str = "") -> bool:
     """Return whether GET `url` answers 2xx with `contains` in the body."""
     with contextlib.suppress(urllib.error.URLError, OSError), urllib.request.urlopen(url, timeout=10) as answer:
         return contains in answer.read().decode()

@@ -19,8 +19,8 @@ from typing import Any
 import botocore.config
 import botocore.session
 
-from tests.services.java import SHORT_LIVED, java_17
-from tests.services.process import CACHE, DEPLOY, ManagedProcess, ServiceFailed, free_port, http_ok, port_answers
+from tests.services.java import SHORT_LIVED, find_java_17
+from tests.services.process import CACHE, DEPLOY, ManagedProcess, ServiceFailed, free_port, is_http_ok, port_answers
 
 CONFIG = DEPLOY / "s3" / "versitygw.env"
 
@@ -126,7 +126,7 @@ def _s3proxy(root: Path, port: int, settings: dict[str, str], log: Path) -> Mana
         "<pattern>%d %level %logger %msg%n</pattern></encoder></appender>"
         '<root level="WARN"><appender-ref ref="out"/></root></configuration>'
     )
-    argv = [java_17(), "-Xmx512m", *SHORT_LIVED, f"-Dlogback.configurationFile={logging}", "-cp", f"{jars}/*"]
+    argv = [find_java_17(), "-Xmx512m", *SHORT_LIVED, f"-Dlogback.configurationFile={logging}", "-cp", f"{jars}/*"]
     return ManagedProcess([*argv, "org.gaul.s3proxy.Main", "--properties", str(properties)], log=log, cwd=root.parent)
 
 
@@ -148,6 +148,6 @@ def s3_server(folder: Path, *, keep_alive: bool = False) -> Iterator[S3]:
     process = _versitygw(binary, root, port, settings, log) if binary else _s3proxy(root, port, settings, log)
     with process:
         health = f"{endpoint}{settings['VGW_HEALTH']}"
-        process.start(lambda: http_ok(health) if binary else port_answers(port), timeout_s=60)
+        process.start(lambda: is_http_ok(health) if binary else port_answers(port), timeout_s=60)
         keys = settings["ROOT_ACCESS_KEY"], settings["ROOT_SECRET_KEY"]
         yield S3(endpoint, *keys, settings["VGW_REGION"], root, process)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
-from tests.services.process import ManagedProcess, free_port, http_ok
+from tests.services.process import ManagedProcess, free_port, is_http_ok
 
 SHARED_KEY = base64.b64encode(b"a key that is known to all tests").decode()
 
@@ -85,7 +85,7 @@ class Seamark:
         """
         with contextlib.suppress(OSError):
             document = json.loads((self.home / "server.json").read_bytes())
-            return document["pid"] == self.pid and http_ok(f"{self.base_url}/readyz")
+            return document["pid"] == self.pid and is_http_ok(f"{self.base_url}/readyz")
         return False
 
     def kill9(self) -> None:

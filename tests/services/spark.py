@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from seamark.connector.client.engines import catalog_conf
 from seamark.connector.spark.session import add_catalog, iceberg_jars, open_session, session_conf
-from tests.services.java import SHORT_LIVED, compile_java, java_17
+from tests.services.java import SHORT_LIVED, compile_java, find_java_17
 from tests.services.process import CACHE
 
 INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
@@ -53,7 +53,7 @@ def spark_session(folder: Path, conf: Mapping[str, str] | None = None) -> Iterat
 
     It is stopped on exit; the next one reuses the JVM.
     """
-    java_17()
+    find_java_17()
     scratch = {
         "spark.local.dir": str(folder / "local"),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),

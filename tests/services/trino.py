@@ -21,7 +21,7 @@ import trino.dbapi
 
 from seamark.commands.installation.java import java_25_home
 from tests.services.java import SHORT_LIVED
-from tests.services.process import CACHE, DEPLOY, ManagedProcess, ServiceFailed, free_port, http_ok
+from tests.services.process import CACHE, DEPLOY, ManagedProcess, ServiceFailed, free_port, is_http_ok
 from tests.services.s3 import S3
 
 ETC = DEPLOY / "trino" / "etc"
@@ -51,7 +51,7 @@ class Trino:
     def start(self) -> None:
         """Start Trino, or restart it after its process has ended; the ports stay the same."""
         info = f"{self.base_url}/v1/info"
-        self.process.start(lambda: http_ok(info, contains='"starting":false'), timeout_s=180)
+        self.process.start(lambda: is_http_ok(info, contains='"starting":false'), timeout_s=180)
 
     def rows(self, sql: str, session: dict[str, str] | None = None, *, catalog: str = CATALOG) -> list[list[Any]]:
         """Return all rows of `sql`; `session` are session properties.

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.services.process import ManagedProcess, free_port, http_ok, port_answers
+from tests.services.process import ManagedProcess, free_port, is_http_ok, port_answers
 
 
 @dataclass
@@ -53,5 +53,5 @@ def trino_proxy(folder: Path, *flags: str, seamark: str) -> Iterator[TrinoProxy]
     with process:
         tls = "--tls-cert" in flags
         health = f"http://127.0.0.1:{port}/seamark/healthz"
-        process.start(lambda: port_answers(port) if tls else http_ok(health), timeout_s=60)
+        process.start(lambda: port_answers(port) if tls else is_http_ok(health), timeout_s=60)
         yield TrinoProxy(port, process)

@@ -21,13 +21,13 @@ from seamark.metaserver.store.operations import (
     RestoreEntry,
 )
 from seamark.metaserver.store.sql.generator_store import GeneratorStore
-from tests.store.samples import NS, TABLE, make_entry, outcome
+from tests.store.samples import NS, TABLE, get_outcome, make_entry
 from tests.store.store_pair import StorePair
 
 
-def claim(uuid: str, *keys: str, shared: bool = False, **more: bool) -> ClaimLocations:
+def build_claim(uuid: str, *keys: str, shared: bool = False, **fields: bool) -> ClaimLocations:
     locations = tuple(ClaimedLocation(key=key, shared=shared, display_form=key) for key in keys)
-    return ClaimLocations(uuid=uuid, locations=locations, **more)
+    return ClaimLocations(uuid=uuid, locations=locations, **fields)
 
 
 async def keys(store: GeneratorStore, uuid: str) -> list[str]:
@@ -36,21 +36,21 @@ async def keys(store: GeneratorStore, uuid: str) -> list[str]:
 
 class ClaimsContract(StorePair):
     async def test_no_two_claims_overlap(self, store: GeneratorStore, other_store: GeneratorStore) -> None:
-        await store.transact([claim("u", "s3://b/w/t")])
+        await store.transact([build_claim("u", "s3://b/w/t")])
         for key in ("s3://b/w/t", "s3://b/w/t/x", "s3://b/w/t/x/y", "s3://b/w", "s3://b"):
             with pytest.raises(BadRequest, match="overlaps"):
-                await other_store.transact([claim("v", key)])
+                await other_store.transact([build_claim("v", key)])
             assert {
                 overlapping_claim.uuid for overlapping_claim in await other_store.find_overlapping_claims([key], "v", 9)
             } == {"u"}
         free = ("s3://b/w/t0", "s3://b/w/t-1", "s3://b/w/t!", "s3://b/w/T", "s3://bb/w/t", "s3://b/w/ü/t")
         for number, key in enumerate(free):
-            await other_store.transact([claim(f"v{number}", key)])
+            await other_store.transact([build_claim(f"v{number}", key)])
         assert await store.find_overlapping_claims([*free], "", 0) != []
         assert await store.find_overlapping_claims(["s3://b/w/none", "s3://c"], "", 9) == []
 
     async def test_allowed_locations_are_stored_apart_from_claims(self, store: GeneratorStore) -> None:
-        await store.transact([claim("u", "s3://b/u"), claim("v", "s3://b/v")])
+        await store.transact([build_claim("u", "s3://b/u"), build_claim("v", "s3://b/v")])
         allowed = (ClaimedLocation(key="s3://b/u/data"), ClaimedLocation(key="s3://b/w"))
         await store.transact([AllowLocations(uuid="v", locations=allowed)])
         for key in ("s3://b/u", "s3://b/u/data", "s3://b/u/data/x"):
@@ -64,32 +64,32 @@ class ClaimsContract(StorePair):
         assert await store.find_allowed_overlaps(["s3://b/v", "s3://b/u/d"], "u", 9) == []
 
     async def test_claims_only_grow_and_cannot_be_claimed_twice(self, store: GeneratorStore) -> None:
-        await store.transact([claim("u", "s3://b/t")])
-        await store.transact([claim("u", "s3://b/t/in", "s3://b/other")])
+        await store.transact([build_claim("u", "s3://b/t")])
+        await store.transact([build_claim("u", "s3://b/t/in", "s3://b/other")])
         assert await keys(store, "u") == ["s3://b/other", "s3://b/t"]
         with pytest.raises(BadRequest, match="UUID"):
-            await store.transact([claim("u", "s3://b/new", fresh=True)])
+            await store.transact([build_claim("u", "s3://b/new", fresh=True)])
 
     async def test_shared_folders_may_overlap_only_each_other(self, store: GeneratorStore) -> None:
-        await store.transact([claim("u", "s3://b/t"), claim("u", "s3://b/common", shared=True)])
-        await store.transact([claim("v", "s3://b/common", "s3://b/common/in", shared=True)])
+        await store.transact([build_claim("u", "s3://b/t"), build_claim("u", "s3://b/common", shared=True)])
+        await store.transact([build_claim("v", "s3://b/common", "s3://b/common/in", shared=True)])
         for expected in (
-            claim("w", "s3://b/common"),
-            claim("w", "s3://b/t", shared=True),
-            claim("w", "s3://b/common/x"),
+            build_claim("w", "s3://b/common"),
+            build_claim("w", "s3://b/t", shared=True),
+            build_claim("w", "s3://b/common/x"),
         ):
             with pytest.raises(BadRequest, match="overlaps"):
                 await store.transact([expected])
 
     async def test_rejected_claim_undoes_its_transaction(self, store: GeneratorStore) -> None:
-        await store.transact([claim("u", "s3://b/t")])
+        await store.transact([build_claim("u", "s3://b/t")])
         with pytest.raises(BadRequest):
-            await store.transact([claim("uuid-of-t", "s3://b/t/x"), CreateEntry(make_entry("t"))])
+            await store.transact([build_claim("uuid-of-t", "s3://b/t/x"), CreateEntry(make_entry("t"))])
         assert await store.entry(TABLE, NS, "t") is None
 
     async def test_claims_stay_with_the_uuid_until_its_last_name_is_gone(self, store: GeneratorStore) -> None:
         uuid = "uuid-of-t"
-        await store.transact([claim(uuid, "s3://b/t"), CreateEntry(make_entry("t"))])
+        await store.transact([build_claim(uuid, "s3://b/t"), CreateEntry(make_entry("t"))])
         await store.transact([RenameEntry(TABLE, NS, "t", NS, "moved")])
         keep = DroppedEntry(
             id="d", entry=make_entry("moved"), purge=True, dropped_ms=1, expires_ms=2**60, principal_name="w"
@@ -103,7 +103,7 @@ class ClaimsContract(StorePair):
         assert await keys(store, uuid) == ["s3://b/t"], "the purge is not done"
         await store.transact([ReleaseLocations(uuid)])
         assert await keys(store, uuid) == []
-        await store.transact([claim(uuid, "s3://b/t"), CreateEntry(make_entry("t"))])
+        await store.transact([build_claim(uuid, "s3://b/t"), CreateEntry(make_entry("t"))])
         await store.transact([DropEntry(TABLE, NS, "t")])
         assert await keys(store, uuid) == ["s3://b/t"], "its files are not deleted"
         (retained,) = await store.list_retained(NS, None, 9)
@@ -112,11 +112,11 @@ class ClaimsContract(StorePair):
         assert await store.is_name_released(uuid, NS, "another")
         assert not await store.is_name_released(uuid, ("other",), "t")
         with pytest.raises(BadRequest, match="overlaps"):
-            await store.transact([claim("v", "s3://b/t/in")])
+            await store.transact([build_claim("v", "s3://b/t/in")])
         assert await store.list_unchecked(5, 9) == [retained]
         await store.transact([CheckRetained(uuid, 7)])
         assert (await store.list_unchecked(7, 9), await store.list_unchecked(8, 9)) == ([], [retained])
-        await store.transact([claim(uuid, "s3://b/t", returns=True), CreateEntry(make_entry("t"))])
+        await store.transact([build_claim(uuid, "s3://b/t", returns=True), CreateEntry(make_entry("t"))])
         assert await store.list_retained(None, None, 9) == []
         await store.transact([DropEntry(TABLE, NS, "t")])
         await store.transact([ReleaseLocations(uuid)])
@@ -128,15 +128,15 @@ class ClaimsContract(StorePair):
         A purge that fails delays all others.
         """
         first, second = make_entry("t"), make_entry("u", uuid="dropped-1")
-        await store.transact([claim(first.uuid, "s3://b/t"), CreateEntry(first)])
+        await store.transact([build_claim(first.uuid, "s3://b/t"), CreateEntry(first)])
         dropped_entry = DroppedEntry("dropped-1", first, purge=False, dropped_ms=1, expires_ms=2, principal_name="ann")
         await store.transact([DropEntry(TABLE, NS, "t", keep=dropped_entry)])
         await store.transact([ForgetDropped("dropped-1")])
-        await store.transact([claim(second.uuid, "s3://b/u"), CreateEntry(second)])
+        await store.transact([build_claim(second.uuid, "s3://b/u"), CreateEntry(second)])
         await store.transact([DropEntry(TABLE, NS, "u")])
-        result = await store.list_retained(None, None, 9)
-        assert {row.entry.uuid for row in result} == {first.uuid, second.uuid}
-        for row in result:
+        retained_entries = await store.list_retained(None, None, 9)
+        assert {row.entry.uuid for row in retained_entries} == {first.uuid, second.uuid}
+        for row in retained_entries:
             assert await store.find_dropped(row.id) == row
 
     async def test_names_without_claims_are_found_and_can_claim_without_a_check(self, store: GeneratorStore) -> None:
@@ -150,7 +150,7 @@ class ClaimsContract(StorePair):
         assert len(first) == 2
         remaining_entries = await store.list_unclaimed(first[-1].uuid, 9)
         assert sorted(entry.name for entry in (*first, *remaining_entries)) == ["t", "u", "v"]
-        names = [claim(f"uuid-of-{name}", "s3://b/same", checked=False) for name in ("t", "u", "v")]
+        names = [build_claim(f"uuid-of-{name}", "s3://b/same", checked=False) for name in ("t", "u", "v")]
         await store.transact(names)
         assert await store.list_unclaimed("", 9) == []
 
@@ -160,7 +160,7 @@ class ClaimsContract(StorePair):
         expected = [(f"u{number}", rng.choice(folders)) for number in range(40)]
         stores = (store, other_store)
         outcomes = await asyncio.gather(
-            *(outcome(stores[n % 2].transact([claim(uuid, key)])) for n, (uuid, key) in enumerate(expected))
+            *(get_outcome(stores[n % 2].transact([build_claim(uuid, key)])) for n, (uuid, key) in enumerate(expected))
         )
         assert set(outcomes) == {"won", "bad_request"}
         held_keys = [await keys(store, uuid) for uuid, _ in expected]

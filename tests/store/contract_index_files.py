@@ -21,7 +21,7 @@ from seamark.metaserver.store.operations import (
     RestoreEntry,
 )
 from seamark.metaserver.store.sql.generator_store import GeneratorStore
-from tests.store.samples import NS, TABLE, make_entry, outcome
+from tests.store.samples import NS, TABLE, get_outcome, make_entry
 from tests.store.store_pair import StorePair
 
 UUID = "uuid-of-t"
@@ -51,11 +51,11 @@ def make_replacement(add: str, remove: str = "", **fields: Any) -> ReplaceIndexF
     return ReplaceIndexFiles(add=files, remove=tuple(f"file:///w/{name}" for name in remove), **options)
 
 
-async def states(store: GeneratorStore, uuid: str = UUID) -> dict[str, IndexFileState]:
+async def read_states(store: GeneratorStore, uuid: str = UUID) -> dict[str, IndexFileState]:
     return {file.location.rpartition("/")[2]: file.state for file in await store.index_files(uuid)}
 
 
-async def version(store: GeneratorStore, name: str = "t") -> int:
+async def read_index_version(store: GeneratorStore, name: str = "t") -> int:
     entry = await store.entry(TABLE, NS, name)
     assert entry is not None
     return entry.index_version
@@ -67,7 +67,7 @@ class IndexFilesContract(StorePair):
         await store.transact([CreateEntry(make_entry("t"))])
         return store
 
-    async def test_index_files_are_read_as_they_were_added(self, store_with_table: GeneratorStore) -> None:
+    async def test_stored_index_files_equal_the_added_files(self, store_with_table: GeneratorStore) -> None:
         first = make_file("a", snapshot_id=None, level=3, created_ms=6)
         second = make_file("b", rows=2**40, created_ms=4)
         await store_with_table.transact([ReplaceIndexFiles(UUID, "d", (first, second), (), 1)])
@@ -82,7 +82,7 @@ class IndexFilesContract(StorePair):
     async def test_index_version_is_part_of_the_entry_and_rises_with_each_change(
         self, store_with_table: GeneratorStore, other_store: GeneratorStore
     ) -> None:
-        assert await version(store_with_table) == 0
+        assert await read_index_version(store_with_table) == 0
         versions = [0]
         for change in (
             make_replacement("ab"),
@@ -91,7 +91,7 @@ class IndexFilesContract(StorePair):
             ForgetIndexFile(UUID, "file:///w/a", 9),
         ):
             (index_version,) = await store_with_table.transact([change])
-            assert await version(other_store) == index_version
+            assert await read_index_version(other_store) == index_version
             assert [entry.index_version for entry in await other_store.entries(TABLE, NS, None, 9)] == [index_version]
             versions.append(index_version)
         assert versions == sorted(set(versions))
@@ -99,7 +99,7 @@ class IndexFilesContract(StorePair):
     async def test_removed_file_is_superseded_with_its_time(self, store_with_table: GeneratorStore) -> None:
         await store_with_table.transact([make_replacement("ab")])
         await store_with_table.transact([make_replacement("c", "a", now_ms=77)])
-        assert await states(store_with_table) == {"a": SUPERSEDED, "b": LIVE, "c": LIVE}
+        assert await read_states(store_with_table) == {"a": SUPERSEDED, "b": LIVE, "c": LIVE}
         assert [file.changed_ms for file in await store_with_table.index_files(UUID)] == [77, 5, 5]
 
     async def test_unused_files_are_listed_with_the_oldest_change_first(self, store_with_table: GeneratorStore) -> None:
@@ -134,27 +134,27 @@ class IndexFilesContract(StorePair):
         self, store_with_table: GeneratorStore
     ) -> None:
         await store_with_table.transact([make_replacement("ab"), make_replacement("c", "b")])
-        before = await states(store_with_table), await version(store_with_table)
+        before = await read_states(store_with_table), await read_index_version(store_with_table)
         for remove in ("b", "ab", "x"):
             with pytest.raises(CommitConflict, match="no longer live"):
                 await store_with_table.transact([make_replacement("d", remove)])
         with pytest.raises(CommitConflict, match="file:///w/a is no longer live"):
             await store_with_table.transact([make_replacement("d", "a", definition="another")])
-        assert (await states(store_with_table), await version(store_with_table)) == before
+        assert (await read_states(store_with_table), await read_index_version(store_with_table)) == before
 
     async def test_repeated_replacement_changes_nothing(self, store_with_table: GeneratorStore) -> None:
         await store_with_table.transact([make_replacement("ab")])
         await store_with_table.transact([make_replacement("c", "ab")])
-        before = await states(store_with_table)
+        before = await read_states(store_with_table)
         await store_with_table.transact([make_replacement("c", "ab")])
         await store_with_table.transact([make_replacement("ab")])
-        assert await states(store_with_table) == before
+        assert await read_states(store_with_table) == before
 
     async def test_index_file_belongs_to_one_definition(self, store_with_table: GeneratorStore) -> None:
         await store_with_table.transact([make_replacement("a")])
         with pytest.raises(CommitConflict, match="registered for another index: d"):
             await store_with_table.transact([make_replacement("ab", definition="another")])
-        assert await states(store_with_table) == {"a": LIVE}
+        assert await read_states(store_with_table) == {"a": LIVE}
 
     async def test_only_one_of_two_replacements_of_a_file_succeeds(
         self, store_with_table: GeneratorStore, other_store: GeneratorStore
@@ -163,11 +163,11 @@ class IndexFilesContract(StorePair):
             merged, left, right = (f"{step}{which}" for which in ("merged", "left", "right"))
             await store_with_table.transact([_replacement_of([merged])])
             results = await asyncio.gather(
-                outcome(store_with_table.transact([_replacement_of([left], [merged])])),
-                outcome(other_store.transact([_replacement_of([right], [merged])])),
+                get_outcome(store_with_table.transact([_replacement_of([left], [merged])])),
+                get_outcome(other_store.transact([_replacement_of([right], [merged])])),
             )
             assert sorted(results) == ["commit_conflict", "won"]
-            live = {name for name, state in (await states(store_with_table)).items() if state is LIVE}
+            live = {name for name, state in (await read_states(store_with_table)).items() if state is LIVE}
             assert len(live & {left, right}) == 1
             assert merged not in live
 
@@ -181,7 +181,7 @@ class IndexFilesContract(StorePair):
                 for replica, name in zip([store_with_table, other_store] * 10, names, strict=True)
             )
         )
-        assert await states(store_with_table) == dict.fromkeys(names, LIVE)
+        assert await read_states(store_with_table) == dict.fromkeys(names, LIVE)
 
     async def test_table_without_a_name_gets_no_index_files(
         self, store_with_table: GeneratorStore, clock: SimulatedClock
@@ -197,7 +197,7 @@ class IndexFilesContract(StorePair):
         for reason in ("crc of blob 1", "again"):
             await store_with_table.transact([QuarantineIndexFile(UUID, "file:///w/a", reason, 50)])
         await store_with_table.transact([QuarantineIndexFile(UUID, "file:///w/b", "superseded anyway", 50)])
-        assert await states(store_with_table) == {"a": QUARANTINED, "b": SUPERSEDED, "c": LIVE}
+        assert await read_states(store_with_table) == {"a": QUARANTINED, "b": SUPERSEDED, "c": LIVE}
         reasons = {file.location: (file.reason, file.changed_ms) for file in await store_with_table.index_files(UUID)}
         assert reasons["file:///w/a"] == ("crc of blob 1", 50)
         assert reasons["file:///w/b"][0] is None
@@ -210,36 +210,36 @@ class IndexFilesContract(StorePair):
             await store_with_table.transact([ForgetIndexFile(UUID, "file:///w/c", 1)])
         for _ in range(2):
             await store_with_table.transact([ForgetIndexFile(UUID, "file:///w/a", 1)])
-        assert await states(store_with_table) == {"b": LIVE, "c": LIVE}
+        assert await read_states(store_with_table) == {"b": LIVE, "c": LIVE}
 
     async def test_index_files_follow_a_rename(self, store_with_table: GeneratorStore) -> None:
         (index_version,) = await store_with_table.transact([make_replacement("a")])
         await store_with_table.transact([RenameEntry(TABLE, NS, "t", NS, "u")])
-        assert await version(store_with_table, "u") == index_version
+        assert await read_index_version(store_with_table, "u") == index_version
         await store_with_table.transact([make_replacement("b")])
-        assert await states(store_with_table) == {"a": LIVE, "b": LIVE}
+        assert await read_states(store_with_table) == {"a": LIVE, "b": LIVE}
 
     async def test_index_files_stay_until_a_drop_can_no_longer_be_undone(
         self, store_with_table: GeneratorStore, clock: SimulatedClock
     ) -> None:
         (index_version,) = await store_with_table.transact([make_replacement("a")])
         await store_with_table.transact([DropEntry(TABLE, NS, "t", keep=_dropped_entry(clock))])
-        assert await states(store_with_table) == {"a": LIVE}
+        assert await read_states(store_with_table) == {"a": LIVE}
         await store_with_table.transact([RestoreEntry("kept", NS, "back")])
-        assert await version(store_with_table, "back") == index_version
+        assert await read_index_version(store_with_table, "back") == index_version
         await store_with_table.transact([DropEntry(TABLE, NS, "back", keep=_dropped_entry(clock))])
         await store_with_table.transact([ForgetDropped("kept")])
-        assert await states(store_with_table) == {}
+        assert await read_states(store_with_table) == {}
 
     async def test_index_files_are_deleted_with_the_last_name(self, store_with_table: GeneratorStore) -> None:
         await store_with_table.transact([CreateEntry(make_entry("twin", uuid=UUID)), make_replacement("a")])
         await store_with_table.transact([DropEntry(TABLE, NS, "t")])
-        assert await states(store_with_table) == {"a": LIVE}
-        before = await version(store_with_table, "twin")
+        assert await read_states(store_with_table) == {"a": LIVE}
+        before = await read_index_version(store_with_table, "twin")
         await store_with_table.transact([DropEntry(TABLE, NS, "twin")])
-        assert await states(store_with_table) == {}
+        assert await read_states(store_with_table) == {}
         await store_with_table.transact([CreateEntry(make_entry("t")), make_replacement("b", now_ms=before + 1)])
-        assert await version(store_with_table) > before
+        assert await read_index_version(store_with_table) > before
 
     async def test_concurrent_drop_and_registration_leave_no_index_file_without_a_table(
         self, store_with_table: GeneratorStore, other_store: GeneratorStore
@@ -248,17 +248,17 @@ class IndexFilesContract(StorePair):
             name = f"n{step}"
             await store_with_table.transact([CreateEntry(make_entry(name))])
             registered, dropped = await asyncio.gather(
-                outcome(store_with_table.transact([make_replacement("ab", uuid=f"uuid-of-{name}")])),
-                outcome(other_store.transact([DropEntry(TABLE, NS, name)])),
+                get_outcome(store_with_table.transact([make_replacement("ab", uuid=f"uuid-of-{name}")])),
+                get_outcome(other_store.transact([DropEntry(TABLE, NS, name)])),
             )
             assert dropped == "won"
             assert registered in ("won", "no_such_table")
-            assert await states(store_with_table, f"uuid-of-{name}") == {}
+            assert await read_states(store_with_table, f"uuid-of-{name}") == {}
 
 
 def _replacement_of(add: list[str], remove: list[str] | None = None) -> ReplaceIndexFiles:
-    removed = tuple(f"file:///w/{name}" for name in remove or ())
-    return ReplaceIndexFiles(UUID, "d", tuple(make_file(name) for name in add), removed, 9)
+    removed_locations = tuple(f"file:///w/{name}" for name in remove or ())
+    return ReplaceIndexFiles(UUID, "d", tuple(make_file(name) for name in add), removed_locations, 9)
 
 
 def _dropped_entry(clock: SimulatedClock) -> DroppedEntry:

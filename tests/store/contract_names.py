@@ -38,7 +38,7 @@ from tests.store.samples import (
     NS,
     TABLE,
     VIEW,
-    ids,
+    list_ids,
     make_entry,
     make_swap,
 )
@@ -107,7 +107,7 @@ class NamesContract(StorePair):
 
     # Entries
 
-    async def test_entry_is_read_as_it_was_written(self, store: GeneratorStore) -> None:
+    async def test_stored_entry_equals_the_written_entry(self, store: GeneratorStore) -> None:
         entry = make_entry("t", previous_location="file:///w/p", version=3, created_ms=5, updated_ms=2**53)
         await store.transact([CreateEntry(entry)])
         assert await store.entry(TABLE, NS, "t") == entry
@@ -184,9 +184,10 @@ class NamesContract(StorePair):
             [CreateEntry(entry), CreateNamespace(("b",), {}), RenameEntry(TABLE, NS, "t", ("b",), "u")]
         )
         assert await store.entry(TABLE, NS, "t") is None
-        moved = make_entry("u", namespace=("b",), uuid=entry.uuid, metadata_location=entry.metadata_location)
+        moved_entry = make_entry("u", namespace=("b",), uuid=entry.uuid, metadata_location=entry.metadata_location)
         assert await store.entry(TABLE, ("b",), "u") == Entry(
-            **{f: getattr(moved, f) for f in moved.__struct_fields__} | {"version": 4, "previous_location": "file:///p"}
+            **{f: getattr(moved_entry, f) for f in moved_entry.__struct_fields__}
+            | {"version": 4, "previous_location": "file:///p"}
         )
         await store.transact([RenameEntry(TABLE, ("b",), "u", ("b",), "u")])
         assert await store.entry(TABLE, ("b",), "u") is not None
@@ -295,12 +296,12 @@ class NamesContract(StorePair):
             await store.transact([CreateEntry(make_entry(name)), DropEntry(TABLE, NS, name, keep=keep)])
         assert await store.list_expired(clock.now_ms(), 9) == []
         clock.advance(200)
-        assert ids(await store.list_expired(clock.now_ms(), 9)) == ["d1", "d2"]
-        assert ids(await store.list_expired(clock.now_ms(), 1)) == ["d1"]
-        assert ids(await store.list_dropped(None, "d0", 9)) == ["d1", "d2"]
+        assert list_ids(await store.list_expired(clock.now_ms(), 9)) == ["d1", "d2"]
+        assert list_ids(await store.list_expired(clock.now_ms(), 1)) == ["d1"]
+        assert list_ids(await store.list_dropped(None, "d0", 9)) == ["d1", "d2"]
         with pytest.raises(NotFound):
             await store.transact([RestoreEntry("d2", NS, "t2")])
         await store.transact([ForgetDropped("d1")])
         with pytest.raises(NotFound):
             await store.transact([ForgetDropped("d1")])
-        assert ids(await store.list_dropped(None, None, 9)) == ["d0", "d2"]
+        assert list_ids(await store.list_dropped(None, None, 9)) == ["d0", "d2"]

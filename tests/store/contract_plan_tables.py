@@ -25,7 +25,7 @@ from tests.store.store_pair import StorePair
 NAME = "t~plan~" + "0" * 32
 
 
-def plan(
+def build_plan(
     plan_id: str, name: str | None = NAME, *, expires_ms: int = 100, namespace: NamespacePath = NS
 ) -> StoredPlanTable:
     return StoredPlanTable(
@@ -49,7 +49,7 @@ def snapshot_plan(number: int, audience: str = "a", *, expires_ms: int = 100) ->
     """Return a plan shown as the snapshot 2**61 + number."""
     name = f"t~plan~{audience}{number:031x}"
     return msgspec.structs.replace(
-        plan(f"{audience}{number}", name, expires_ms=expires_ms),
+        build_plan(f"{audience}{number}", name, expires_ms=expires_ms),
         audience=audience,
         plan_snapshot_id=2**61 + number,
         snapshot_or_fingerprint=f'{{"snapshot-id": {2**61 + number}, "\U0001f600": "\'"}}',
@@ -76,10 +76,10 @@ async def retire(store: GeneratorStore, before_ms: int, limit: int = 100) -> int
 
 class PlanTablesContract(StorePair):
     @pytest.mark.parametrize("considered_bytes", [None, 0, 2**50])
-    async def test_plan_table_is_read_as_it_was_stored(
+    async def test_loaded_plan_table_equals_the_stored_plan_table(
         self, store: GeneratorStore, other_store: GeneratorStore, considered_bytes: int | None
     ) -> None:
-        plan_to_keep = msgspec.structs.replace(plan("a"), considered_bytes=considered_bytes)
+        plan_to_keep = msgspec.structs.replace(build_plan("a"), considered_bytes=considered_bytes)
         assert await store.plan_table(NS, NAME) is None
         assert await keep(store, plan_to_keep) == plan_to_keep
         assert await other_store.plan_table(NS, NAME) == plan_to_keep
@@ -87,12 +87,12 @@ class PlanTablesContract(StorePair):
         assert await other_store.plan_table(("ns", "x"), NAME) is None
 
     async def test_first_plan_keeps_the_name_for_the_longer_of_both_leases(self, store: GeneratorStore) -> None:
-        first = plan("a", expires_ms=100)
+        first = build_plan("a", expires_ms=100)
         await keep(store, first)
-        assert await keep(store, plan("b", expires_ms=50)) == first
-        assert await keep(store, plan("c", expires_ms=150)) == msgspec.structs.replace(first, expires_ms=150)
+        assert await keep(store, build_plan("b", expires_ms=50)) == first
+        assert await keep(store, build_plan("c", expires_ms=150)) == msgspec.structs.replace(first, expires_ms=150)
         assert await store.plan_table(NS, NAME) == msgspec.structs.replace(first, expires_ms=150)
-        elsewhere = plan("d", namespace=("ns", "x"))
+        elsewhere = build_plan("d", namespace=("ns", "x"))
         assert await keep(store, elsewhere) == elsewhere
 
     async def test_concurrent_stores_of_one_name_all_return_the_same_plan(
@@ -101,13 +101,13 @@ class PlanTablesContract(StorePair):
         for step in range(10):
             name = f"t~plan~{step:032x}"
             results = await asyncio.gather(
-                *(keep((store, other_store)[number % 2], plan(f"{step}-{number}", name)) for number in range(6))
+                *(keep((store, other_store)[number % 2], build_plan(f"{step}-{number}", name)) for number in range(6))
             )
             assert len({result.id for result in results}) == 1
             assert await store.plan_table(NS, name) == results[0]
 
     async def test_lease_can_be_extended_and_never_shortened(self, store: GeneratorStore) -> None:
-        await keep(store, plan("a", expires_ms=100))
+        await keep(store, build_plan("a", expires_ms=100))
         for until_ms, left_ms in ((90, 100), (110, 110), (100, 110)):
             assert await store.transact([RenewPlanTable("a", until_ms)]) == [True]
             table = await store.plan_table(NS, NAME)
@@ -117,7 +117,7 @@ class PlanTablesContract(StorePair):
 
     async def test_plans_with_expired_leases_lose_their_names_oldest_first(self, store: GeneratorStore) -> None:
         for number in range(5):
-            await keep(store, plan(f"p{number}", f"t~plan~{number:032x}", expires_ms=100 - number))
+            await keep(store, build_plan(f"p{number}", f"t~plan~{number:032x}", expires_ms=100 - number))
         assert await retire(store, 96) == 0
         assert await retire(store, 100, limit=2) == 2
         remaining_plans = [await store.plan_table(NS, f"t~plan~{number:032x}") for number in range(5)]
@@ -129,14 +129,14 @@ class PlanTablesContract(StorePair):
         assert await store.plan_table_count(100) == 0, "its lease has ended"
         retired = await store.list_retired_plan_tables(None, 3)
         assert [item.id for item in retired] == ["p1", "p2", "p3"]
-        assert retired[0] == msgspec.structs.replace(plan("p1", None), expires_ms=99)
+        assert retired[0] == msgspec.structs.replace(build_plan("p1", None), expires_ms=99)
         assert [retired_plan_table.id for retired_plan_table in await store.list_retired_plan_tables("p3", 3)] == ["p4"]
 
     async def test_retired_plan_cannot_be_renewed_and_does_not_block_another(self, store: GeneratorStore) -> None:
-        await keep(store, plan("a"))
+        await keep(store, build_plan("a"))
         await retire(store, 1000)
         assert await store.transact([RenewPlanTable("a", 5000)]) == [False]
-        assert await keep(store, plan("b")) == plan("b")
+        assert await keep(store, build_plan("b")) == build_plan("b")
         assert await retire(store, 1000) == 1
         assert [retired_plan_table.id for retired_plan_table in await store.list_retired_plan_tables(None, 10)] == [
             "a",
@@ -144,9 +144,9 @@ class PlanTablesContract(StorePair):
         ]
 
     async def test_only_a_retired_plan_can_be_forgotten(self, store: GeneratorStore) -> None:
-        await keep(store, plan("a"))
+        await keep(store, build_plan("a"))
         await store.transact([ForgetPlanTable("a")])
-        assert await store.plan_table(NS, NAME) == plan("a")
+        assert await store.plan_table(NS, NAME) == build_plan("a")
         await retire(store, 1000)
         await store.transact([ForgetPlanTable("a"), ForgetPlanTable("nobody")])
         assert await store.list_retired_plan_tables(None, 10) == []
@@ -157,18 +157,18 @@ class PlanTablesContract(StorePair):
     ) -> None:
         for step in range(10):
             name = f"t~plan~{step:032x}"
-            await keep(store, plan(f"p{step}", name, expires_ms=100))
+            await keep(store, build_plan(f"p{step}", name, expires_ms=100))
             (renewed,), retired = await asyncio.gather(
                 store.transact([RenewPlanTable(f"p{step}", 10_000)]), retire(other_store, 1000)
             )
             assert renewed == (retired == 0)
             assert (await store.plan_table(NS, name) is not None) == renewed
 
-    async def test_plans_stay_until_their_files_are_deleted_whatever_happens_to_their_table(
+    async def test_plans_stay_until_their_files_are_deleted_despite_changes_to_the_table(
         self, store: GeneratorStore
     ) -> None:
         await store.transact([CreateEntry(make_entry("T"))])
-        await keep(store, plan("a"))
+        await keep(store, build_plan("a"))
         await store.transact([DropEntry(TABLE, NS, "T")])
         await retire(store, 1000)
         assert [retired_plan_table.id for retired_plan_table in await store.list_retired_plan_tables(None, 10)] == ["a"]
@@ -181,7 +181,7 @@ class PlanTablesContract(StorePair):
             assert await keep(store, plan_to_keep) == plan_to_keep
             assert await other_store.plan_table(NS, str(plan_to_keep.name)) == plan_to_keep
         await keep(store, snapshot_plan(4, "b"))
-        await keep(store, plan("named"))
+        await keep(store, build_plan("named"))
         assert await other_store.plan_snapshots(NS, "T", "uuid-of-T", "b", 0, 100) == [
             PlanSnapshot(2**61 + 4, str(snapshot_plan(4).snapshot_or_fingerprint))
         ]
@@ -219,11 +219,11 @@ class PlanTablesContract(StorePair):
         await retire(store, 1000)
         assert await lease((1, 2), 5000) == 0
 
-    async def test_dropped_plan_snapshot_is_retired_whoever_made_it(self, store: GeneratorStore) -> None:
+    async def test_dropped_plan_snapshot_of_any_principal_is_retired(self, store: GeneratorStore) -> None:
         for audience in ("a", "b"):
             for number in (1, 2):
                 await keep(store, snapshot_plan(number, audience))
-        await keep(store, plan("named"))
+        await keep(store, build_plan("named"))
         dropped = await store.transact([DropPlanSnapshots(NS, "T", (2**61 + 1, 2**62, 5))])
         assert dropped == [2]
         assert await list_plan_ids(store) == await list_plan_ids(store, "b") == [2]
@@ -231,5 +231,5 @@ class PlanTablesContract(StorePair):
             "a1",
             "b1",
         ]
-        assert await store.plan_table(NS, NAME) == plan("named")
+        assert await store.plan_table(NS, NAME) == build_plan("named")
         assert await store.transact([DropPlanSnapshots(("ns", "x"), "T", (2**61 + 2,))]) == [0]

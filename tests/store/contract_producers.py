@@ -28,7 +28,7 @@ from seamark.metaserver.store.operations import (
 )
 from seamark.metaserver.store.port import LostRace
 from seamark.metaserver.store.sql.generator_store import GeneratorStore
-from tests.store.samples import NS, TABLE, make_entry, make_swap, outcome
+from tests.store.samples import NS, TABLE, get_outcome, make_entry, make_swap
 from tests.store.store_pair import StorePair
 
 UUID = "uuid-of-t"
@@ -46,7 +46,7 @@ class ProducersContract(StorePair):
         await store.transact([CreateEntry(make_entry("t")), CreateEntry(make_entry("u"))])
         return store
 
-    async def test_producer_is_read_as_it_was_advanced(
+    async def test_stored_producer_equals_the_last_advance(
         self, store_with_tables: GeneratorStore, other_store: GeneratorStore
     ) -> None:
         assert await store_with_tables.producer(UUID, "p") is None
@@ -91,8 +91,8 @@ class ProducersContract(StorePair):
     ) -> None:
         for sequence in range(10):
             results = await asyncio.gather(
-                outcome(store_with_tables.transact([advance(sequence, 1)])),
-                outcome(other_store.transact([advance(sequence, 2)])),
+                get_outcome(store_with_tables.transact([advance(sequence, 1)])),
+                get_outcome(other_store.transact([advance(sequence, 2)])),
             )
             assert sorted(results) == ["commit_conflict", "won"]
             state = await store_with_tables.producer(UUID, "p")
@@ -136,8 +136,8 @@ class ProducersContract(StorePair):
             name = f"n{step}"
             await store_with_tables.transact([CreateEntry(make_entry(name))])
             advanced, dropped = await asyncio.gather(
-                outcome(store_with_tables.transact([advance(1, uuid=f"uuid-of-{name}")])),
-                outcome(other_store.transact([DropEntry(TABLE, NS, name)])),
+                get_outcome(store_with_tables.transact([advance(1, uuid=f"uuid-of-{name}")])),
+                get_outcome(other_store.transact([DropEntry(TABLE, NS, name)])),
             )
             assert dropped == "won"
             assert advanced in ("won", "no_such_table")
@@ -198,9 +198,9 @@ class StreamsContract(StorePair):
             await store.transact([move((0, 0, 4)), lost])
         assert await offsets(store) == {0: 0}
         await store.transact([swap, move((0, 0, 4))])
-        moved = await store.entry(TABLE, NS, "t")
-        assert moved is not None
-        assert (moved.metadata_location, moved.flushed) == ("file:///next", "0:4")
+        moved_entry = await store.entry(TABLE, NS, "t")
+        assert moved_entry is not None
+        assert (moved_entry.metadata_location, moved_entry.flushed) == ("file:///next", "0:4")
 
     async def test_one_taker_gets_the_last_flush_before_a_removal(
         self, store: GeneratorStore, other_store: GeneratorStore
@@ -210,9 +210,9 @@ class StreamsContract(StorePair):
         await store.transact([CreateEntry(make_entry("t")), RecordRemovalFlush(UUID, 1), RecordRemovalFlush(UUID, 2)])
         assert await other_store.transact([TakeRemovalFlush(UUID, 2)]) == [True]
         assert await other_store.transact([TakeRemovalFlush(UUID, 2)]) == [False]
-        for read in (1, None):  # Another commit has come between the flush and the repeated commit.
+        for read_count in (1, None):  # Another commit has come between the flush and the repeated commit.
             await store.transact([RecordRemovalFlush(UUID, 2)])
-            assert await other_store.transact([TakeRemovalFlush(UUID, read)]) == [False]
+            assert await other_store.transact([TakeRemovalFlush(UUID, read_count)]) == [False]
         assert await store.transact([TakeRemovalFlush(UUID, 2)]) == [False]
         await store.transact([RecordRemovalFlush(UUID, 3), DropEntry(TABLE, NS, "t")])
         await store.transact([CreateEntry(make_entry("t"))])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from seamark.formats.runtime.errors import NoSuchTable
+from seamark.formats.runtime.errors import CommitConflict, NoSuchTable
 from seamark.metaserver.store.model import (
     ALL_AGES,
     OTHER_SHAPES,
@@ -19,6 +19,7 @@ from seamark.metaserver.store.model import (
 from seamark.metaserver.store.operations import (
     AddColumnReads,
     AddQueryRecords,
+    ChangeAppliedAdvice,
     CreateEntry,
     CreateNamespace,
     DropEntry,
@@ -77,8 +78,8 @@ class ColumnReadsContract(StorePair):
 def add_records(hour: int, *records: tuple[str, str], samples: str = "", shapes_max: int = 10) -> AddQueryRecords:
     """Return an operation that adds a statement for each (fingerprint, owner)."""
     sums = QuerySums(1, 10, 2, 1, 1000, 200, 5)
-    added = tuple(QueryRecord(name, owner, f'"{name}"', samples, sums) for name, owner in records)
-    return AddQueryRecords(UUID, hour, added, shapes_max, 2)
+    query_records = tuple(QueryRecord(name, owner, f'"{name}"', samples, sums) for name, owner in records)
+    return AddQueryRecords(UUID, hour, query_records, shapes_max, 2)
 
 
 class QueryHistoryContract(StorePair):
@@ -133,10 +134,10 @@ class QueryHistoryContract(StorePair):
         for hour in range(20, 60):
             await store.transact([add_records(hour, ("a", "x"))])
         before = await store.query_shapes(UUID, 0, 10)
-        merged = 0
+        merge_count = 0
         while count := await store.merge_query_hours(48, 7):
-            merged += count
-        assert merged == 27  # The hours 20 to 23, and 25 to 47.
+            merge_count += count
+        assert merge_count == 27  # The hours 20 to 23, and 25 to 47.
         (after,) = await store.query_shapes(UUID, 0, 10)
         assert after.sums == before[0].sums
         assert (after.first_hour, after.last_hour) == (0, 59)
@@ -161,26 +162,36 @@ class QueryHistoryContract(StorePair):
             sums = QuerySums(1 + len(path), 10, 2, 1, 1000, 200, 5)
             record = QueryRecord("s", "x", '"s"', "", sums)
             await store.transact([CreateEntry(entry), AddQueryRecords(entry.uuid, 1, (record,), 10, 2)])
-        for within, names in (
+        for namespace, names in (
             (None, ["b", "a", "c", "d"]),
             ([], []),
             ([("db",)], ["b", "a"]),
             ([("db", "x"), ("dc",)], ["b", "d"]),
             ([("none",), ("db2",)] * 16, ["c"]),
         ):
-            totals = await store.query_totals(0, within, 10)
+            totals = await store.query_totals(0, namespace, 10)
             assert [total.name for total in totals] == names
             assert [total.namespace for total in totals] == [paths[name] for name in names]
-            assert len(await store.query_totals(0, within, 1)) == min(1, len(names))
+            assert len(await store.query_totals(0, namespace, 1)) == min(1, len(names))
 
     async def test_newest_applied_advice_is_kept(self, store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry("t"))])
         for number in range(4):
             await store.transact([SaveAppliedAdvice(AppliedAdvice(UUID, f"id{number}", number, "{}"), 3)])
         await store.transact([SaveAppliedAdvice(AppliedAdvice(UUID, "id3", 3, '{"measured":1}'), 3)])
-        listed = await store.list_applied_advice(UUID, 10)
-        assert [advice.id for advice in listed] == ["id3", "id2", "id1"]
-        assert listed[0].advice == '{"measured":1}'
+        advice_records = await store.list_applied_advice(UUID, 10)
+        assert [advice.id for advice in advice_records] == ["id3", "id2", "id1"]
+        assert advice_records[0].advice == '{"measured":1}'
+
+    async def test_applied_advice_changes_only_from_the_expected_text(self, store: GeneratorStore) -> None:
+        await store.transact([CreateEntry(make_entry("t"))])
+        first, second = AppliedAdvice(UUID, "a", 1, "first"), AppliedAdvice(UUID, "a", 2, "second")
+        await store.transact([ChangeAppliedAdvice(first, None, 3)])
+        for advice, expected in ((second, None), (second, "other")):
+            with pytest.raises(CommitConflict):
+                await store.transact([ChangeAppliedAdvice(advice, expected, 3)])
+        await store.transact([ChangeAppliedAdvice(second, "first", 3)])
+        assert await store.list_applied_advice(UUID, 10) == [second]
 
     async def test_history_is_deleted_with_the_last_name_of_the_table(self, store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry("t")), add_records(1, ("a", "x"))])

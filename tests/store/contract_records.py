@@ -31,10 +31,10 @@ from seamark.metaserver.store.sql.generator_store import GeneratorStore
 from tests.store.samples import (
     NS,
     TABLE,
-    ids,
+    get_outcome,
+    list_ids,
     make_entry,
     make_idempotency,
-    outcome,
 )
 from tests.store.store_pair import StorePair
 
@@ -143,15 +143,17 @@ class RecordsContract(StorePair):
         with pytest.raises(NotFound):
             await store.transact([RevokeToken("ann", clock.now_ms())])
         await store.transact([SaveToken(AccessToken("4", "ann", "digest4", now))])
-        assert ids(await store.tokens()) == ["1", "3", "4"]
+        assert list_ids(await store.tokens()) == ["1", "3", "4"]
 
     async def test_grants_are_saved_once_and_removed(self, store: GeneratorStore) -> None:
-        whole, part = Grant("ann", "admin"), Grant("ann", "reader", ("a", "b"))
-        await store.transact([SaveGrant(whole), SaveGrant(part), SaveGrant(part), SaveGrant(Grant("bob", "reader"))])
-        assert await store.grants("ann") == [whole, part]
+        server_grant, part = Grant("ann", "admin"), Grant("ann", "reader", ("a", "b"))
+        await store.transact(
+            [SaveGrant(server_grant), SaveGrant(part), SaveGrant(part), SaveGrant(Grant("bob", "reader"))]
+        )
+        assert await store.grants("ann") == [server_grant, part]
         assert len(await store.grants(None)) == 3
         await store.transact([RemoveGrant(part)])
-        assert await store.grants("ann") == [whole]
+        assert await store.grants("ann") == [server_grant]
         with pytest.raises(NotFound, match=r"reader for ann on a\.b"):
             await store.transact([RemoveGrant(part)])
 
@@ -160,8 +162,8 @@ class RecordsContract(StorePair):
         await store.transact([SaveGrant(grant) for grant in grants])
         assert await store.grants_of_any(("a-group:2", "missing", "a-group:1")) == grants[:2]
         assert await store.grants_of_any(()) == []
-        many = tuple(f"other:{number}" for number in range(GROUPS_MAX - 1))
-        assert await store.grants_of_any((*many, "b-group:1")) == grants[2:]
+        other_groups = tuple(f"other:{number}" for number in range(GROUPS_MAX - 1))
+        assert await store.grants_of_any((*other_groups, "b-group:1")) == grants[2:]
 
     async def test_cursor_moves_only_from_the_position_that_was_read(
         self, store: GeneratorStore, other_store: GeneratorStore
@@ -173,7 +175,7 @@ class RecordsContract(StorePair):
         with pytest.raises(CommitConflict):
             await store.transact([SaveCursor("hook", None, "5")])
         outcomes = await asyncio.gather(
-            *(outcome(s.transact([SaveCursor("hook", "5", f"6{n}")])) for n, s in enumerate((store, other_store)))
+            *(get_outcome(s.transact([SaveCursor("hook", "5", f"6{n}")])) for n, s in enumerate((store, other_store)))
         )
         assert sorted(outcomes) == ["commit_conflict", "won"]
         assert await store.cursor("hook") == f"6{outcomes.index('won')}"

@@ -22,15 +22,17 @@ class ReplicasContract(StorePair):
         self, store: GeneratorStore, other_store: GeneratorStore
     ) -> None:
         assert await store.replicas() == []
-        (alone,) = await store.transact([RenewReplica(replica("10.0.0.2:1", weight=3), LONG_MS)])
-        assert [item.address for item in alone] == ["10.0.0.2:1"]
-        (both,) = await other_store.transact([RenewReplica(replica("10.0.0.1:1"), LONG_MS)])
-        assert [replica.address for replica in await store.replicas()] == [item.address for item in both]
-        assert [(item.address, item.weight, item.version, item.protocol, item.started_ms) for item in both] == [
+        (only_replica,) = await store.transact([RenewReplica(replica("10.0.0.2:1", weight=3), LONG_MS)])
+        assert [item.address for item in only_replica] == ["10.0.0.2:1"]
+        (both_replicas,) = await other_store.transact([RenewReplica(replica("10.0.0.1:1"), LONG_MS)])
+        assert [replica.address for replica in await store.replicas()] == [item.address for item in both_replicas]
+        assert [
+            (item.address, item.weight, item.version, item.protocol, item.started_ms) for item in both_replicas
+        ] == [
             ("10.0.0.1:1", 1, "1.0", 1, 5),
             ("10.0.0.2:1", 3, "1.0", 1, 5),
         ]
-        assert all(0 < item.expires_in_ms <= LONG_MS for item in both)
+        assert all(0 < item.expires_in_ms <= LONG_MS for item in both_replicas)
 
     async def test_lease_ends_by_the_clock_of_the_database(
         self, store: GeneratorStore, other_store: GeneratorStore, clock: SimulatedClock

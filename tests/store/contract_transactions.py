@@ -23,10 +23,10 @@ from tests.store.samples import (
     NS,
     TABLE,
     VIEW,
+    get_outcome,
     make_entry,
     make_instant,
     make_swap,
-    outcome,
 )
 from tests.store.store_pair import StorePair
 
@@ -74,7 +74,9 @@ class TransactionsContract(StorePair):
     ) -> None:
         outcomes = await asyncio.gather(
             *(
-                outcome((store, other_store)[n % 2].transact([CreateEntry(make_entry("t", (TABLE, VIEW)[n % 3 % 2]))]))
+                get_outcome(
+                    (store, other_store)[n % 2].transact([CreateEntry(make_entry("t", (TABLE, VIEW)[n % 3 % 2]))])
+                )
                 for n in range(50)
             )
         )
@@ -87,7 +89,7 @@ class TransactionsContract(StorePair):
         first = make_entry("t").metadata_location
         outcomes = await asyncio.gather(
             *(
-                outcome(
+                get_outcome(
                     (store, other_store)[n % 2].transact(
                         [make_swap("t", first, f"file:///{n}"), RecordInstant(make_instant(f"i{n}"))]
                     )
@@ -109,12 +111,12 @@ class TransactionsContract(StorePair):
             await store.transact([CreateNamespace(path, {})])
             fill = CreateEntry(make_entry("t", namespace=path)) if step % 2 else CreateNamespace((*path, "c"), {})
             outcomes = await asyncio.gather(
-                outcome(store.transact([DropNamespace(path)])), outcome(other_store.transact([fill]))
+                get_outcome(store.transact([DropNamespace(path)])), get_outcome(other_store.transact([fill]))
             )
             assert tuple(outcomes) in {("won", "no_such_namespace"), ("namespace_not_empty", "won")}
             await store.check_invariants()
 
-    async def test_swaps_of_two_tables_in_opposite_order_never_deadlock_for_good(
+    async def test_swaps_of_two_tables_in_opposite_order_never_stay_deadlocked(
         self, store: GeneratorStore, other_store: GeneratorStore
     ) -> None:
         locations = {}
@@ -124,8 +126,10 @@ class TransactionsContract(StorePair):
         for step in range(3):
             new_location = f"file:///{step}"
             swaps = [make_swap(name, at, f"{new_location}/one") for name, at in locations.items()]
-            two = [make_swap(name, at, f"{new_location}/two") for name, at in locations.items()]
-            outcomes = await asyncio.gather(outcome(store.transact(swaps)), outcome(other_store.transact(two[::-1])))
+            two_swaps = [make_swap(name, at, f"{new_location}/two") for name, at in locations.items()]
+            outcomes = await asyncio.gather(
+                get_outcome(store.transact(swaps)), get_outcome(other_store.transact(two_swaps[::-1]))
+            )
             assert sorted(outcomes) == ["commit_conflict", "won"]
             winner = f"{new_location}/{('one', 'two')[outcomes.index('won')]}"
             for name in locations:

@@ -52,9 +52,9 @@ class StoreMachine(RuleBasedStateMachine):
 
     @initialize()
     def open(self) -> None:
-        opened = self.run(self.stack.enter_async_context(open_store(self.fresh_url(), clock=self.clock)))
-        assert isinstance(opened, GeneratorStore)
-        self.store = opened
+        opened_store = self.run(self.stack.enter_async_context(open_store(self.fresh_url(), clock=self.clock)))
+        assert isinstance(opened_store, GeneratorStore)
+        self.store = opened_store
 
     def teardown(self) -> None:
         self.run(self.stack.aclose())
@@ -77,8 +77,8 @@ class StoreMachine(RuleBasedStateMachine):
         return data.draw(st.sampled_from([*self.model.relations.values(), *self.model.functions.values()]))
 
     def _entry(self, kind: EntryKind, path: tuple[str, ...], name: str) -> Entry:
-        at = self.next_name("")
-        return Entry(kind, path, name, f"uuid{at}", f"file:///{at}", created_ms=self.clock.now_ms())
+        table_id = self.next_name("")
+        return Entry(kind, path, name, f"uuid{table_id}", f"file:///{table_id}", created_ms=self.clock.now_ms())
 
     @rule(path=_paths, properties=_properties)
     def create_namespace(self, path: tuple[str, ...], properties: dict[str, str]) -> None:
@@ -121,8 +121,8 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(data=st.data(), path=_paths, name=_names, same_namespace=st.booleans())
     def rename(self, data: st.DataObject, path: tuple[str, ...], name: str, same_namespace: bool) -> None:
         entry = self._some_entry(data)
-        to = entry.namespace if same_namespace else path
-        self.transact(operations.RenameEntry(entry.kind, entry.namespace, entry.name, to, name))
+        destination = entry.namespace if same_namespace else path
+        self.transact(operations.RenameEntry(entry.kind, entry.namespace, entry.name, destination, name))
 
     @precondition(lambda self: self.model.relations or self.model.functions)
     @rule(data=st.data(), kept_ms=st.sampled_from([None, 0, 10, 1000]), expected=st.sampled_from(["", "right", "no"]))
@@ -139,8 +139,8 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(data=st.data(), path=_paths, name=_names, in_place=st.booleans())
     def restore(self, data: st.DataObject, path: tuple[str, ...], name: str, in_place: bool) -> None:
         dropped_entry = data.draw(st.sampled_from(list(self.model.dropped.values())))
-        back = (dropped_entry.entry.namespace, dropped_entry.entry.name) if in_place else (path, name)
-        self.transact(operations.RestoreEntry(dropped_entry.id, *back))
+        target = (dropped_entry.entry.namespace, dropped_entry.entry.name) if in_place else (path, name)
+        self.transact(operations.RestoreEntry(dropped_entry.id, *target))
 
     @rule(number=st.integers(1, 30))
     def forget(self, number: int) -> None:
@@ -174,11 +174,13 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.instants)
     @rule(data=st.data(), state=_states, guess=_states, right=st.booleans())
     def move(self, data: st.DataObject, state: InstantState, guess: InstantState, right: bool) -> None:
-        moved = data.draw(st.sampled_from(list(self.model.instants)))
-        current = self.model.instants[moved]
+        moved_instant = data.draw(st.sampled_from(list(self.model.instants)))
+        current = self.model.instants[moved_instant]
         # A finished instant stays finished: the store does not check it.
         if current in (InstantState.REQUESTED, InstantState.INFLIGHT):
-            self.transact(operations.MoveInstant(moved, current if right else guess, state, self.clock.now_ms()))
+            self.transact(
+                operations.MoveInstant(moved_instant, current if right else guess, state, self.clock.now_ms())
+            )
 
     @rule(keep=st.integers(0, 5), limit=st.integers(1, 5))
     def archive(self, keep: int, limit: int) -> None:
@@ -198,7 +200,9 @@ class StoreMachine(RuleBasedStateMachine):
         await store.check_invariants()
         for parent in [(), *model.namespaces]:
             children = [path for path in model.namespaces if path[:-1] == parent]
-            pages = await _pages(lambda after, at=parent: store.namespaces(at, after, 2), lambda path: path[-1])
+            pages = await _pages(
+                lambda after, namespace=parent: store.namespaces(namespace, after, 2), lambda path: path[-1]
+            )
             assert pages == sorted(children)
             for path in pages:
                 assert await store.namespace(path) == Namespace(path, *model.namespaces[path])
@@ -210,15 +214,15 @@ class StoreMachine(RuleBasedStateMachine):
                     lambda after, at=path, of=kind: store.entries(of, at, after, 2), lambda entry: entry.name
                 )
                 assert pages == entries
-        every = [*model.relations.values(), *model.functions.values()]
-        assert [await store.entry(entry.kind, entry.namespace, entry.name) for entry in every] == every
+        all_entries = [*model.relations.values(), *model.functions.values()]
+        assert [await store.entry(entry.kind, entry.namespace, entry.name) for entry in all_entries] == all_entries
         dropped_entries = sorted(model.dropped.values(), key=lambda value: value.id)
         assert await store.list_dropped(None, None, 99) == dropped_entries
         expired = sorted(
             (d for d in dropped_entries if d.expires_ms <= model.now_ms), key=lambda one: (one.expires_ms, one.id)
         )
         assert await store.list_expired(model.now_ms, 99) == expired
-        uuids = {entry.uuid for entry in every} | {item.entry.uuid for item in dropped_entries}
+        uuids = {entry.uuid for entry in all_entries} | {item.entry.uuid for item in dropped_entries}
         for key in {(uuid, producer) for uuid in uuids for producer in ("p", "P")} | model.producers.keys():
             assert await store.producer(*key) == model.producers.get(key)
         timeline = await _pages(
@@ -229,7 +233,7 @@ class StoreMachine(RuleBasedStateMachine):
 
 async def _pages(page: Any, key: Any) -> Sequence[Any]:
     results: list[Any] = []
-    while more := await page(key(results[-1]) if results else None):
-        assert not results or key(more[0]) > key(results[-1]), "a page does not go on where the last one ended"
-        results += more
+    while next_page := await page(key(results[-1]) if results else None):
+        assert not results or key(next_page[0]) > key(results[-1]), "a page does not go on where the last one ended"
+        results += next_page
     return results

@@ -132,8 +132,8 @@ class Model:
     def do_AdvanceProducer(self, op: operations.AdvanceProducer) -> None:  # noqa: N802
         if op.uuid not in self._live():
             raise ModelError("no_such_table")
-        last = self.producers.get((op.uuid, op.producer))
-        if last is not None and last.sequence >= op.sequence:
+        last_sequence = self.producers.get((op.uuid, op.producer))
+        if last_sequence is not None and last_sequence.sequence >= op.sequence:
             raise ModelError("commit_conflict")
         self.producers[op.uuid, op.producer] = model.ProducerState(op.sequence, op.snapshot_id, op.now_ms)
 

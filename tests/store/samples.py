@@ -53,11 +53,11 @@ def make_idempotency(key: str, expires_ms: int, **fields: Any) -> IdempotencyRec
     return IdempotencyRecord(key=key, expires_ms=expires_ms, **options)
 
 
-def ids(instants: Iterable[Any]) -> list[str]:
+def list_ids(instants: Iterable[Any]) -> list[str]:
     return [item.id for item in instants]
 
 
-async def outcome(attempt: Awaitable[Any]) -> str:
+async def get_outcome(attempt: Awaitable[Any]) -> str:
     """Return "won", or the kind of the error."""
     try:
         await attempt

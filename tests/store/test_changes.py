@@ -18,11 +18,11 @@ async def _commit(store: PointerStore, name: str) -> None:
 
 async def test_number_changes_only_with_a_commit_of_any_client(tmp_path: Path) -> None:
     url, clock = f"sqlite:///{tmp_path}/seamark.db", SystemClock()
-    async with open_store(url, clock=clock) as first_store, open_store(url, clock=clock) as two:
+    async with open_store(url, clock=clock) as first_store, open_store(url, clock=clock) as second_store:
         changes = watch(url)
         assert changes is not None
         number = changes.number()
-        for count, store in enumerate((first_store, two, first_store, first_store, two)):
+        for count, store in enumerate((first_store, second_store, first_store, first_store, second_store)):
             assert changes.number() == number, "nothing was committed"
             await store.grants("somebody")
             assert changes.number() == number, "reading is no change"

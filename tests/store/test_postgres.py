@@ -26,7 +26,7 @@ from seamark.metaserver.store.sql.statement import APPLICATION_NAME, POSTGRES
 from tests.services.postgres import Postgres, postgres_server
 from tests.services.process import port_answers
 from tests.store.contract import PointerStoreContract
-from tests.store.samples import NS, TABLE, ids, make_entry, make_instant, make_swap, outcome
+from tests.store.samples import NS, TABLE, get_outcome, list_ids, make_entry, make_instant, make_swap
 
 CLOCK = SimulatedClock(seed=1)
 _translate = POSTGRES.translator()
@@ -61,7 +61,7 @@ async def store(postgres_url: str) -> AsyncIterator[GeneratorStore]:
 
 
 @asynccontextmanager
-async def _raw(url: str) -> AsyncIterator[Any]:
+async def _connect(url: str) -> AsyncIterator[Any]:
     connection = await asyncpg.connect(url, server_settings={"application_name": APPLICATION_NAME})
     try:
         yield connection
@@ -76,11 +76,11 @@ async def test_value_too_long_for_postgres_indexes_is_a_client_error(store: Gene
     rng = random.Random(7)
     letters = [chr(code) for code in range(0x20000, 0x2A000)]
     long = "".join(rng.choices(letters, k=255))
-    deep = tuple("".join(rng.choices(letters, k=250)) for _ in range(3))
+    deep_namespace = tuple("".join(rng.choices(letters, k=250)) for _ in range(3))
     create = CreateEntry(make_entry(long, uuid="u"))
-    claim = ClaimLocations("u", (ClaimedLocation(f"file:///w/{'/'.join(deep)}"),))
-    await store.transact([CreateNamespace((*NS, deep[0]), {})])
-    for changes in ([CreateNamespace((*NS, *deep[:2]), {})], [create, claim]):
+    claim = ClaimLocations("u", (ClaimedLocation(f"file:///w/{'/'.join(deep_namespace)}"),))
+    await store.transact([CreateNamespace((*NS, deep_namespace[0]), {})])
+    for changes in ([CreateNamespace((*NS, *deep_namespace[:2]), {})], [create, claim]):
         with pytest.raises(BadRequest, match="too long for PostgreSQL"):
             await store.transact(changes)
     await store.transact([create])
@@ -89,7 +89,7 @@ async def test_value_too_long_for_postgres_indexes_is_a_client_error(store: Gene
 async def test_errors_for_clients_contain_no_address_and_no_values_of_the_database(
     postgres_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with open_postgres(postgres_url, clock=CLOCK, timeout_s=1) as store, _raw(postgres_url) as connection:
+    async with open_postgres(postgres_url, clock=CLOCK, timeout_s=1) as store, _connect(postgres_url) as connection:
         await store.transact([CreateNamespace(NS, {})])
         messages = []
         await connection.execute("ALTER TABLE namespaces ADD CONSTRAINT odd CHECK (path <> 'odd')")
@@ -131,7 +131,7 @@ async def _drive(connection: Any, *changes: Operation) -> None:
 async def test_reader_never_misses_a_slow_transaction(
     store: GeneratorStore, postgres_url: str, recorded_first: bool
 ) -> None:
-    async with _raw(postgres_url) as slow:
+    async with _connect(postgres_url) as slow:
         await slow.execute("BEGIN")
         # The slow transaction has its id from its first write, or its instant, before the quick one began.
         first = RecordInstant(make_instant("slow")) if recorded_first else CreateNamespace(("slow",), {})
@@ -144,26 +144,26 @@ async def test_reader_never_misses_a_slow_transaction(
         await slow.execute("COMMIT")
         since = instants[-1].position if instants else None
         instants += await store.instants(InstantFilter(since=since), 9)
-        assert sorted(ids(instants)) == ["quick", "slow"]
+        assert sorted(list_ids(instants)) == ["quick", "slow"]
         assert (await store.instant("quick")) in instants
 
 
 async def test_timeline_does_not_wait_for_transactions_of_other_programs(
     store: GeneratorStore, postgres_url: str
 ) -> None:
-    async with _raw(postgres_url) as stranger:
+    async with _connect(postgres_url) as stranger:
         await stranger.execute("SET application_name = 'vacuum of somebody'")
         await stranger.execute("CREATE TABLE unrelated (x int)")
         await stranger.execute("BEGIN")
         await stranger.execute("INSERT INTO unrelated VALUES (1)")
         await store.transact([RecordInstant(make_instant("i"))])
-        assert ids(await store.instants(InstantFilter(), 9)) == ["i"]
+        assert list_ids(await store.instants(InstantFilter(), 9)) == ["i"]
         await stranger.execute("ROLLBACK")
 
 
 async def test_watermark_includes_sessions_of_another_role(store: GeneratorStore, postgres_url: str) -> None:
     role = f"replica_{os.getpid()}"
-    async with _raw(postgres_url) as admin:
+    async with _connect(postgres_url) as admin:
         await admin.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'x'")
         await admin.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {role}")
         await admin.execute(f"GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO {role}")
@@ -172,13 +172,13 @@ async def test_watermark_includes_sessions_of_another_role(store: GeneratorStore
             unprivileged = parts._replace(netloc=f"{role}:x@{parts.hostname}:{parts.port}").geturl()
             await admin.execute("BEGIN")
             await _drive(admin, RecordInstant(make_instant("slow")))
-            async with _raw(unprivileged) as connection:
+            async with _connect(unprivileged) as connection:
                 await _drive(connection, RecordInstant(make_instant("quick")))
                 watermark = await connection.fetchval(_translate("SELECT {watermark}", ""))
                 quick = await connection.fetchval("SELECT position FROM instants WHERE id = 'quick'")
                 assert watermark <= quick
             await admin.execute("COMMIT")
-            assert ids(await store.instants(InstantFilter(), 9)) == ["slow", "quick"]
+            assert list_ids(await store.instants(InstantFilter(), 9)) == ["slow", "quick"]
         finally:
             await admin.execute(f"DROP OWNED BY {role}")
             await admin.execute(f"DROP ROLE {role}")
@@ -187,14 +187,14 @@ async def test_watermark_includes_sessions_of_another_role(store: GeneratorStore
 async def test_dump_restored_to_a_cluster_with_lower_transaction_ids_continues_above(postgres_url: str) -> None:
     async with open_postgres(postgres_url, clock=CLOCK) as store:
         await store.transact([RecordInstant(make_instant("before"))])
-    async with _raw(postgres_url) as connection:
+    async with _connect(postgres_url) as connection:
         # As if written by a cluster that was far ahead
         await connection.execute("UPDATE instants SET position = overlay(position placing '00000fff' from 5 for 8)")
     async with open_postgres(postgres_url, clock=CLOCK) as store:
         (before,) = await store.instants(InstantFilter(), 9)
         await store.transact([RecordInstant(make_instant("after"))])
-        assert ids(await store.instants(InstantFilter(since=before.position), 9)) == ["after"]
-    async with open_postgres(postgres_url, clock=CLOCK) as store, _raw(postgres_url) as connection:
+        assert list_ids(await store.instants(InstantFilter(since=before.position), 9)) == ["after"]
+    async with open_postgres(postgres_url, clock=CLOCK) as store, _connect(postgres_url) as connection:
         await store.ping()
         assert await connection.fetchval("SELECT epoch FROM timeline_epoch") == 1
 
@@ -212,7 +212,7 @@ async def _open_cutting_proxy(
     caused cuts.
     """
     parts = urlsplit(url)
-    cuts: list[bytes] = []
+    cut_connections: list[bytes] = []
     tasks: set[asyncio.Task[None]] = set()
 
     async def pump(
@@ -220,8 +220,8 @@ async def _open_cutting_proxy(
     ) -> None:
         """Forward data until the stream ends or is cut."""
         while data := await reader.read(65536):
-            if cuts_here and when in data and len(cuts) < times:
-                cuts.append(data)
+            if cuts_here and when in data and len(cut_connections) < times:
+                cut_connections.append(data)
                 held_event.set()
                 if forward:
                     writer.write(data)
@@ -251,7 +251,7 @@ async def _open_cutting_proxy(
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     try:
-        yield parts._replace(netloc=f"{parts.username}:{parts.password}@127.0.0.1:{port}").geturl(), cuts
+        yield parts._replace(netloc=f"{parts.username}:{parts.password}@127.0.0.1:{port}").geturl(), cut_connections
     finally:
         server.close()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -286,7 +286,7 @@ async def test_connection_lost_before_the_commit_is_replaced_silently(store: Gen
     ):
         await cut_off.transact([CreateEntry(make_entry("t")), RecordInstant(make_instant("i"))])
         assert len(cuts) == 2
-    assert ids(await store.instants(InstantFilter(), 9)) == ["i"]
+    assert list_ids(await store.instants(InstantFilter(), 9)) == ["i"]
 
 
 async def test_read_whose_connection_is_lost_is_repeated(store: GeneratorStore, postgres_url: str) -> None:
@@ -309,7 +309,7 @@ async def test_restarted_database_server_is_used_again() -> None:
             with pytest.raises(RetryLater):
                 await store.ping()
             await asyncio.to_thread(server.process.start, lambda: port_answers(server.port), timeout_s=60)
-            while await outcome(store.transact([CreateEntry(make_entry("t"))])) == "retry_later":
+            while await get_outcome(store.transact([CreateEntry(make_entry("t"))])) == "retry_later":
                 await asyncio.sleep(0.05)  # It answers "starting up" for a moment.
             assert await store.entry(TABLE, NS, "t") == make_entry("t")
 
@@ -320,7 +320,7 @@ async def test_restarted_database_server_is_used_again() -> None:
 async def test_wait_for_a_lock_of_another_session_is_limited(store: GeneratorStore, postgres_url: str) -> None:
     await store.transact([CreateEntry(make_entry("t"))])
     location = make_entry("t").metadata_location
-    async with _raw(postgres_url) as holder, open_postgres(postgres_url, clock=CLOCK, timeout_s=2) as hurried:
+    async with _connect(postgres_url) as holder, open_postgres(postgres_url, clock=CLOCK, timeout_s=2) as hurried:
         await holder.execute("BEGIN; UPDATE entries SET version = version")
         with pytest.raises(RetryLater, match=r"longer than 2"):
             await hurried.transact([make_swap("t", location, "file:///1")])
@@ -328,27 +328,27 @@ async def test_wait_for_a_lock_of_another_session_is_limited(store: GeneratorSto
         await hurried.transact([make_swap("t", location, "file:///1")])
 
 
-async def test_requests_are_told_to_retry_when_all_connections_are_busy(
+async def test_requests_get_a_retry_error_when_all_connections_are_busy(
     store: GeneratorStore, postgres_url: str
 ) -> None:
     await store.transact([CreateEntry(make_entry("t"))])
     swap = make_swap("t", make_entry("t").metadata_location, "file:///1")
     async with (
-        _raw(postgres_url) as holder,
-        open_postgres(postgres_url, clock=CLOCK, pool_min=1, pool_max=1, timeout_s=3) as small,
+        _connect(postgres_url) as holder,
+        open_postgres(postgres_url, clock=CLOCK, pool_min=1, pool_max=1, timeout_s=3) as small_store,
     ):
         await holder.execute("BEGIN; UPDATE entries SET version = version")
-        blocked = asyncio.create_task(outcome(small.transact([swap])))
+        blocked = asyncio.create_task(get_outcome(small_store.transact([swap])))
         await asyncio.sleep(0.1)
-        waiting = asyncio.gather(*(outcome(small.ping()) for _ in range(3)))
+        waiting_calls = asyncio.gather(*(get_outcome(small_store.ping()) for _ in range(3)))
         await asyncio.sleep(0.1)
-        assert not waiting.done()
+        assert not waiting_calls.done()
         await holder.execute("ROLLBACK")
         assert await blocked == "won"
-        assert await waiting == ["won"] * 3
+        assert await waiting_calls == ["won"] * 3
         await holder.execute("BEGIN; UPDATE entries SET version = version")
         swap = make_swap("t", "file:///1", "file:///2")
-        swaps = [asyncio.create_task(small.transact([swap])) for _ in range(8)]
+        swaps = [asyncio.create_task(small_store.transact([swap])) for _ in range(8)]
         results = await asyncio.gather(*swaps, return_exceptions=True)
         assert {type(result) for result in results} == {RetryLater}
         assert any("All 1 connections" in str(result) for result in results)
@@ -361,18 +361,20 @@ async def test_cancelled_transaction_leaves_no_trace_and_a_clean_connection(
     await store.transact([CreateEntry(make_entry("t"))])
     location = make_entry("t").metadata_location
     async with (
-        _raw(postgres_url) as holder,
-        open_postgres(postgres_url, clock=CLOCK, pool_min=1, pool_max=1) as small,
+        _connect(postgres_url) as holder,
+        open_postgres(postgres_url, clock=CLOCK, pool_min=1, pool_max=1) as small_store,
     ):
         await holder.execute("BEGIN; UPDATE entries SET version = version")
-        task = asyncio.create_task(small.transact([CreateNamespace(("b",), {}), make_swap("t", location, "file:///1")]))
+        task = asyncio.create_task(
+            small_store.transact([CreateNamespace(("b",), {}), make_swap("t", location, "file:///1")])
+        )
         await asyncio.sleep(0.2)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         await holder.execute("ROLLBACK")
-        assert await small.namespace(("b",)) is None
-        await small.transact([make_swap("t", location, "file:///2")])
+        assert await small_store.namespace(("b",)) is None
+        await small_store.transact([make_swap("t", location, "file:///2")])
 
 
 @pytest.mark.slow
@@ -414,7 +416,7 @@ async def test_concurrent_openings_create_one_schema(postgres_url: str) -> None:
 async def test_foreign_schema_is_rejected(postgres_url: str, change: str, complaint: str) -> None:
     async with open_postgres(postgres_url, clock=CLOCK):
         pass
-    async with _raw(postgres_url) as connection:
+    async with _connect(postgres_url) as connection:
         await connection.execute(change)
     with pytest.raises(ConfigError, match=complaint):
         async with open_postgres(postgres_url, clock=CLOCK):
@@ -429,13 +431,15 @@ async def test_missing_or_foreign_database_is_rejected_with_the_statement_that_h
     with pytest.raises(ConfigError, match=r"does not exist; create it.*CREATE DATABASE"):
         async with open_postgres(f"{postgres_url.rpartition('/')[0]}/no_such_database", clock=CLOCK):
             pass
-    async with _raw(postgres_url) as connection:
+    async with _connect(postgres_url) as connection:
         await connection.execute(f"CREATE DATABASE {name}")
         await connection.execute(f"CREATE ROLE {account} LOGIN PASSWORD 'guest'")
         try:
             guest = f"postgresql://{account}:guest@{urls.hostname}:{urls.port}/{name}"
-            async with _raw(f"{postgres_url.rpartition('/')[0]}/{name}") as own:
-                await own.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")  # As in PostgreSQL 15 and later
+            async with _connect(f"{postgres_url.rpartition('/')[0]}/{name}") as own_database:
+                await own_database.execute(
+                    "REVOKE CREATE ON SCHEMA public FROM PUBLIC"
+                )  # As in PostgreSQL 15 and later
             with pytest.raises(ConfigError, match=r"permission denied.*ALTER DATABASE"):
                 async with open_postgres(guest, clock=CLOCK):
                     pass
@@ -446,7 +450,7 @@ async def test_missing_or_foreign_database_is_rejected_with_the_statement_that_h
 
 async def test_database_of_another_encoding_is_rejected(postgres_url: str) -> None:
     name = f"latin_{os.getpid()}"
-    async with _raw(postgres_url) as connection:
+    async with _connect(postgres_url) as connection:
         await connection.execute(f"CREATE DATABASE {name} ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
         try:
             with pytest.raises(ConfigError, match="encoding is not UTF8"):

@@ -24,7 +24,7 @@ from seamark.metaserver.store.sql.generator_store import GeneratorStore
 from seamark.metaserver.store.sql.sqlite import open_sqlite
 from tests.seeds import first_seed
 from tests.store.contract import PointerStoreContract
-from tests.store.samples import NS, TABLE, make_entry, make_instant, outcome
+from tests.store.samples import NS, TABLE, get_outcome, make_entry, make_instant
 
 
 class TestSqlite(PointerStoreContract):
@@ -43,7 +43,7 @@ def clock() -> SimulatedClock:
     return SimulatedClock(seed=1)
 
 
-async def _names(store: PointerStore) -> list[str]:
+async def _list_names(store: PointerStore) -> list[str]:
     return [entry.name for entry in await store.entries(TABLE, NS, None, 999)]
 
 
@@ -52,15 +52,15 @@ async def test_full_queue_rejects_at_once_and_keeps_what_it_accepted(path: Path,
         await store.transact([CreateNamespace(NS, {})])
         blocker = sqlite3.connect(path, isolation_level=None)
         blocker.execute("BEGIN IMMEDIATE")
-        waiting = [asyncio.create_task(store.transact([CreateEntry(make_entry(f"t{n}"))])) for n in range(4)]
+        waiting_tasks = [asyncio.create_task(store.transact([CreateEntry(make_entry(f"t{n}"))])) for n in range(4)]
         await asyncio.sleep(0.05)
         with pytest.raises(RetryLater, match="4 transactions already wait"):
             await store.transact([CreateEntry(make_entry("refused"))])
         blocker.execute("COMMIT")
         blocker.close()
-        await asyncio.gather(*waiting)
+        await asyncio.gather(*waiting_tasks)
         await store.transact([CreateEntry(make_entry("later"))])
-        assert await _names(store) == ["later", "t0", "t1", "t2", "t3"]
+        assert await _list_names(store) == ["later", "t0", "t1", "t2", "t3"]
 
 
 async def test_failed_transaction_does_not_affect_others_of_its_group(path: Path, clock: SimulatedClock) -> None:
@@ -71,7 +71,7 @@ async def test_failed_transaction_does_not_affect_others_of_its_group(path: Path
         # Behind the blocker they form groups. Every third transaction fails after it has written.
         tasks = [
             asyncio.create_task(
-                outcome(
+                get_outcome(
                     store.transact(
                         [
                             CreateEntry(make_entry(f"t{n:02}")),
@@ -87,7 +87,7 @@ async def test_failed_transaction_does_not_affect_others_of_its_group(path: Path
         blocker.close()
         outcomes = await asyncio.gather(*tasks)
         assert outcomes == ["won" if n % 3 else "no_such_namespace" for n in range(50)]
-        assert await _names(store) == sorted(f"{x}{n:02}" for x in "tu" for n in range(50) if n % 3)
+        assert await _list_names(store) == sorted(f"{x}{n:02}" for x in "tu" for n in range(50) if n % 3)
 
 
 async def test_writer_that_never_gets_the_lock_gives_up(
@@ -126,7 +126,7 @@ async def test_closing_finishes_accepted_transactions_and_rejects_the_rest(path:
     with pytest.raises(RetryLater, match="shutting down"):
         await store.transact([])
     async with open_sqlite(path, clock=clock) as store:
-        assert len(await _names(store)) == 200
+        assert len(await _list_names(store)) == 200
 
 
 async def test_cancelled_task_does_not_disturb_the_others(path: Path, clock: SimulatedClock) -> None:
@@ -141,7 +141,7 @@ async def test_cancelled_task_does_not_disturb_the_others(path: Path, clock: Sim
                 task.cancel()
             results = await asyncio.gather(*tasks, return_exceptions=True)
             assert [result for result in results if isinstance(result, Exception)] == []
-            assert {f"t{step}-{n:02}" for n in range(1, 20, 2)} <= set(await _names(store))
+            assert {f"t{step}-{n:02}" for n in range(1, 20, 2)} <= set(await _list_names(store))
             # The cancelled tasks keep their places until the thread has processed them.
             await store.transact([])
 
@@ -282,7 +282,7 @@ async def test_value_out_of_range_fails_only_its_own_transaction(path: Path, clo
             *(store.transact([CreateEntry(entry)]) for entry in (bad, good)), return_exceptions=True
         )
         assert isinstance(results[0], BadRequest)
-        assert await _names(store) == ["good"]
+        assert await _list_names(store) == ["good"]
 
 
 _WRITE_UNTIL_KILLED = """
@@ -318,7 +318,7 @@ async def test_acknowledged_transactions_survive_kill_9_and_none_is_partial(path
     seed = first_seed()
     print(f"seed {seed}")
     random = Random(seed)
-    acknowledged: set[str] = set()
+    acknowledged_names: set[str] = set()
     for _ in range(5):
         with subprocess.Popen(
             [sys.executable, "-c", textwrap.dedent(_WRITE_UNTIL_KILLED), f"sqlite:///{path}"],
@@ -328,22 +328,22 @@ async def test_acknowledged_transactions_survive_kill_9_and_none_is_partial(path
         ) as process:
             assert process.stdout is not None
             for _ in range(random.randint(1, 600)):
-                acknowledged.add(process.stdout.readline().strip())
+                acknowledged_names.add(process.stdout.readline().strip())
             await asyncio.sleep(random.random() * 0.01)
             process.send_signal(signal.SIGKILL)
             # A line cut short by the kill was never a complete answer.
             output = process.stdout.read()
-            acknowledged.update(output[: output.rfind("\n") + 1].split())
+            acknowledged_names.update(output[: output.rfind("\n") + 1].split())
         async with open_sqlite(path, clock=SystemClock()) as store:
             assert isinstance(store, GeneratorStore)
             await store.check_invariants()
             recorded = {instant.id for instant in await store.instants(InstantFilter(), 1_000_000)}
-            assert acknowledged <= recorded
+            assert acknowledged_names <= recorded
             for n in range(8):
                 entry = await store.entry(TABLE, NS, f"t{n}")
                 assert entry is not None
                 assert entry.version - 1 == sum(1 for item in recorded if item.startswith(f"t{n}-"))
-    assert len(acknowledged) > 5
+    assert len(acknowledged_names) > 5
 
 
 _FILL_THE_DISK = """

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from seamark.formats.protocol.wire import FLUSH_KEYS
-from tests.streams.test_read_stream import ids, read
+from tests.streams.test_read_stream import list_ids, read
 from tests.streams.test_rows_over_http import Stream, create, streaming
 
 
@@ -36,7 +36,7 @@ async def test_engine_cannot_commit_a_snapshot_that_says_it_is_a_flush(stream: S
     assert await stream.snapshots() == 1
     await asyncio.to_thread(append, {"source": "nightly"})
     await stream.post({"id": 3})
-    assert sorted(ids(await read(stream))) == [1, 2, 3]
+    assert sorted(list_ids(await read(stream))) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("key", FLUSH_KEYS)

@@ -16,7 +16,7 @@ from seamark.metaserver.streams.stream_properties import ENABLED
 from seamark.metaserver.streams.stream_table import StreamTable
 from tests.services.kafka import Kafka
 from tests.services.seamark import Seamark
-from tests.streams.test_read_stream import ids, read
+from tests.streams.test_read_stream import list_ids, read
 from tests.streams.test_rows_over_http import SCHEMA, Stream, create, streaming
 from tests.waits import until
 
@@ -48,7 +48,7 @@ async def fleet(kafka: Kafka, postgres_url: str, tmp_path: Path) -> AsyncIterato
         yield streams
 
 
-async def _tables(fleet: list[Stream]) -> list[StreamTable]:
+async def _list_tables(fleet: list[Stream]) -> list[StreamTable]:
     """Return the open table of each server."""
     tables = []
     for stream in fleet:
@@ -72,7 +72,7 @@ async def test_rows_that_one_server_acknowledged_are_read_through_the_other(flee
 
 async def test_a_continuous_reader_may_change_the_server_at_any_time(fleet: list[Stream]) -> None:
     await fleet[0].post({"id": 0})
-    tables = await _tables(fleet)
+    tables = await _list_tables(fleet)
     await until(lambda: any(table.flushed[0] for table in tables))  # The first row is flushed at once.
     position = f"1.{tables[0].uuid}.none.0.after"
     read_ids: list[int] = []
@@ -82,20 +82,20 @@ async def test_a_continuous_reader_may_change_the_server_at_any_time(fleet: list
         if number % 4 == 0:
             await writer.flush()
         batches = await read(reader, from_=position)
-        position, read_ids = batches[-1].position, [*read_ids, *ids(batches)]
+        position, read_ids = batches[-1].position, [*read_ids, *list_ids(batches)]
         assert read_ids == list(range(number + 1))
 
 
 async def test_every_server_reports_the_rows_that_wait(fleet: list[Stream]) -> None:
     first, _ = fleet
     await first.post({"id": 1})
-    tables = await _tables(fleet)
+    tables = await _list_tables(fleet)
     await until(lambda: any(table.flushed[0] for table in tables))  # The first row is flushed at once.
     for reader in fleet:
         await first.post({"id": 2})
-        _, listed = await reader.server.get("/api/v1/streams")
+        _, streams = await reader.server.get("/api/v1/streams")
         status, stream_state = await reader.server.get("/api/v1/tables/db/t/stream")
-        assert (status, stream_state["waiting-rows"], listed["streams"][0]["waiting-rows"]) == (200, 1, 1)
+        assert (status, stream_state["waiting-rows"], streams["streams"][0]["waiting-rows"]) == (200, 1, 1)
         assert await first.flush() == 1
 
 
@@ -129,7 +129,7 @@ async def test_a_request_that_is_repeated_at_another_server_adds_nothing(fleet: 
 async def test_two_flushes_of_the_same_rows_add_them_once(fleet: list[Stream]) -> None:
     for number in range(10):
         await fleet[number % 2].post({"id": number})
-    tables = await _tables(fleet)
+    tables = await _list_tables(fleet)
     outcomes = await asyncio.gather(*(table.flush() for table in tables), return_exceptions=True)
     await asyncio.gather(*(table.flush() for table in tables))
     assert any(isinstance(outcome, int) for outcome in outcomes), outcomes
@@ -149,7 +149,7 @@ async def test_requests_at_two_servers_to_flush_the_same_rows_succeed(fleet: lis
 async def test_a_removal_that_is_repeated_at_another_server_does_not_flush_again(fleet: list[Stream]) -> None:
     first, second = fleet
     await first.post({"id": 1})
-    tables = await _tables(fleet)
+    tables = await _list_tables(fleet)
     await until(lambda: any(table.flushed[0] for table in tables))  # The first row is flushed at once.
     entry = await first.server.components.catalog.tables.entry(("db",), "t")
 
@@ -177,7 +177,7 @@ async def test_only_the_owner_of_a_table_flushes_the_rows_of_all_servers(
 ) -> None:
     settings = make_shared_settings(kafka, postgres_url, tmp_path) | {"stream_flush_interval_ms": 500}
     async with open_fleet(tmp_path, **settings) as fleet:
-        tables = await _tables(fleet)
+        tables = await _list_tables(fleet)
         await until(lambda: [table.keeps_rows for table in tables].count(True) == 1)
         for number in range(8):
             await fleet[number % 2].post({"id": number})

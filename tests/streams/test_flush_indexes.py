@@ -79,16 +79,16 @@ async def test_filters_and_gets_of_random_flushes_equal_a_dictionary_of_the_rows
         await create(stream, properties={KEY: "id", "format-version": rng.choice("23")}, **partitions)
         await create_indexes(stream)
         client = SeamarkClient(stream.server.url)
-        for turn in range(8):
-            chosen = rng.sample(range(30), rng.randint(1, 8))
-            rows = [{"id": key, "name": f"n{rng.randrange(4)}"} for key in chosen]
-            await stream.post(*rows, *({"id": key, "_op": "delete"} for key in chosen[:1]))
+        for round_number in range(8):
+            ids = rng.sample(range(30), rng.randint(1, 8))
+            rows = [{"id": key, "name": f"n{rng.randrange(4)}"} for key in ids]
+            await stream.post(*rows, *({"id": key, "_op": "delete"} for key in ids[:1]))
             expected |= {row["id"]: row["name"] for row in rows}
-            del expected[chosen[0]]
+            del expected[ids[0]]
             if rng.random() < 0.7:
                 await stream.flush()
                 covered = await coverage(stream)
-                assert all(files == live for files, live in covered.values()), (turn, covered)
+                assert all(files == live for files, live in covered.values()), (round_number, covered)
             name, key = f"n{rng.randrange(4)}", rng.randrange(30)
             assert await stream.ids(f"name = '{name}'") == sorted(key for key in expected if expected[key] == name)
             has_key = key in expected

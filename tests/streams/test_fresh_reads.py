@@ -45,7 +45,7 @@ def scan_ids(url: str, **options: Any) -> list[int]:
     return sorted(rows.column("id").to_pylist())
 
 
-def sql_rows(url: str, statement: str) -> list[tuple[Any, ...]]:
+def query_rows(url: str, statement: str) -> list[tuple[Any, ...]]:
     with SqlSession(url) as session:
         rows = session.sql(statement).to_arrow()
     return sorted(zip(*(column.to_pylist() for column in rows.columns), strict=True))
@@ -68,22 +68,22 @@ def client_planned_ids(url: str) -> list[int]:
 
 async def test_all_readers_return_rows_before_their_flush(stream: Stream) -> None:
     url = stream.server.url
-    joined = "SELECT a.id FROM db.t a JOIN db.t b ON a.name = b.name WHERE b.id = 3"
+    join = "SELECT a.id FROM db.t a JOIN db.t b ON a.name = b.name WHERE b.id = 3"
 
     def read() -> None:
         assert scan_ids(url) == [1, 2, 3]
         assert scan_ids(url, where="name = 'b'") == [2]
-        assert sql_rows(url, "SELECT count(*), max(id) FROM db.t") == [(3, 3)]
-        assert sql_rows(url, joined) == [(1,), (3,)]
+        assert query_rows(url, "SELECT count(*), max(id) FROM db.t") == [(3, 3)]
+        assert query_rows(url, join) == [(1,), (3,)]
         assert duckdb_rows(url, "SELECT id FROM sea.db.t WHERE name = 'b'") == [(2,)]
         assert duckdb_rows(url, "SELECT id FROM sea.db.t") == [(1,), (2,), (3,)]
-        assert duckdb_rows(url, joined.replace("db.t", "sea.db.t")) == [(1,), (3,)]
+        assert duckdb_rows(url, join.replace("db.t", "sea.db.t")) == [(1,), (3,)]
         client = SeamarkClient(url).reading_fresh_rows()
         assert client.explain(TABLE, "id > 1").records == 2
         name = client.plan_table(TABLE, "id >= 0").name
         assert name is not None
-        opened = open_table(client, ("db", name), At())
-        assert sum(task.records for task in plan(client, opened)) == 3
+        opened_table = open_table(client, ("db", name), At())
+        assert sum(task.records for task in plan(client, opened_table)) == 3
 
     await asyncio.to_thread(read)
     await stream.flush()
@@ -98,7 +98,7 @@ async def test_read_of_a_snapshot_branch_or_time_has_no_unflushed_rows(stream: S
         for at in (At(snapshot_id=snapshot.snapshot_id), At(ref="main"), At(as_of_ms=snapshot.timestamp_ms)):
             assert scan_ids(url, at=at) == [1]
         for version in (str(snapshot.snapshot_id), "'main'"):
-            assert sql_rows(url, f"SELECT id FROM db.t FOR VERSION AS OF {version}") == [(1,)]
+            assert query_rows(url, f"SELECT id FROM db.t FOR VERSION AS OF {version}") == [(1,)]
         client = SeamarkClient(url).reading_fresh_rows()
         assert client.explain(TABLE, at=At(ref="main")).files == 1
         assert client.plan_table(TABLE, at=At(ref="main")).files == 1
@@ -109,37 +109,37 @@ async def test_read_of_a_snapshot_branch_or_time_has_no_unflushed_rows(stream: S
 async def test_scans_of_an_open_table_read_the_same_rows_while_others_arrive(stream: Stream) -> None:
     client = SeamarkClient(stream.server.url).reading_fresh_rows()
 
-    def count_planned_rows(opened: Any) -> int:
-        return sum(task.records for task in plan(client, opened))
+    def count_planned_rows(opened_table: Any) -> int:
+        return sum(task.records for task in plan(client, opened_table))
 
-    opened = await asyncio.to_thread(open_table, client, TABLE, At())
-    assert await asyncio.to_thread(count_planned_rows, opened) == 3
+    opened_table = await asyncio.to_thread(open_table, client, TABLE, At())
+    assert await asyncio.to_thread(count_planned_rows, opened_table) == 3
     await stream.post({"id": 4, "name": "b"})
     await stream.flush()
     await stream.post({"id": 5, "name": "b"})
-    assert await asyncio.to_thread(count_planned_rows, opened) == 3
-    assert await asyncio.to_thread(client.explain, TABLE, at=At(snapshot_id=opened.snapshot_id)) is not None
+    assert await asyncio.to_thread(count_planned_rows, opened_table) == 3
+    assert await asyncio.to_thread(client.explain, TABLE, at=At(snapshot_id=opened_table.snapshot_id)) is not None
     assert await asyncio.to_thread(scan_ids, stream.server.url) == [1, 2, 3, 4, 5]
-    (named,) = [each for each in stream.server.components.streams.snapshots._by_id.values() if each.made_s][:1]
-    named.used_s -= 10_000
+    (snapshot,) = [each for each in stream.server.components.streams.snapshots._by_id.values() if each.made_s][:1]
+    snapshot.used_s -= 10_000
     with pytest.raises(InvalidRequest, match="it has expired; load the table again"):
-        await asyncio.to_thread(count_planned_rows, opened)
+        await asyncio.to_thread(count_planned_rows, opened_table)
 
 
 async def test_upsert_and_delete_see_rows_acknowledged_before(stream: Stream) -> None:
     url = stream.server.url
-    assert await asyncio.to_thread(sql_rows, url, "UPDATE db.t SET name = 'z' WHERE id = 3") == [(1,)]
+    assert await asyncio.to_thread(query_rows, url, "UPDATE db.t SET name = 'z' WHERE id = 3") == [(1,)]
     await stream.post({"id": 4, "name": "b"})
-    assert await asyncio.to_thread(sql_rows, url, "DELETE FROM db.t WHERE name = 'b'") == [(2,)]
+    assert await asyncio.to_thread(query_rows, url, "DELETE FROM db.t WHERE name = 'b'") == [(2,)]
     await stream.post({"id": 5, "name": "b"})
     inserted = "INSERT INTO db.t SELECT id + 10, name, day FROM db.t WHERE id = 5"
-    assert await asyncio.to_thread(sql_rows, url, inserted) == [(1,)]
+    assert await asyncio.to_thread(query_rows, url, inserted) == [(1,)]
     rows = pa.table({"id": pa.array([5], pa.int64()), "name": ["upserted"]})
     await stream.post({"id": 6, "name": "c"})
     report = await asyncio.to_thread(lambda: seamark.upsert(SeamarkClient(url), TABLE, rows, keys=["id"]))
     assert (report.updated, report.inserted) == (1, 0)
     expected = [(1, "a"), (3, "z"), (5, "upserted"), (6, "c"), (15, "b")]
-    assert await asyncio.to_thread(sql_rows, url, "SELECT id, name FROM db.t") == expected
+    assert await asyncio.to_thread(query_rows, url, "SELECT id, name FROM db.t") == expected
 
 
 async def test_an_append_of_a_catalog_that_reads_waiting_rows_adds_only_its_rows(stream: Stream) -> None:
@@ -213,26 +213,26 @@ async def test_a_read_with_a_token_has_the_rows_of_the_token_or_is_refused(strea
     assert await asyncio.to_thread(lambda: scan_ids(url, after=token)) == [1, 2, 3, 4]
     assert await request_plan(token) == (200, "")
     uuid = token.partition("/")[0]
-    late = f"{uuid}/0:99"
-    assert await request_plan(late) == (503, "1")
+    late_token = f"{uuid}/0:99"
+    assert await request_plan(late_token) == (503, "1")
     assert await request_plan(f"00000000-0000-0000-0000-000000000000/0:99 {token}") == (200, "")
     assert (await request_plan("yesterday"))[0] == 400
     with pytest.raises(Unavailable, match="needs the rows up to offset 99"):
-        await asyncio.to_thread(lambda: seamark.scan(SeamarkClient(url, retries=0), TABLE, after=late))
+        await asyncio.to_thread(lambda: seamark.scan(SeamarkClient(url, retries=0), TABLE, after=late_token))
     path = "/v1/namespaces/db/tables/t"
     assert (await stream.server.get(path, headers={"X-Seamark-After": token}))[0] == 503
     await stream.flush()
     assert (await stream.server.get(path, headers={"X-Seamark-After": token}))[0] == 200
     first = await stream.post({"id": 5}, query="?producer=p&sequence=0")
-    again = await stream.post({"id": 5}, query="?producer=p&sequence=0")
-    assert first["token"] == again["token"] == f"{uuid}/0:5"
+    second_answer = await stream.post({"id": 5}, query="?producer=p&sequence=0")
+    assert first["token"] == second_answer["token"] == f"{uuid}/0:5"
 
 
 READERS: dict[str, Callable[[str], list[int]]] = {
     "scan": scan_ids,
-    "sql": lambda url: [number for (number,) in sql_rows(url, "SELECT id FROM db.t")],
+    "sql": lambda url: [number for (number,) in query_rows(url, "SELECT id FROM db.t")],
     "sql with a join": lambda url: [
-        number for (number,) in sql_rows(url, "SELECT a.id FROM db.t a JOIN db.t b ON a.id = b.id WHERE b.id >= 0")
+        number for (number,) in query_rows(url, "SELECT a.id FROM db.t a JOIN db.t b ON a.id = b.id WHERE b.id >= 0")
     ],
     "duckdb": lambda url: [number for (number,) in duckdb_rows(url, "SELECT id FROM sea.db.t")],
     "duckdb with plans": lambda url: [
@@ -242,10 +242,10 @@ READERS: dict[str, Callable[[str], list[int]]] = {
 }
 
 
-@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(12, judged=1)))
+@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(12, judged_number=1)))
 async def test_random_changes_leave_every_reader_with_the_rows_of_the_model(tmp_path: Path, seed: int) -> None:
     rng, number = random.Random(seed), 0
-    flushed, waiting, states = set[int](), set[int](), dict[int, set[int]]()
+    flushed, waiting_ids, states = set[int](), set[int](), dict[int, set[int]]()
 
     async with streaming(tmp_path) as stream:
         await create(stream, properties={"format-version": rng.choice(["2", "3"])})
@@ -255,23 +255,23 @@ async def test_random_changes_leave_every_reader_with_the_rows_of_the_model(tmp_
             return [{"id": each, "name": "ab"[each % 2]} for each in numbers]
 
         def change(action: str) -> None:
-            nonlocal flushed, waiting
+            nonlocal flushed, waiting_ids
             if action == "append":
                 table = pa.table({"id": pa.array(numbers, pa.int64()), "name": ["ab"[each % 2] for each in numbers]})
                 seamark.append(client, TABLE, table)
                 flushed |= set(numbers)
             elif action == "delete":
                 seamark.delete(client, TABLE, where=f"id < {numbers[0] - 20}")
-                flushed = {each for each in flushed | waiting if each >= numbers[0] - 20}
-                waiting = set()
+                flushed = {each for each in flushed | waiting_ids if each >= numbers[0] - 20}
+                waiting_ids = set()
             elif action == "update":
-                sql_rows(url, f"UPDATE db.t SET name = 'b' WHERE id = {numbers[0] - 1}")
-                flushed, waiting = flushed | waiting, set()
+                query_rows(url, f"UPDATE db.t SET name = 'b' WHERE id = {numbers[0] - 1}")
+                flushed, waiting_ids = flushed | waiting_ids, set()
             elif action == "compact":
                 compact(client, TABLE, policy=CompactionPolicy(1 << 20, 2, 1 << 20))
             elif action == "insert":
-                sql_rows(url, f"INSERT INTO db.t SELECT {numbers[0]}, 'a', NULL FROM db.t LIMIT 1")
-                flushed |= {numbers[0]} if flushed | waiting else set()
+                query_rows(url, f"INSERT INTO db.t SELECT {numbers[0]}, 'a', NULL FROM db.t LIMIT 1")
+                flushed |= {numbers[0]} if flushed | waiting_ids else set()
             elif action == "rollback" and states:
                 head = rng.choice(sorted(states))
                 update = {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": head}
@@ -286,28 +286,28 @@ async def test_random_changes_leave_every_reader_with_the_rows_of_the_model(tmp_
             )
             numbers = list(range(number + 1, number + 1 + rng.randint(1, 9)))
             number = numbers[-1]
-            if action == "post" or not (flushed or waiting):
+            if action == "post" or not (flushed or waiting_ids):
                 await stream.post(*rows_of(numbers))
-                waiting |= set(numbers)
+                waiting_ids |= set(numbers)
                 if not flushed:
                     await stream.flush()
-                    flushed, waiting = waiting, set()
+                    flushed, waiting_ids = waiting_ids, set()
             elif action == "flush":
                 if stream.server.components.streams.tables:
                     await stream.flush()
-                flushed, waiting = flushed | waiting, set()
+                flushed, waiting_ids = flushed | waiting_ids, set()
             else:
                 await asyncio.to_thread(change, action)
-            opened = await asyncio.to_thread(open_table, client, TABLE, At())
-            if opened.snapshot_id is not None:
-                states.setdefault(opened.snapshot_id, set(flushed))
-                assert states[opened.snapshot_id] == flushed, action
+            opened_table = await asyncio.to_thread(open_table, client, TABLE, At())
+            if opened_table.snapshot_id is not None:
+                states.setdefault(opened_table.snapshot_id, set(flushed))
+                assert states[opened_table.snapshot_id] == flushed, action
             for name in rng.sample(sorted(READERS), 2):
-                read = asyncio.create_task(asyncio.to_thread(READERS[name], url))
+                reader_task = asyncio.create_task(asyncio.to_thread(READERS[name], url))
                 if rng.random() < 0.3 and stream.server.components.streams.tables:
                     await stream.flush()  # These rows arrive while the reader runs.
-                    flushed, waiting = flushed | waiting, set()
-                assert await read == sorted(flushed | waiting), (action, name)
-            opened = await asyncio.to_thread(open_table, client, TABLE, At())
-            if opened.snapshot_id is not None:
-                states.setdefault(opened.snapshot_id, set(flushed))
+                    flushed, waiting_ids = flushed | waiting_ids, set()
+                assert await reader_task == sorted(flushed | waiting_ids), (action, name)
+            opened_table = await asyncio.to_thread(open_table, client, TABLE, At())
+            if opened_table.snapshot_id is not None:
+                states.setdefault(opened_table.snapshot_id, set(flushed))

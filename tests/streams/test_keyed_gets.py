@@ -67,8 +67,8 @@ async def get(stream: Stream, *keys: Any, **body: Any) -> Any:
 
 
 async def refuse(stream: Stream, body: Any, status: int = 400) -> str:
-    refused, answer = await request(stream, body)
-    assert refused == status, answer
+    refusal, answer = await request(stream, body)
+    assert refusal == status, answer
     return str(answer["error"]["message"])
 
 
@@ -96,9 +96,9 @@ async def test_get_with_a_token_has_the_rows_of_the_token_or_is_refused(stream: 
     token = (await stream.post({"id": 1, "name": "a"}))["token"]
     rows = await asyncio.to_thread(lambda: seamark.get_rows(client, "db.t", [1, 0], after=token, columns=["id"]))
     assert rows.to_pylist() == [{"id": 1}, {"id": 0}]
-    late = token.rpartition(":")[0] + ":99"
+    late_token = token.rpartition(":")[0] + ":99"
     with pytest.raises(Unavailable, match="needs the rows up to offset 99"):
-        await asyncio.to_thread(lambda: seamark.get_rows(client, "db.t", [1], after=late))
+        await asyncio.to_thread(lambda: seamark.get_rows(client, "db.t", [1], after=late_token))
 
 
 async def test_request_that_does_not_fit_is_refused_with_the_reason(
@@ -150,8 +150,8 @@ async def test_gets_of_one_principal_leave_threads_to_others() -> None:
 
     row_files, search = SimpleNamespace(get=get), SimpleNamespace(open=lambda *_: None)
     gets = keyed_gets.KeyedGets(cast("Any", row_files), cast("Any", search))
-    loaded = cast("Any", SimpleNamespace(entry=1, metadata=2))
-    calls = [gets.get(loaded, cast("Any", name), [], name) for name in ("ann",) * 6 + ("bob",)]
+    loaded_parts = cast("Any", SimpleNamespace(entry=1, metadata=2))
+    calls = [gets.get(loaded_parts, cast("Any", name), [], name) for name in ("ann",) * 6 + ("bob",)]
     tasks = [asyncio.create_task(call) for call in calls]
     await until(lambda: running == {"ann": 2, "bob": 1})
     tasks[0].cancel()
@@ -201,8 +201,8 @@ async def test_values_of_all_types_have_the_form_of_appended_rows(tmp_path: Path
         "days": ["2026-01-31", None],
         "sizes": {"keys": ["a", "b"], "values": [[1, 2], []]},
     }
-    far = {"day": "9999-12-31", "x": "NaN", "place": {"town": None, "day": None}, "days": []}
-    posted = [{"id": ids[0], **full}, {"id": ids[1]}, {"id": ids[2], **full, "place": None}, {"id": ids[3], **far}]
+    far_row = {"day": "9999-12-31", "x": "NaN", "place": {"town": None, "day": None}, "days": []}
+    posted = [{"id": ids[0], **full}, {"id": ids[1]}, {"id": ids[2], **full, "place": None}, {"id": ids[3], **far_row}]
     async with streaming(tmp_path) as stream:
         await create(stream, TYPES, properties={KEY: "id"})
         status, answer = await stream.send(json.dumps(posted).encode())
@@ -232,21 +232,21 @@ async def test_gets_of_random_keys_equal_a_dictionary_of_the_rows(tmp_path: Path
                 f"{stream.server.url}/api/v1/tables/db/t/indexes/r", json=index
             ) as answer:
                 assert answer.status in (200, 201), await answer.text()
-        for turn in range(12):
-            chosen = rng.sample(range(20), rng.randint(1, 6))
+        for round_number in range(12):
+            ids = rng.sample(range(20), rng.randint(1, 6))
             match rng.choice(("post", "post", "delete", "flush", "upsert")):
                 case "post":
-                    await stream.post(*({"id": key, "name": f"{turn}.{key}"} for key in chosen))
-                    expected |= {key: f"{turn}.{key}" for key in chosen}
+                    await stream.post(*({"id": key, "name": f"{round_number}.{key}"} for key in ids))
+                    expected |= {key: f"{round_number}.{key}" for key in ids}
                 case "delete":
-                    await stream.post(*({"id": key, "_op": "delete"} for key in chosen))
-                    expected = {key: name for key, name in expected.items() if key not in chosen}
+                    await stream.post(*({"id": key, "_op": "delete"} for key in ids))
+                    expected = {key: name for key, name in expected.items() if key not in ids}
                 case "flush" if stream.server.components.streams.tables:
                     await stream.flush()
                 case "upsert" if expected:
-                    rows = pa.table({"id": pa.array(chosen, pa.int64()), "name": [f"{turn}.{key}" for key in chosen]})
+                    rows = pa.table({"id": pa.array(ids, pa.int64()), "name": [f"{round_number}.{key}" for key in ids]})
                     await asyncio.to_thread(seamark.upsert, client, "db.t", rows, keys=["id"])
-                    expected |= {key: f"{turn}.{key}" for key in chosen}
+                    expected |= {key: f"{round_number}.{key}" for key in ids}
             requested_ids = [rng.randrange(22) for _ in range(rng.randint(0, 12))]
             answer = await get(stream, *requested_ids, select=["id", "name"])
             firsts = list(dict.fromkeys(requested_ids))

@@ -100,8 +100,8 @@ def locate_rows_of_an_earlier_pointer(patch: pytest.MonkeyPatch) -> None:
     earlier: dict[StreamTable, object] = {}
 
     async def stale(table: StreamTable, keyed, entry, metadata, *, fresh: bool):
-        last, earlier[table] = earlier.get(table, metadata), metadata
-        return await store(table, keyed, entry, last if fresh else metadata, fresh=fresh)
+        last_metadata, earlier[table] = earlier.get(table, metadata), metadata
+        return await store(table, keyed, entry, last_metadata if fresh else metadata, fresh=fresh)
 
     patch.setattr(StreamTable, "store_deletes", stale)
 

@@ -39,7 +39,7 @@ from seamark.metaserver.streams.keys import KEY
 from seamark.metaserver.streams.stream_properties import SHARDS
 from tests.seeds import examples, first_seed
 from tests.streams.test_fresh_reads import FRESH
-from tests.streams.test_rows_over_http import ARROW, LINES, Stream, arrow_body, create, streaming
+from tests.streams.test_rows_over_http import ARROW, LINES, Stream, create, encode_arrow, streaming
 
 SCHEMA = Schema(
     NestedField(1, "id", LongType(), required=True),
@@ -92,14 +92,14 @@ async def test_rows_of_a_file_with_deletes_are_replaced_by_several_fresh_snapsho
     await stream.post(*({"id": number, "name": "a"} for number in range(100)))
     await stream.flush()
     expected = dict.fromkeys(range(100), "a")
-    for turn in range(3):
-        await stream.post({"id": turn, "_op": "delete"})
+    for round_number in range(3):
+        await stream.post({"id": round_number, "_op": "delete"})
         await stream.flush()
-        del expected[turn]
+        del expected[round_number]
         for key in range(50, 58):
             # The file has deletes already, so the rows of the earlier parts are not located again.
-            await stream.post({"id": key, "name": f"{turn}.{key}"})
-            expected[key] = f"{turn}.{key}"
+            await stream.post({"id": key, "name": f"{round_number}.{key}"})
+            expected[key] = f"{round_number}.{key}"
             assert await read(stream) == expected
 
 
@@ -245,15 +245,15 @@ async def test_changes_that_cannot_be_applied_are_refused_with_the_reason(stream
     assert 'Row 0 has the _op "upsert"' in await reason({"id": 1, "name": "a", "_op": "upsert"}, "")
     assert "Row 0 has no value in the column id" in await reason({"_op": "delete"}, "")
     assert "column name is required" in await reason({"id": 1, "_op": "update"}, "")
-    status, text = await stream.send_refused(arrow_body(id=[1], name=["a"], _op=["merge"]), ARROW)
+    status, text = await stream.send_refused(encode_arrow(id=[1], name=["a"], _op=["merge"]), ARROW)
     assert (status, 'Row 0 has the _op "merge"' in text) == (400, True)
     assert await read(stream) == {}
 
 
 async def test_kinds_of_arrow_rows_are_applied(stream: Stream) -> None:
-    await stream.send(arrow_body(id=[1, 2, 3], name=["a", "b", "c"]), ARROW)
+    await stream.send(encode_arrow(id=[1, 2, 3], name=["a", "b", "c"]), ARROW)
     names = pa.array([None, "d", "e"], pa.string())
-    status, _ = await stream.send(arrow_body(id=[1, 2, 4], name=names, _op=["delete", None, "insert"]), ARROW)
+    status, _ = await stream.send(encode_arrow(id=[1, 2, 4], name=names, _op=["delete", None, "insert"]), ARROW)
     assert status == 200
     assert await read(stream) == {2: "d", 3: "c", 4: "e"}
 
@@ -280,11 +280,11 @@ async def test_rows_of_a_key_of_several_columns_stay_in_order_over_shards(tmp_pa
     async with streaming(tmp_path) as stream:
         await create(stream, SCHEMA, properties={KEY: "town,id", SHARDS: "4"})
         towns = ["x", "y", "z"]
-        for turn in range(3):
+        for round_number in range(3):
             await stream.post(
-                *({"id": number, "town": town, "name": f"{turn}"} for number in range(5) for town in towns)
+                *({"id": number, "town": town, "name": f"{round_number}"} for number in range(5) for town in towns)
             )
-            if turn == 1:
+            if round_number == 1:
                 await stream.flush()
         await stream.post({"id": 0, "town": "x", "_op": "delete"})
         rows = await asyncio.to_thread(lambda: stream.catalog.load_table("db.t").scan().to_arrow().to_pylist())
@@ -348,7 +348,7 @@ async def test_table_that_gets_a_key_replaces_unflushed_rows(tmp_path: Path) -> 
             await stream.flush()
 
 
-@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(4, judged=2)))
+@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(4, judged_number=2)))
 async def test_random_changes_equal_a_dictionary(tmp_path: Path, seed: int) -> None:
     """The changes come from writers and batch writers.
 

@@ -17,12 +17,14 @@ async def test_read_has_few_large_batches_and_reaches_all_shards() -> None:
     async with open_memory_log(SystemClock()) as log:
         for _ in range(2):
             await log.append({Shard("t", number): Batch(1, bytes(1_000)) for number in range(SHARDS)})
-        at = dict.fromkeys(range(SHARDS), 0)
+        positions = dict.fromkeys(range(SHARDS), 0)
         for _ in range(2 * SHARDS):
-            rows = await read_log(log, "t", {shard: (at[shard], 2) for shard in at if at[shard] < 2}, limit_bytes=1)
+            rows = await read_log(
+                log, "t", {shard: (positions[shard], 2) for shard in positions if positions[shard] < 2}, limit_bytes=1
+            )
             assert rows.rows == 1
-            at |= rows.offsets
-        assert set(at.values()) == {2}
+            positions |= rows.offsets
+        assert set(positions.values()) == {2}
 
 
 async def test_read_counts_its_memory() -> None:

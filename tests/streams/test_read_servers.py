@@ -20,7 +20,7 @@ from tests.services.kafka import Kafka
 from tests.services.seamark import Seamark
 from tests.streams.test_fleet import make_shared_settings
 from tests.streams.test_fresh_reads import TABLE, client_planned_ids, scan_ids
-from tests.streams.test_read_stream import ids, read
+from tests.streams.test_read_stream import list_ids, read
 from tests.streams.test_rows_over_http import NEVER_MS, SCHEMA, create, streaming
 from tests.streams.test_stream_commands import count_calls
 from tests.waits import until
@@ -39,7 +39,7 @@ async def test_read_server_without_a_log_shows_flushed_rows_and_refuses_changes(
         components = reader.server.components
         assert not components.streams.has_log
         assert not components.services_status.enabled
-        refused = "This server only reads (its setting role is read): send {} to one of http://writer:8181"
+        refusal = "This server only reads (its setting role is read): send {} to one of http://writer:8181"
         for method, path, operation in (
             ("POST", "/api/v1/tables/db/t/rows", "appendRows"),
             ("POST", "/api/v1/rows", "appendRowsToTables"),
@@ -52,7 +52,7 @@ async def test_read_server_without_a_log_shows_flushed_rows_and_refuses_changes(
             async with reader.server.http.request(method, url + path, json={}) as answer:
                 error = (await answer.json())["error"]
             assert (answer.status, error["type"]) == (406, "UnsupportedOperationException")
-            assert error["message"] == refused.format(operation)
+            assert error["message"] == refusal.format(operation)
         uuid = (await components.catalog.tables.entry(("db",), "t")).uuid
         with pytest.raises(ReadOnlyServer, match="send a statement that changes rows of a stream table to one of"):
             await components.streams.flush(uuid)
@@ -72,7 +72,7 @@ async def test_read_server_returns_waiting_rows_and_never_flushes_them(
             assert await reader.ids() == [1, 2]
             url = reader.server.url
             assert await asyncio.to_thread(lambda: scan_ids(url, after=token)) == [1, 2]
-            assert ids(await read(reader, from_="earliest")) == [1, 2]
+            assert list_ids(await read(reader, from_="earliest")) == [1, 2]
         # The writer has stopped. The rows stay in the log until a server that writes flushes them.
         streams = reader.server.components.streams
         (table,) = streams.tables.values()

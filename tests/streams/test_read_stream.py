@@ -45,7 +45,7 @@ async def read(stream: Stream, **options: Any) -> list[StreamBatch]:
     return await asyncio.to_thread(lambda: list(seamark.read_stream(client, "db.t", follow=False, **options)))
 
 
-def ids(batches: list[StreamBatch]) -> list[int]:
+def list_ids(batches: list[StreamBatch]) -> list[int]:
     return [number for batch in batches for number in batch.rows.column("id").to_pylist()]
 
 
@@ -68,16 +68,16 @@ async def test_a_reader_gets_each_row_once_across_flushes_and_batch_appends(stre
     await stream.post({"id": 5})
     await append_batch(stream, 6)
     batches = await read(stream)
-    assert sorted(ids(batches)) == [1, 2, 3, 4, 5, 6]
+    assert sorted(list_ids(batches)) == [1, 2, 3, 4, 5, 6]
     after = batches[-1].position
     await stream.flush()
-    assert ids(await read(stream, from_=after)) == []
+    assert list_ids(await read(stream, from_=after)) == []
     await stream.post({"id": 7})
     await append_batch(stream, 8)
     await stream.flush()
     await stream.post({"id": 9, "name": "i", "day": "2026-01-31"})
     later_rows = await read(stream, from_=after)
-    assert sorted(ids(later_rows)) == [7, 8, 9]
+    assert sorted(list_ids(later_rows)) == [7, 8, 9]
     assert later_rows[-1].rows.schema == batches[0].rows.schema
     assert {"id": 9, "name": "i", "day": datetime.date(2026, 1, 31)} in later_rows[-1].rows.to_pylist()
 
@@ -96,16 +96,16 @@ async def test_a_reader_begins_at_each_place(stream: Stream) -> None:
     await append_batch(stream, 5)
     latest = await asyncio.to_thread(_locate, stream, "latest")
     await stream.post({"id": 6})
-    assert sorted(ids(await read(stream, from_="earliest"))) == [1, 2, 3, 4, 5, 6]
-    assert sorted(ids(await read(stream, from_=first))) == [2, 3, 4, 5, 6]
-    assert sorted(ids(await read(stream, from_=0))) == [1, 2, 3, 4, 5, 6]
-    assert sorted(ids(await read(stream, from_=moment))) == [4, 5, 6]
-    assert sorted(ids(await read(stream, from_=latest))) == [6]
-    assert ids(await read(stream, from_="latest")) == []
+    assert sorted(list_ids(await read(stream, from_="earliest"))) == [1, 2, 3, 4, 5, 6]
+    assert sorted(list_ids(await read(stream, from_=first))) == [2, 3, 4, 5, 6]
+    assert sorted(list_ids(await read(stream, from_=0))) == [1, 2, 3, 4, 5, 6]
+    assert sorted(list_ids(await read(stream, from_=moment))) == [4, 5, 6]
+    assert sorted(list_ids(await read(stream, from_=latest))) == [6]
+    assert list_ids(await read(stream, from_="latest")) == []
 
 
-def _locate(stream: Stream, at: str) -> str:
-    return StreamReads(SeamarkClient(stream.server.url), "db.t", changes=False, skip_changes=False).locate(at)
+def _locate(stream: Stream, position: str) -> str:
+    return StreamReads(SeamarkClient(stream.server.url), "db.t", changes=False, skip_changes=False).locate(position)
 
 
 async def test_a_waiting_reader_gets_rows_and_batch_appends_soon(
@@ -138,10 +138,10 @@ async def test_a_waiting_reader_gets_the_first_row_that_is_ever_appended(stream:
         await append_batch(stream, 1)
     start = await asyncio.to_thread(_locate, stream, "latest")
     url = f"{stream.server.url}/api/v1/tables/db/t/rows?after={start}&wait={WAIT_S}"
-    waiting = asyncio.create_task(stream.server.http.get(url))
+    waiting_task = asyncio.create_task(stream.server.http.get(url))
     await asyncio.sleep(0.2)
     await stream.post({"id": 2})
-    async with asyncio.timeout(SOON_S), await waiting as answer:
+    async with asyncio.timeout(SOON_S), await waiting_task as answer:
         assert answer.status == 200, await answer.text()
         assert pa.ipc.open_stream(await answer.read()).read_all().column("id").to_pylist() == [2]
 
@@ -155,7 +155,7 @@ async def test_removals_are_refused_or_skipped_and_compactions_return_nothing(st
     await stream.post({"id": 3})
     with pytest.raises(InvalidRequest, match=r"removed or replaced rows.*skip-changes=true"):
         await read(stream, from_=start)
-    assert ids(await read(stream, from_=start, skip_changes=True)) == [3]
+    assert list_ids(await read(stream, from_=start, skip_changes=True)) == [3]
 
 
 async def test_kinds_of_rows_need_a_free_column_name(stream: Stream) -> None:
@@ -166,7 +166,7 @@ async def test_kinds_of_rows_need_a_free_column_name(stream: Stream) -> None:
             change.add_column("_change_type", StringType())
 
     await asyncio.to_thread(add_column)
-    assert ids(await read(stream)) == [1]
+    assert list_ids(await read(stream)) == [1]
     with pytest.raises(InvalidRequest, match="has a column _change_type"):
         await read(stream, from_=0, changes=True)
 
@@ -199,8 +199,8 @@ async def test_rows_that_the_log_has_removed_are_read_from_the_files_of_their_fl
         (table,) = stream.server.components.streams.tables.values()
         log = await stream.server.components.streams.open_log(*(await table._tables.load(table.uuid)))
         log._state.shards[Shard(table.uuid, 0)].start = 3  # type: ignore[attr-defined]  # as the retention does
-        assert sorted(ids(await read(stream, from_=0))) == [1, 2, 3, 4]
-        assert sorted(ids(await read(stream, from_=first))) == [3, 4]
+        assert sorted(list_ids(await read(stream, from_=0))) == [1, 2, 3, 4]
+        assert sorted(list_ids(await read(stream, from_=first))) == [3, 4]
         with pytest.raises(NoSuchResource, match=f"begin at snapshot:{first}"):
             await read(stream, from_=f"1.{table.uuid}.none.1.after")
 
@@ -214,7 +214,7 @@ async def test_a_position_within_a_file_goes_on_with_its_next_row(tmp_path: Path
         first, *_ = await read(stream)
         assert "~" in first.position
         later_rows = await read(stream, from_=first.position)
-        assert Counter(ids([first, *later_rows])) == Counter([*range(count), -1])
+        assert Counter(list_ids([first, *later_rows])) == Counter([*range(count), -1])
 
 
 async def test_rows_keep_their_values_after_a_schema_change(stream: Stream) -> None:
@@ -261,15 +261,15 @@ async def test_readers_of_random_histories_return_the_rows_of_the_model(seed: in
                     case "flush":
                         await stream.server.http.post(f"{stream.server.url}/api/v1/tables/db/t/flush")
                     case "start":
-                        at = rng.choice(("earliest", "latest"))
-                        position = await asyncio.to_thread(_locate, stream, at)
-                        readers.append((position, Counter(), 0 if at == "earliest" else len(model)))
+                        offset = rng.choice(("earliest", "latest"))
+                        position = await asyncio.to_thread(_locate, stream, offset)
+                        readers.append((position, Counter(), 0 if offset == "earliest" else len(model)))
                     case "read":
                         readers = [await _read_some(stream, rng, *reader) for reader in readers]
-            assert sorted(ids(await read(stream))) == sorted(model)
+            assert sorted(list_ids(await read(stream))) == sorted(model)
     async with streaming(home) as stream:
         for position, read_ids, start in readers:
-            later_ids = Counter(ids(await read(stream, from_=position)))
+            later_ids = Counter(list_ids(await read(stream, from_=position)))
             assert read_ids + later_ids == Counter(model[start:]), seed
 
 
@@ -278,5 +278,5 @@ async def _read_some(
 ) -> tuple[str, Counter[int], int]:
     """Read a random number of batches, and return the reader's new position, its rows and `start`."""
     batches = await read(stream, from_=position)
-    chosen = batches[: rng.randint(0, len(batches))]
-    return (chosen[-1].position if chosen else position), read_ids + Counter(ids(chosen)), start
+    read_batches = batches[: rng.randint(0, len(batches))]
+    return (read_batches[-1].position if read_batches else position), read_ids + Counter(list_ids(read_batches)), start

@@ -31,7 +31,7 @@ from seamark.metaserver.streams.stream_properties import ENABLED, FLUSH_INTERVAL
 from seamark.metaserver.streams.stream_table import StreamTable
 from seamark.metaserver.streams.streams import Streams
 from tests.streams import test_keyed_tables
-from tests.streams.test_read_stream import append_batch, ids, read
+from tests.streams.test_read_stream import append_batch, list_ids, read
 from tests.streams.test_rows_over_http import SCHEMA, Stream, create, streaming
 from tests.waits import until
 
@@ -151,7 +151,7 @@ async def test_idle_shards_delay_neither_flushes_nor_readers(tmp_path: Path) -> 
             await stream.post({"id": number}, query=f"?producer=p&sequence={number}")
             assert await stream.ids() == list(range(number + 1))
             assert await stream.flush() + await stream.flush() <= 1
-            assert sorted(ids(await read(stream))) == list(range(number + 1))
+            assert sorted(list_ids(await read(stream))) == list(range(number + 1))
         (table,) = stream.server.components.streams.tables.values()
         assert sorted(table.flushed.values()) == [0] * 7 + [3]
 
@@ -168,7 +168,7 @@ async def test_first_flush_keeps_rows_that_the_table_had_before(tmp_path: Path) 
         await append_batch(stream, 4)
         for _ in range(2):
             assert await stream.ids() == [1, 2, 3, 4]
-            assert sorted(ids(await read(stream))) == [1, 2, 3, 4]
+            assert sorted(list_ids(await read(stream))) == [1, 2, 3, 4]
             await stream.flush()
 
 
@@ -293,10 +293,10 @@ async def test_deletion_vectors_that_a_flush_replaces_stay_for_earlier_snapshots
         expected: list[dict[int, str]] = []
         snapshots: list[int] = []
         model: dict[int, str] = {}
-        for changed in (range(6), (0, 1), (1, 2), (3,)):
-            model |= {key: f"n{len(expected)}" for key in changed}
-            await stream.post(*({"id": key, "name": model[key]} for key in changed))
-            assert await stream.flush() in (0, len(changed))
+        for changed_rows in (range(6), (0, 1), (1, 2), (3,)):
+            model |= {key: f"n{len(expected)}" for key in changed_rows}
+            await stream.post(*({"id": key, "name": model[key]} for key in changed_rows))
+            assert await stream.flush() in (0, len(changed_rows))
             table = await asyncio.to_thread(stream.catalog.load_table, "db.t")
             snapshots.append(table.metadata.current_snapshot_id or 0)
             expected.append(dict(model))
@@ -304,8 +304,8 @@ async def test_deletion_vectors_that_a_flush_replaces_stay_for_earlier_snapshots
         client = SeamarkClient(stream.server.url)
         for snapshot, rows in zip(snapshots, expected, strict=True):
             scan = await asyncio.to_thread(seamark.scan, client, "db.t", at=At(snapshot_id=snapshot))
-            stored = (await asyncio.to_thread(scan.to_arrow)).to_pylist()
-            assert sorted((row["id"], row["name"]) for row in stored) == sorted(rows.items())
+            actual_rows = (await asyncio.to_thread(scan.to_arrow)).to_pylist()
+            assert sorted((row["id"], row["name"]) for row in actual_rows) == sorted(rows.items())
 
 
 async def test_flush_that_a_compaction_overtakes_is_repeated_on_its_files(

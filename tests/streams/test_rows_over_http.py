@@ -30,7 +30,7 @@ import seamark
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.streams.writer import StreamClosed
 from seamark.formats.protocol.wire import FRESH_FOLDER
-from seamark.formats.runtime.errors import CommitConflict
+from seamark.formats.runtime.errors import CommitConflict, CommitUnknown
 from seamark.metaserver.streams.catalog_tables import CatalogTables
 from seamark.metaserver.streams.stream_properties import ENABLED
 from tests.seeds import examples, first_seed
@@ -103,12 +103,12 @@ async def stream(tmp_path: Path) -> AsyncIterator[Stream]:
         yield stream
 
 
-async def create(stream: Stream, schema: Schema = SCHEMA, **more: Any) -> None:
-    properties = {ENABLED: "true", **more.pop("properties", {})}
-    await asyncio.to_thread(stream.catalog.create_table, "db.t", schema, properties=properties, **more)
+async def create(stream: Stream, schema: Schema = SCHEMA, **options: Any) -> None:
+    properties = {ENABLED: "true", **options.pop("properties", {})}
+    await asyncio.to_thread(stream.catalog.create_table, "db.t", schema, properties=properties, **options)
 
 
-def arrow_body(**columns: Any) -> bytes:
+def encode_arrow(**columns: Any) -> bytes:
     table, sink = pa.table(columns), io.BytesIO()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
@@ -118,7 +118,7 @@ def arrow_body(**columns: Any) -> bytes:
 async def test_every_format_is_read_before_any_commit(stream: Stream) -> None:
     await stream.post({"id": 1, "name": "a", "day": "2026-01-31"}, {"id": 2})
     assert (await stream.send(b'{"id": 3, "name": "c"}\n{"id": 4}\n', LINES))[0] == 200
-    assert (await stream.send(arrow_body(id=[5, 6], name=["e", None]), ARROW))[0] == 200
+    assert (await stream.send(encode_arrow(id=[5, 6], name=["e", None]), ARROW))[0] == 200
     assert (await stream.send(b'{"rows": [{"id": 7}]}'))[0] == 200
     assert await stream.ids() == [1, 2, 3, 4, 5, 6, 7]
     assert await stream.ids("id >= 3 and id < 6") == [3, 4, 5]
@@ -203,14 +203,26 @@ async def test_rows_of_a_partitioned_table_are_pruned_by_partition(tmp_path: Pat
 
 async def test_a_repeated_request_of_a_producer_adds_no_row(stream: Stream) -> None:
     first = await stream.post({"id": 1}, query="?producer=p&sequence=0")
-    again = await stream.post({"id": 1}, query="?producer=p&sequence=0")
+    second_answer = await stream.post({"id": 1}, query="?producer=p&sequence=0")
     assert not first["duplicate"]
-    assert again["duplicate"]
+    assert second_answer["duplicate"]
     await stream.post({"id": 2}, query="?producer=p&sequence=1")
     await stream.post({"id": 3}, query="?producer=other&sequence=0")
     status, message = await stream.send_refused(b'[{"id": 9}]', query="?producer=p&sequence=7")
     assert (status, "send append 2 first" in message) == (409, True)
     assert await stream.ids() == [1, 2, 3]
+
+
+async def test_unknown_outcome_says_whether_a_repeat_is_safe(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*arguments: Any) -> Any:
+        raise CommitUnknown("Kafka did not answer. Repeat the request with the same sequence number")
+
+    monkeypatch.setattr(stream.server.components.streams, "append", fail)
+    advice = {"": "a repeat can store them twice", "?producer=p&sequence=0": "with the same sequence number"}
+    for query, text in advice.items():
+        status, answer = await stream.send(b'[{"id": 1}]', query=query)
+        assert (status, answer["error"]["type"]) == (500, "CommitStateUnknownException")
+        assert text in answer["error"]["message"]
 
 
 async def test_rows_that_do_not_fit_are_refused_with_row_column_and_value(stream: Stream) -> None:
@@ -231,7 +243,7 @@ async def test_rows_that_do_not_fit_are_refused_with_row_column_and_value(stream
     assert (await stream.send_refused(b"id\n1\n", "text/csv"))[0] == 415
     assert "Row 1 is not valid JSON" in (await stream.send_refused(b'{"id": 1}\n{"id": \n', LINES))[1]
     assert (await stream.send_refused(b"nothing", ARROW))[0] == 400
-    status, message = await stream.send_refused(arrow_body(id=["x"]), ARROW)
+    status, message = await stream.send_refused(encode_arrow(id=["x"]), ARROW)
     assert (status, "column id" in message) == (400, True)
     assert (await stream.send_refused(b"[]", query="?producer=p"))[0] == 400
     assert (await stream.send_refused(b"[]", query="?producer=p&sequence=-1"))[0] == 400
@@ -257,12 +269,12 @@ _ROWS = 20_000
     ids=["dictionary", "runs", "views", "lists of nulls"],
 )
 async def test_small_body_that_decodes_to_too_many_bytes_is_refused(stream: Stream, names: pa.Array) -> None:
-    body = arrow_body(id=pa.array(range(_ROWS), pa.int64()), name=names)
+    body = encode_arrow(id=pa.array(range(_ROWS), pa.int64()), name=names)
     assert len(body) < 1_000_000
     status, message = await stream.send_refused(body, ARROW)
     assert (status, "decoded rows have more than" in message) == (413, True)
-    few = pa.DictionaryArray.from_arrays(pa.array([0, 0]), pa.array(["a"]))
-    assert (await stream.send(arrow_body(id=pa.array([1, 2]), name=few), ARROW))[0] == 200
+    dictionary = pa.DictionaryArray.from_arrays(pa.array([0, 0]), pa.array(["a"]))
+    assert (await stream.send(encode_arrow(id=pa.array([1, 2]), name=dictionary), ARROW))[0] == 200
 
 
 async def test_table_with_encrypted_files_refuses_rows(tmp_path: Path) -> None:
@@ -416,30 +428,30 @@ def _look(stream: Stream) -> bool:
     return True
 
 
-@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(6, judged=1)))
+@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(6, judged_number=1)))
 async def test_random_writers_flushes_batches_and_readers(tmp_path: Path, seed: int) -> None:
     """Streams, batch appends, flushes and restarts change a table concurrently. Every reader gets each row that was
     acknowledged before its read, exactly once.
     """
     import random
 
-    rng, acknowledged = random.Random(seed), Counter[int]()
-    sequences, sent = Counter[str](), 0
+    rng, acknowledged_numbers = random.Random(seed), Counter[int]()
+    sequences, sent_count = Counter[str](), 0
 
     async def write(stream: Stream, producer: str) -> None:
-        nonlocal sent
+        nonlocal sent_count
         for _ in range(rng.randint(1, 8)):
-            numbers = [sent := sent + 1 for _ in range(rng.randint(1, 20))]
+            numbers = [sent_count := sent_count + 1 for _ in range(rng.randint(1, 20))]
             rows = [{"id": number, "name": rng.choice("abc")} for number in numbers]
             for _ in range(rng.choice([1, 1, 2])):  # The client repeats the request, as it does after a lost answer.
                 await stream.post(*rows, query=f"?producer={producer}&sequence={sequences[producer]}")
             sequences[producer] += 1
-            acknowledged.update(numbers)
+            acknowledged_numbers.update(numbers)
             await asyncio.sleep(rng.random() / 50)
 
     async def append(stream: Stream) -> None:
-        nonlocal sent
-        number = sent = sent + 1
+        nonlocal sent_count
+        number = sent_count = sent_count + 1
 
         def commit() -> bool:
             arrow = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
@@ -451,15 +463,15 @@ async def test_random_writers_flushes_batches_and_readers(tmp_path: Path, seed: 
             return True
 
         if await asyncio.to_thread(commit):
-            acknowledged[number] += 1
+            acknowledged_numbers[number] += 1
 
     async def read(stream: Stream) -> None:
         for _ in range(rng.randint(1, 4)):
-            before = dict(acknowledged)
+            before = dict(acknowledged_numbers)
             rows = Counter(await stream.ids())
             assert not [number for number, times in rows.items() if times > 1], "a row is repeated"
             assert not before.keys() - rows.keys(), "an acknowledged row is missing"
-            assert rows.keys() <= set(range(1, sent + 1))
+            assert rows.keys() <= set(range(1, sent_count + 1))
 
     async def flush(stream: Stream) -> None:
         await asyncio.sleep(rng.random() / 10)
@@ -476,11 +488,11 @@ async def test_random_writers_flushes_batches_and_readers(tmp_path: Path, seed: 
                 await asyncio.gather(
                     write(stream, "p"), write(stream, "q"), append(stream), read(stream), read(stream), flush(stream)
                 )
-            assert await stream.ids() == sorted(acknowledged)
+            assert await stream.ids() == sorted(acknowledged_numbers)
     async with streaming(tmp_path) as stream:
-        assert await stream.ids() == sorted(acknowledged)
+        assert await stream.ids() == sorted(acknowledged_numbers)
         await stream.flush()
-        assert await stream.ids() == sorted(acknowledged)
+        assert await stream.ids() == sorted(acknowledged_numbers)
 
 
 async def test_fresh_files_are_deleted_after_their_time(tmp_path: Path) -> None:
@@ -519,13 +531,13 @@ async def test_writer_raises_for_a_refused_row_and_accepts_no_more_rows(stream: 
     def write() -> str:
         writer = seamark.stream_writer(SeamarkClient(stream.server.url), ("db", "t"))
         writer.write({"id": "x"})
-        with pytest.raises(StreamClosed) as refused:
+        with pytest.raises(StreamClosed) as error:
             writer.flush()
         with pytest.raises(StreamClosed):
             writer.write({"id": 1})
         with pytest.raises(StreamClosed):
             writer.close()
-        return str(refused.value)
+        return str(error.value)
 
     assert 'the value "x" is not a valid long' in await asyncio.to_thread(write)
     assert await stream.ids() == []
@@ -542,12 +554,12 @@ async def test_header_lets_an_engine_that_plans_itself_read_fresh_rows(tmp_path:
         def read() -> tuple[list[int], list[int], int]:
             with (
                 RestCatalog("fresh", uri=stream.server.url, **{"header.X-Seamark-Fresh": "true"}) as fresh,
-                RestCatalog("plain", uri=stream.server.url) as plain,
+                RestCatalog("plain", uri=stream.server.url) as plain_catalog,
             ):
                 table = fresh.load_table("db.t")
                 actual_ids = sorted(table.scan().to_arrow().column("id").to_pylist())
                 some = table.scan(row_filter="id >= 3").to_arrow().column("id").to_pylist()
-                return actual_ids, some, plain.load_table("db.t").scan().count()
+                return actual_ids, some, plain_catalog.load_table("db.t").scan().count()
 
         assert await asyncio.to_thread(read) == ([1, 2, 3], [3], 1)
         await stream.flush()
@@ -611,7 +623,7 @@ async def test_second_log_refuses_rows_while_the_first_has_unflushed_rows(tmp_pa
         assert await stream.ids() == [1]
 
 
-async def test_a_plan_in_pages_has_each_fresh_file_also_after_a_flush(tmp_path: Path) -> None:
+async def test_a_plan_in_pages_keeps_each_fresh_file_after_a_flush(tmp_path: Path) -> None:
     async with streaming(tmp_path, plan_inline_limit=2, plan_page_size=2) as stream:
         await create(stream, partition_spec=BY_NAME)
         await stream.post(*({"id": number, "name": str(number)} for number in range(9)))

@@ -43,11 +43,13 @@ async def open_pair(home: Path, **settings: Any) -> AsyncIterator[tuple[Stream, 
         yield first, second
 
 
-def read_opened(opened: Any, url: str) -> dict[int, str | None]:
+def read_opened(opened_table: Any, url: str) -> dict[int, str | None]:
     """Return the names by id of a table that a client has opened, with plans of the server at `url`."""
-    read_plan = plan_read(opened, ["id", "name"], bind_filter(None, opened))
+    read_plan = plan_read(opened_table, ["id", "name"], bind_filter(None, opened_table))
     client = SeamarkClient(url).reading_fresh_rows()
-    scan = TableScan(opened.storage, read_plan, lambda: plan(client, opened, columns=read_plan.names), None, None, None)
+    scan = TableScan(
+        opened_table.storage, read_plan, lambda: plan(client, opened_table, columns=read_plan.names), None, None, None
+    )
     rows = scan.to_arrow().to_pylist()
     assert len({row["id"] for row in rows}) == len(rows)
     return {row["id"]: row["name"] for row in rows}
@@ -60,15 +62,15 @@ async def test_fresh_snapshot_of_one_server_is_planned_at_another(tmp_path: Path
         await first.flush()
         await first.post({"id": 2, "name": "b"}, {"id": 3, "name": "c"})
         client = SeamarkClient(first.server.url).reading_fresh_rows()
-        opened = await asyncio.to_thread(open_table, client, TABLE, At())
+        opened_table = await asyncio.to_thread(open_table, client, TABLE, At())
         await first.post({"id": 4, "name": "d"})
-        assert await asyncio.to_thread(read_opened, opened, second.server.url) == {1: "a", 2: "b", 3: "c"}
+        assert await asyncio.to_thread(read_opened, opened_table, second.server.url) == {1: "a", 2: "b", 3: "c"}
         assert await asyncio.to_thread(scan_at_two_servers, first.server.url, second.server.url) == [1, 2, 3, 4]
         url = f"{second.server.url}/v1/namespaces/db/tables/t/plan"
-        unknown = {"snapshot-id": opened.snapshot_id + 1}
+        unknown = {"snapshot-id": opened_table.snapshot_id + 1}
         async with second.server.http.post(url, json=unknown, headers={"X-Seamark-Fresh": "true"}) as answer:
             message = (await answer.json())["error"]["message"]
-        assert (answer.status, f"Cannot find snapshot {opened.snapshot_id + 1}" in message) == (400, True)
+        assert (answer.status, f"Cannot find snapshot {opened_table.snapshot_id + 1}" in message) == (400, True)
 
 
 async def test_files_of_a_fresh_snapshot_outlive_the_time_in_its_record(
@@ -120,7 +122,7 @@ async def test_tables_opened_at_one_server_have_the_rows_of_the_model_at_another
         await create(first, properties=properties)
         client = SeamarkClient(first.server.url).reading_fresh_rows()
         rows: dict[int, str | None] = {}
-        opened: list[tuple[Any, dict[int, str | None]]] = []
+        opened_tables: list[tuple[Any, dict[int, str | None]]] = []
         for number in range(25):
             action = rng.choice(["post", "post", "post", "flush", "delete", "open", "read"])
             if action == "post" or not rows:
@@ -130,15 +132,15 @@ async def test_tables_opened_at_one_server_have_the_rows_of_the_model_at_another
             elif action == "flush":
                 await first.flush()
             elif action == "delete":
-                last = rng.choice(list(rows))
-                await asyncio.to_thread(seamark.delete, client, TABLE, where=f"id = {last}")
-                del rows[last]
+                last_id = rng.choice(list(rows))
+                await asyncio.to_thread(seamark.delete, client, TABLE, where=f"id = {last_id}")
+                del rows[last_id]
             elif action == "open":
-                opened.append((await asyncio.to_thread(open_table, client, TABLE, At()), dict(rows)))
-            elif opened:
-                table, expected = rng.choice(opened)
+                opened_tables.append((await asyncio.to_thread(open_table, client, TABLE, At()), dict(rows)))
+            elif opened_tables:
+                table, expected = rng.choice(opened_tables)
                 assert await asyncio.to_thread(read_opened, table, second.server.url) == expected
-        for table, expected in opened:
+        for table, expected in opened_tables:
             assert await asyncio.to_thread(read_opened, table, second.server.url) == expected
 
 

@@ -147,8 +147,8 @@ def read_shards_at_different_moments(patch: pytest.MonkeyPatch) -> None:
         now = watermarks(table)
         before = earlier.get(id(table), now)
         earlier[id(table)] = now
-        last = max(now)
-        return {**now, last: max(before.get(last, 0), table.flushed[last])}
+        last_time = max(now)
+        return {**now, last_time: max(before.get(last_time, 0), table.flushed[last_time])}
 
     patch.setattr(StreamTable, "watermarks", mix_watermarks)
 

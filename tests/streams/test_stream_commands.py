@@ -39,19 +39,19 @@ async def test_a_stream_is_listed_shown_and_flushed(tmp_path: Path) -> None:
         await stream.flush()
         await stream.post({"id": 2}, {"id": 3})
         await stream.post({"id": 4})
-        (listed,) = json.loads(await run(url, "list", "--json"))
-        assert (listed["namespace"], listed["table"], listed["waiting-rows"]) == (["db"], "t", 3)
-        assert sum(shard["flushed"] for shard in listed["shards"]) == 1
-        assert sum(shard["durable"] for shard in listed["shards"]) == 4
-        assert listed["oldest-ms"] is not None
+        (stream_report,) = json.loads(await run(url, "list", "--json"))
+        assert (stream_report["namespace"], stream_report["table"], stream_report["waiting-rows"]) == (["db"], "t", 3)
+        assert sum(shard["flushed"] for shard in stream_report["shards"]) == 1
+        assert sum(shard["durable"] for shard in stream_report["shards"]) == 4
+        assert stream_report["oldest-ms"] is not None
         text = await run(url, "list")
         assert "db.t" in text
         assert " 3 " in text
         assert json.loads(await run(url, "show", "db.t", "--json"))["waiting-rows"] == 3
         assert "3 rows" in await run(url, "show", "db.t")
         assert await run(url, "flush", "db.t") == "3 rows of db.t were flushed\n"
-        (listed,) = json.loads(await run(url, "list", "--json"))
-        assert (listed["waiting-rows"], listed["oldest-ms"]) == (0, None)
+        (stream_report,) = json.loads(await run(url, "list", "--json"))
+        assert (stream_report["waiting-rows"], stream_report["oldest-ms"]) == (0, None)
         assert await stream.ids() == [1, 2, 3, 4]
 
 
@@ -73,8 +73,8 @@ async def test_a_paused_table_refuses_rows_until_it_is_resumed_and_a_drained_tab
         await stream.post({"id": 2}, {"id": 3})
         assert await run(url, "drain", "db.t") == "2 rows of db.t were flushed; db.t is paused\n"
         assert (await stream.send_refused(b'[{"id": 4}]'))[0] == 503
-        (listed,) = json.loads(await run(url, "list", "--json"))
-        assert (listed["waiting-rows"], listed["paused"]) == (0, "no reason was given")
+        (stream_report,) = json.loads(await run(url, "list", "--json"))
+        assert (stream_report["waiting-rows"], stream_report["paused"]) == (0, "no reason was given")
         assert await run(url, "resume", "db.t") == "db.t takes rows\n"
         await stream.post({"id": 4})
         assert await stream.ids() == [0, 1, 2, 3, 4]
@@ -126,8 +126,8 @@ async def test_the_listing_has_pages_and_survives_a_restart(tmp_path: Path, monk
                 assert answer.status == 200
     async with streaming(tmp_path) as stream:
         requests: list[str] = []
-        counted = count_calls(GeneratorStore.find_entries, "find_entries", requests)
-        monkeypatch.setattr(GeneratorStore, "find_entries", counted)
+        entry_reads = count_calls(GeneratorStore.find_entries, "find_entries", requests)
+        monkeypatch.setattr(GeneratorStore, "find_entries", entry_reads)
         pages: list[Any] = []
         query = "?pageSize=2"
         while True:
@@ -139,12 +139,12 @@ async def test_the_listing_has_pages_and_survives_a_restart(tmp_path: Path, monk
             query = f"?pageSize=2&pageToken={page['next-page-token']}"
         assert [len(page) for page in pages] == [2, 1]
         assert requests == ["find_entries"] * 2  # One request to the database for each page.
-        assert sorted(listed["table"] for page in pages for listed in page) == ["a", "b", "t"]
+        assert sorted(streams["table"] for page in pages for streams in page) == ["a", "b", "t"]
         status, answer = await stream.server.get("/api/v1/streams?pageToken=x")
         assert (status, "pageToken" in answer["error"]["message"]) == (400, True)
         client = SeamarkClient(stream.server.url)
-        listed = await asyncio.to_thread(lambda: list(list_streams(client)))
-        assert sorted(table["table"] for table in listed) == ["a", "b", "t"]
+        streams = await asyncio.to_thread(lambda: list(list_streams(client)))
+        assert sorted(table["table"] for table in streams) == ["a", "b", "t"]
 
 
 async def test_metrics_count_waiting_rows_and_report_a_failed_log(tmp_path: Path) -> None:

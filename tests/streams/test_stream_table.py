@@ -19,17 +19,17 @@ from seamark.metaserver.streams.appends import ProducerKey
 from seamark.metaserver.streams.row_files import EncodedFile
 from seamark.metaserver.streams.stream_table import StreamTable
 from tests.seeds import examples, first_seed
-from tests.streams.world import a_world, batch
+from tests.streams.world import build_batch, open_world
 
 FLUSH_FAILS = (CommitConflict, CommitUnknown, RetryLater)
 
 
 async def test_a_row_is_read_after_its_acknowledgement_and_once_after_its_flush() -> None:
-    async with a_world() as world:
+    async with open_world() as world:
         table = world.open()
-        await table.append({0: batch(1, 2)})
+        await table.append({0: build_batch(1, 2)})
         assert await world.read(table) == [1, 2]
-        await table.append({0: batch(3)})
+        await table.append({0: build_batch(3)})
         assert await world.read(table) == [1, 2, 3]
         assert await table.flush() == 3
         assert world.rows_of(world.files) == [1, 2, 3]
@@ -39,9 +39,9 @@ async def test_a_row_is_read_after_its_acknowledgement_and_once_after_its_flush(
 
 
 async def test_a_pointer_from_before_a_flush_is_refused() -> None:
-    async with a_world() as world:
+    async with open_world() as world:
         table = world.open()
-        await table.append({0: batch(1)})
+        await table.append({0: build_batch(1)})
         before = dict(world.flushed)
         await table.flush()
         with pytest.raises(CommitConflict, match="read its pointer again"):
@@ -49,10 +49,10 @@ async def test_a_pointer_from_before_a_flush_is_refused() -> None:
 
 
 async def test_the_flush_of_a_second_owner_adds_no_row_twice() -> None:
-    async with a_world() as world:
+    async with open_world() as world:
         first, second = world.open(), world.open()
-        await first.append({0: batch(1, 2)})
-        await second.append({0: batch(3)})
+        await first.append({0: build_batch(1, 2)})
+        await second.append({0: build_batch(3)})
         results = await asyncio.gather(first.flush(), second.flush(), return_exceptions=True)
         assert sum(result for result in results if isinstance(result, int)) == 3
         assert world.rows_of(world.files) == [1, 2, 3]
@@ -63,9 +63,9 @@ async def test_the_flush_of_a_second_owner_adds_no_row_twice() -> None:
 
 @pytest.mark.parametrize("outcome", ["lost", "found"])
 async def test_a_flush_with_an_unknown_outcome_loses_and_repeats_no_row(outcome: str) -> None:
-    async with a_world() as world:
+    async with open_world() as world:
         table = world.open()
-        await table.append({0: batch(1, 2)})
+        await table.append({0: build_batch(1, 2)})
         await world.read(table)
         world.fails = [outcome]
         with pytest.raises(CommitUnknown):
@@ -76,10 +76,10 @@ async def test_a_flush_with_an_unknown_outcome_loses_and_repeats_no_row(outcome:
 
 
 async def test_fresh_files_stay_few_and_replaced_files_are_deleted() -> None:
-    async with a_world() as world:
+    async with open_world() as world:
         table = world.open()
         for number in range(100):
-            await table.append({0: batch(number)})
+            await table.append({0: build_batch(number)})
             assert await world.read(table) == list(range(number + 1))
             table.check_invariants()
         assert len(table.list_fresh_files()) <= 8
@@ -91,37 +91,37 @@ async def test_fresh_files_stay_few_and_replaced_files_are_deleted() -> None:
 
 
 async def test_a_new_owner_reads_rows_of_the_log_that_it_did_not_append() -> None:
-    async with a_world() as world:
+    async with open_world() as world:
         table = world.open()
-        await table.append({0: batch(*range(10))})
+        await table.append({0: build_batch(*range(10))})
         await table.flush()
-        await table.append({0: batch(10)})
-        later = world.open()
-        assert await world.read(later) == list(range(11))
-        assert await later.flush() == 1
+        await table.append({0: build_batch(10)})
+        reopened = world.open()
+        assert await world.read(reopened) == list(range(11))
+        assert await reopened.flush() == 1
 
 
-@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(60, judged=12)))
+@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(60, judged_number=12)))
 async def test_random_writers_owners_flushes_and_readers(seed: int) -> None:
     """Every reader gets each row that was acknowledged before its read, no row twice, and each shard in its order."""
-    async with a_world(seed, shards=2) as world:
-        rng, acknowledged, owners = world.rng, set[int](), [world.open(), world.open()]
-        world.busy_chance, sent = 0.02, 0
+    async with open_world(seed, shards=2) as world:
+        rng, acknowledged_numbers, owners = world.rng, set[int](), [world.open(), world.open()]
+        world.busy_chance, sent_count = 0.02, 0
 
         async def write(table: StreamTable) -> None:
-            nonlocal sent
-            numbers = [sent := sent + 1 for _ in range(rng.randint(1, 3))]
-            shards = {shard: batch(*numbers[shard::2]) for shard in (0, 1) if numbers[shard::2]}
+            nonlocal sent_count
+            numbers = [sent_count := sent_count + 1 for _ in range(rng.randint(1, 3))]
+            shards = {shard: build_batch(*numbers[shard::2]) for shard in (0, 1) if numbers[shard::2]}
             await table.append(shards)
-            acknowledged.update(numbers)
+            acknowledged_numbers.update(numbers)
 
         async def read(table: StreamTable) -> None:
-            before = set(acknowledged)
+            before = set(acknowledged_numbers)
             with suppress(RetryLater):
                 rows = await world.read(table)
                 assert len(rows) == len(set(rows)), "a row is repeated"
                 assert before <= set(rows), "an acknowledged row is missing"
-                assert set(rows) <= acknowledged | set(range(1, sent + 1))
+                assert set(rows) <= acknowledged_numbers | set(range(1, sent_count + 1))
 
         async def flush(table: StreamTable) -> None:
             if rng.random() < 0.3:
@@ -143,15 +143,15 @@ async def test_random_writers_owners_flushes_and_readers(seed: int) -> None:
             with suppress(*FLUSH_FAILS):
                 await owners[0].flush()
                 break
-        assert sorted(world.rows_of(world.files)) == list(range(1, sent + 1))
+        assert sorted(world.rows_of(world.files)) == list(range(1, sent_count + 1))
 
 
 async def test_a_reader_sees_an_append_whole_after_half_of_its_fresh_files_failed() -> None:
-    async with a_world(shards=2) as world:
+    async with open_world(shards=2) as world:
         table = world.open(interval_s=0.05)
-        await table.append({0: batch(1), 1: batch(2)})
+        await table.append({0: build_batch(1), 1: build_batch(2)})
         assert await world.read(table) == [1, 2]
-        await table.append({0: batch(3)})
+        await table.append({0: build_batch(3)})
         store = world.create
 
         async def fail_at_second_shard(location: str, data: bytes) -> None:
@@ -165,34 +165,34 @@ async def test_a_reader_sees_an_append_whole_after_half_of_its_fresh_files_faile
         await asyncio.sleep(0)
         second = asyncio.create_task(world.read(table))  # The second reader waits for the first.
         await asyncio.sleep(0)
-        await table.append({0: batch(4), 1: batch(5)})
+        await table.append({0: build_batch(4), 1: build_batch(5)})
         with pytest.raises(RetryLater):
             await first
         assert sorted(await second) == [1, 2, 3, 4, 5]
 
 
 async def test_a_reader_sees_an_append_whole_after_a_flush_that_crosses_a_fresh_file() -> None:
-    async with a_world(shards=2) as world:
+    async with open_world(shards=2) as world:
         table, other = world.open(interval_s=0.05), world.open()
-        await table.append({0: batch(*range(10))})
+        await table.append({0: build_batch(*range(10))})
         assert await world.read(table) == [*range(10)]
-        await other.append({1: batch(10)})
+        await other.append({1: build_batch(10)})
         first = asyncio.create_task(table.get_fresh_rows(dict(world.flushed)))
         await asyncio.sleep(0)
         await other.flush()
         # The second reader has the pointer of the flush, and waits for the first.
         second = asyncio.create_task(world.read(table))
         await asyncio.sleep(0)
-        await other.append({0: batch(11), 1: batch(12)})
+        await other.append({0: build_batch(11), 1: build_batch(12)})
         await first
         assert sorted(await second) == [*range(13)]
 
 
 async def test_reader_misses_no_row_if_another_owner_flushes_half_of_a_fresh_file_meanwhile() -> None:
     """The fresh file of rows 1 to 3 is removed when rows 1 and 2 are flushed. The file of row 4 must not stay alone."""
-    async with a_world() as world:
+    async with open_world() as world:
         table = world.open()
-        await table.append({0: batch(1, 2, 3)})
+        await table.append({0: build_batch(1, 2, 3)})
         assert await world.read(table) == [1, 2, 3]
         create, is_flushed = world.create, False
 
@@ -207,7 +207,7 @@ async def test_reader_misses_no_row_if_another_owner_flushes_half_of_a_fresh_fil
             await create(location, data)
 
         world.create = create_after_a_flush  # type: ignore[method-assign]
-        await table.append({0: batch(4)})
+        await table.append({0: build_batch(4)})
         assert sorted(await world.read(table)) == [1, 2, 3, 4]
         assert sorted(await world.read(table)) == [1, 2, 3, 4]
         table.check_invariants()

@@ -132,12 +132,12 @@ async def _run_now(work: Any) -> Any:
     return work()
 
 
-def batch(*numbers: int) -> Batch:
+def build_batch(*numbers: int) -> Batch:
     return Batch(len(numbers), json.dumps(numbers).encode())
 
 
 @asynccontextmanager
-async def a_world(seed: int = 1, *, shards: int = 1) -> AsyncIterator[World]:
+async def open_world(seed: int = 1, *, shards: int = 1) -> AsyncIterator[World]:
     clock = SystemClock()
     async with open_memory_log(clock) as log:
         yield World(log, clock, Random(seed), shards=shards)

@@ -15,7 +15,7 @@ import pytest
 
 from seamark.commands.main import cli
 from seamark.metaserver.settings.settings import Settings
-from tests.docs.commands import subcommands
+from tests.docs.commands import list_subcommands
 from tests.docs.pages import REPO, Page, all_pages
 from tests.style.words import BANNED, find_banned, read_rules
 
@@ -46,7 +46,7 @@ def _help(command: click.Command) -> Iterator[str]:
     for parameter in command.params:
         if isinstance(parameter, click.Option):
             yield parameter.help or ""
-    for subcommand in subcommands(command).values():
+    for subcommand in list_subcommands(command).values():
         yield from _help(subcommand)
 
 

@@ -21,7 +21,7 @@ import trino.exceptions
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.io.pyarrow import _dataframe_to_data_files
 
-from bench.ssb.generate import TABLES, generate, table_path
+from bench.ssb.generate import TABLES, generate, get_table_path
 from tests.deploy.shop import connect
 from tests.services.trino_lake import TrinoLake
 from tests.services.trino_proxy import TrinoProxy, trino_proxy
@@ -100,8 +100,8 @@ def _run(port: int, sql: str, parameters: Sequence[Any], **options: Any) -> Stat
         cursor.execute(sql, list(parameters) or None)
         rows = Counter(map(repr, cursor.fetchall()))
         columns = [(one[0], one[1]) for one in cursor.description or []]
-        changed = cursor.rowcount if cursor.update_type else None
-        return StatementResult(rows, columns, changed)
+        changed_rows = cursor.rowcount if cursor.update_type else None
+        return StatementResult(rows, columns, changed_rows)
     except trino.exceptions.TrinoQueryError as error:
         return StatementResult(error=error.error_name)
     finally:
@@ -116,11 +116,11 @@ def open_both(folder: Path, lake: TrinoLake) -> Iterator[TrinoAndProxy]:
     """
     flags = ("--trino", lake.trino.base_url, "--budget-ms", "20000", "--hold", "30", "--trust-time-zone")
     with trino_proxy(folder, *flags, seamark=lake.seamark.base_url) as proxy:
-        both = TrinoAndProxy(lake.trino.port, proxy)
+        rig = TrinoAndProxy(lake.trino.port, proxy)
         try:
-            yield both
+            yield rig
         finally:
-            both.close()
+            rig.close()
 
 
 # The creation of tables
@@ -137,7 +137,7 @@ def make_benchmark_tables(folder: Path, lake: TrinoLake) -> None:
     with duckdb.connect() as db:
         for schema, tables, paths in (
             ("tpch", _TPCH, {name: folder / "tpch" / f"{name}.parquet" for name in _TPCH}),
-            ("ssb", _SSB, {name: table_path(star, name) for name in TABLES}),
+            ("ssb", _SSB, {name: get_table_path(star, name) for name in TABLES}),
         ):
             catalog.create_namespace(schema)
             for name, order in tables.items():
@@ -152,12 +152,12 @@ def write_files(catalog: Catalog, table: str | tuple[str, ...], rows: pa.Table, 
     A PyIceberg append for each file would take ten times as long.
     """
     step = max(1, -(-len(rows) // files))
-    created = catalog.create_table(table, schema=rows.schema)
+    created_table = catalog.create_table(table, schema=rows.schema)
     starts = range(0, len(rows), step)
-    with created.transaction() as change:
+    with created_table.transaction() as change:
         for first in range(0, len(starts), _FILES_PER_MANIFEST):
             with change.update_snapshot().fast_append() as manifest:
                 for start in starts[first : first + _FILES_PER_MANIFEST]:
                     part = rows.slice(start, step)
-                    for file in _dataframe_to_data_files(change.table_metadata, part, created.io):
+                    for file in _dataframe_to_data_files(change.table_metadata, part, created_table.io):
                         manifest.append_data_file(file)

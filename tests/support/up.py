@@ -19,7 +19,7 @@ import click
 
 from tests.services.kafka import kafka_broker
 from tests.services.postgres import postgres_server
-from tests.services.process import DEPLOY, ManagedProcess, ServiceFailed, free_port, http_ok
+from tests.services.process import DEPLOY, ManagedProcess, ServiceFailed, free_port, is_http_ok
 from tests.services.s3 import S3, s3_server
 from tests.services.seamark import Seamark
 
@@ -41,7 +41,7 @@ def trino_over(seamark: Seamark, s3: S3, folder: Path, port: int) -> Iterator[st
     folder.mkdir()
     url = f"http://127.0.0.1:{port}"
     with ManagedProcess([str(DEPLOY / "trino" / "run.sh")], log=folder / "trino.log", env=environment) as process:
-        process.start(lambda: http_ok(f"{url}/v1/info", contains='"starting":false'), timeout_s=180)
+        process.start(lambda: is_http_ok(f"{url}/v1/info", contains='"starting":false'), timeout_s=180)
         yield url
 
 

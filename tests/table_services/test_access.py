@@ -62,10 +62,10 @@ async def test_workers_use_the_keys_of_the_settings(s3: S3, s3_bucket: str, tmp_
     assert await storage_problem(server_settings, SystemClock(), JOB_WORKER) == ""
     client = s3.client()
     try:
-        left = [found["Key"] for found in client.list_objects_v2(Bucket=s3_bucket).get("Contents", ())]
+        remaining_keys = [found["Key"] for found in client.list_objects_v2(Bucket=s3_bucket).get("Contents", ())]
     finally:
         client.close()
-    assert not [key for key in left if not key.endswith("/")]
+    assert not [key for key in remaining_keys if not key.endswith("/")]
 
 
 async def test_workers_use_the_keys_of_the_servers_aws_profile(
@@ -88,8 +88,8 @@ async def test_missing_and_wrong_keys_are_reported(
 ) -> None:
     clock = SystemClock()
     assert "The server has no S3 keys" in await storage_problem(settings(s3, s3_bucket, tmp_path), clock, JOB_WORKER)
-    wrong = settings(s3, s3_bucket, tmp_path, s3_access_key_id=s3.access_key, s3_secret_access_key="wrong")
-    problem = await storage_problem(wrong, clock, JOB_WORKER)
+    wrong_settings = settings(s3, s3_bucket, tmp_path, s3_access_key_id=s3.access_key, s3_secret_access_key="wrong")
+    problem = await storage_problem(wrong_settings, clock, JOB_WORKER)
     assert f"cannot write and read an object in s3://{s3_bucket}/lake" in problem
     monkeypatch.setenv("AWS_PROFILE", "missing")
     credentials._make_chain.cache_clear()
@@ -127,10 +127,10 @@ async def test_worker_accepts_only_the_certificate_of_its_server(tmp_path: Path)
     authority.issue("server")
     files = {"tls_cert": str(authority.certificate), "tls_key": str(authority.key)}
     async with running(tmp_path / "home", **files) as server:
-        own = Certificate(authority.certificate, authority.key).leaves()
+        own_leaves = Certificate(authority.certificate, authority.key).leaves()
         authority.issue("another")
         text = authority.certificate.read_text()
-        await asyncio.to_thread(SeamarkClient(server.url, certificates=own).ping)
+        await asyncio.to_thread(SeamarkClient(server.url, certificates=own_leaves).ping)
         for other in (text, ""):
             client = SeamarkClient(server.url, certificates=other, retries=0)
             with pytest.raises(Unreachable, match=r"issuer certificate|self-signed"):
@@ -144,14 +144,17 @@ async def test_statement_requests_joins_from_a_server_with_such_a_certificate(tm
     authority = Authority(tmp_path, ("seamark.example",))
     authority.issue("server")
     files = {"tls_cert": str(authority.certificate), "tls_key": str(authority.key)}
-    own = Certificate(authority.certificate, authority.key).leaves()
+    own_leaves = Certificate(authority.certificate, authority.key).leaves()
 
     def join_files(url: str) -> tuple[tuple[str, int], ...]:
         fields = [
             {"id": 1, "name": "id", "required": False, "type": "long"},
             {"id": 2, "name": "name", "required": False, "type": "string"},
         ]
-        with closing(SeamarkClient(url, certificates=own)) as client, SqlSession(url, certificates=own) as session:
+        with (
+            closing(SeamarkClient(url, certificates=own_leaves)) as client,
+            SqlSession(url, certificates=own_leaves) as session,
+        ):
             for name in ("small", "large"):
                 body = {"name": name, "schema": {"type": "struct", "fields": fields}}
                 client._request("POST", "/v1/namespaces/db/tables", {}, json.dumps(body).encode())

@@ -103,9 +103,9 @@ def test_worker_uses_its_own_token_and_has_no_secret_of_the_server(tmp_path: Pat
     env = {"SEAMARK_SERVICES_WORKERS": "1", "SEAMARK_AUTH": "token", "SEAMARK_WEBHOOK_SECRET": "hunter2"}
     env |= {"PGPASSWORD": "hunter3", "AWS_SECRET_ACCESS_KEY": "hunter4", "MY_TOKEN": "hunter5"}
     server = Seamark(tmp_path / "home", env=env)
-    created = run_seamark("token", "create", "writer", "--role", "writer", "--home", str(server.home), env=KEY)
-    assert created.returncode == 0, created.stderr
-    token = created.stdout.split()[-1]
+    create_output = run_seamark("token", "create", "writer", "--role", "writer", "--home", str(server.home), env=KEY)
+    assert create_output.returncode == 0, create_output.stderr
+    token = create_output.stdout.split()[-1]
     with server:
         catalog = RestCatalog("s", uri=server.base_url, token=token)
         catalog.create_namespace("db")
@@ -131,8 +131,10 @@ def test_table_is_compacted_when_its_policy_enables_it(server: Seamark) -> None:
         append(catalog, f"db.{name}", 1, 2, 3, 4, 5, 6)
     client = IndexClient(server.base_url)
     block_until(lambda: client.files("db.merged").num_rows < 6)
-    merged = [snapshot.summary for snapshot in catalog.load_table("db.merged").metadata.snapshots if snapshot.summary]
-    assert {summary["compacted-by"] for summary in merged if summary.operation.value == "replace"} == {"seamark"}
+    summaries = [
+        snapshot.summary for snapshot in catalog.load_table("db.merged").metadata.snapshots if snapshot.summary
+    ]
+    assert {summary["compacted-by"] for summary in summaries if summary.operation.value == "replace"} == {"seamark"}
     assert sorted(catalog.load_table("db.merged").scan().to_arrow()["id"].to_pylist()) == [1, 2, 3, 4, 5, 6]
     assert client.files("db.kept").num_rows == 6
 
@@ -220,9 +222,9 @@ def test_old_snapshots_expire_and_the_runs_are_listed(server: Seamark) -> None:
         assert completed.exit_code == 0, completed.output
         return completed.output
 
-    everything = run_services()
-    assert "db.t" in everything
-    assert "failed: " in everything
+    services_output = run_services()
+    assert "db.t" in services_output
+    assert "failed: " in services_output
     of_table = run_services("db.t")
     assert "db.bad" not in of_table
     assert "a scan opens 7 fewer" in " ".join(of_table.split())

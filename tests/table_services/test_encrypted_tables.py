@@ -11,8 +11,14 @@ from pyiceberg.catalog.rest import RestCatalog
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.write.appends import append
 from seamark.metaserver.timeline.instants import MAINTENANCE
-from tests.connector.jobs.encrypted.test_encrypted_merges import CONFIGURATIONS, encrypt, paths, protections, read
-from tests.connector.jobs.test_file_merges import BY_PART, PROPERTIES, SCHEMA, rows
+from tests.connector.jobs.encrypted.test_encrypted_merges import (
+    CONFIGURATIONS,
+    encrypt,
+    list_paths,
+    read,
+    read_protections,
+)
+from tests.connector.jobs.test_file_merges import BY_PART, PROPERTIES, SCHEMA, build_rows
 from tests.connector.parquet.encrypted import CONFIGURATION, key_file
 from tests.services.seamark import Seamark
 from tests.waits import block_until
@@ -30,8 +36,8 @@ def fill(server: Seamark) -> IndexClient:
     catalog.create_table("db.t", SCHEMA, partition_spec=BY_PART, properties=PROPERTIES)
     client = IndexClient(server.base_url)
     for number in range(6):
-        append(client, "db.t", rows(random.Random(number), range(number * 20, number * 20 + 20)))
-    for path in paths(client):
+        append(client, "db.t", build_rows(random.Random(number), range(number * 20, number * 20 + 20)))
+    for path in list_paths(client):
         encrypt(path, CONFIGURATIONS[2])
     return client
 
@@ -55,14 +61,14 @@ def test_worker_merges_and_indexes_encrypted_files_with_the_configured_key_servi
     env = {**KMS, "SEAMARK_PARQUET_KEY_FILE": key_file(tmp_path, "db"), "SEAMARK_SERVICES_WORKERS": "1"}
     with Seamark(tmp_path / "home", env=env) as server:
         client = fill(server)
-        before, files = read(client), paths(client)
+        before, files = read(client), list_paths(client)
         enable(server)
         block_until(lambda: errors(client))
         assert "SEAMARK_PARQUET_KMS is 'tests.connector.parquet.encrypted:ConfiguredKms', not " in errors(client)[0]
-        assert sorted(paths(client)) == sorted(files)
+        assert sorted(list_paths(client)) == sorted(files)
     with Seamark(tmp_path / "home", env={**env, CONFIGURATION: "the service's address"}, port=server.port):
-        block_until(lambda: len(paths(client)) < len(files))
+        block_until(lambda: len(list_paths(client)) < len(files))
         assert read(client) == before
-        assert all(protections(path) == SECRET for path in paths(client))
+        assert all(read_protections(path) == SECRET for path in list_paths(client))
         block_until(lambda: client.index("db.t", "ids").lag_files == 0)
         assert client.explain("db.t", "id = 3").files == 1

@@ -24,7 +24,7 @@ class ManualClock:
         return self.s
 
 
-def a_job(table: str, priority: int = 5, service: str = "indexing", tenant: str = "db") -> Job:
+def build_job(table: str, priority: int = 5, service: str = "indexing", tenant: str = "db") -> Job:
     return Job(service, (tenant,), table, f"uuid-of-{table}", priority)
 
 
@@ -39,17 +39,17 @@ async def take_job(queue: JobQueue) -> Job | None:
 async def test_jobs_run_by_priority_and_then_by_age() -> None:
     queue = JobQueue(ManualClock(), limit=QUEUE)
     for name, priority in (("a", 5), ("b", 1), ("c", 5), ("d", 1)):
-        assert queue.put(a_job(name, priority))
+        assert queue.put(build_job(name, priority))
     assert [(await queue.take()).table for _ in range(4)] == ["b", "d", "a", "c"]
 
 
 async def test_job_proposed_while_it_runs_runs_again_after_a_pause() -> None:
     now = ManualClock()
     queue = JobQueue(now, limit=QUEUE)
-    queue.put(a_job("t"))
+    queue.put(build_job("t"))
     job = await queue.take()
-    queue.put(a_job("t"))
-    queue.put(a_job("t"))
+    queue.put(build_job("t"))
+    queue.put(build_job("t"))
     assert await take_job(queue) is None
     now.s = 7.0
     assert queue.finish(job, failed=False) == 7.0
@@ -62,24 +62,24 @@ async def test_job_proposed_while_it_runs_runs_again_after_a_pause() -> None:
 async def test_job_without_work_pauses_shorter_than_one_with_work() -> None:
     now = ManualClock()
     queue = JobQueue(now, limit=QUEUE)
-    looks = Job("manifests", ("db",), "t", "uuid", pause_s=600.0, idle_pause_s=60.0)
+    manifest_job = Job("manifests", ("db",), "t", "uuid", pause_s=600.0, idle_pause_s=60.0)
     for idle, pause_s in ((True, 60.0), (False, 600.0)):
-        queue.put(looks)
+        queue.put(manifest_job)
         assert queue.finish(await queue.take(), failed=False, idle=idle) == pause_s
-        queue.put(looks)
+        queue.put(manifest_job)
         now.s += pause_s - 1
         assert await take_job(queue) is None
         now.s += 1
         assert queue.finish(await queue.take(), failed=False, idle=idle) == pause_s
         now.s += pause_s
-    queue.put(a_job("t"))
+    queue.put(build_job("t"))
     assert queue.finish(await queue.take(), failed=False, idle=True) == 1.0
 
 
 async def test_pause_of_a_failing_job_doubles_until_it_succeeds() -> None:
     now = ManualClock()
     queue = JobQueue(now, limit=QUEUE)
-    queue.put(a_job("t"))
+    queue.put(build_job("t"))
     pauses = []
     for _ in range(12):
         job = await queue.take()
@@ -89,7 +89,7 @@ async def test_pause_of_a_failing_job_doubles_until_it_succeeds() -> None:
     assert pauses == [min(BACKOFF_S * 2**number, BACKOFF_MAX_S) for number in range(12)]
     queue.finish(await queue.take(), failed=False)
     assert len(queue) == 0
-    queue.put(a_job("t"))
+    queue.put(build_job("t"))
     now.s += 100
     assert queue.finish(await queue.take(), failed=True) == BACKOFF_S
 
@@ -97,9 +97,9 @@ async def test_pause_of_a_failing_job_doubles_until_it_succeeds() -> None:
 async def test_change_does_not_end_the_pause_of_a_failing_job() -> None:
     now = ManualClock()
     queue = JobQueue(now, limit=QUEUE)
-    queue.put(a_job("t"))
+    queue.put(build_job("t"))
     queue.finish(await queue.take(), failed=True)
-    queue.put(a_job("t"))
+    queue.put(build_job("t"))
     assert await take_job(queue) is None
     now.s += BACKOFF_S
     assert await take_job(queue) is not None
@@ -108,10 +108,10 @@ async def test_change_does_not_end_the_pause_of_a_failing_job() -> None:
 async def test_next_jobs_are_listed_by_due_time_priority_and_age() -> None:
     now = ManualClock()
     queue = JobQueue(now, limit=QUEUE)
-    queue.put(a_job("failing"))
+    queue.put(build_job("failing"))
     queue.finish(await queue.take(), failed=True)
     for name, priority, delay_s in (("late", 0, 60.0), ("old", 5, 0.0), ("new", 5, 0.0), ("urgent", 1, 0.0)):
-        queue.put(a_job(name, priority=priority), delay_s=delay_s)
+        queue.put(build_job(name, priority=priority), delay_s=delay_s)
         now.s += 1
     listed_next = queue.list_next(10)
     assert [item.job.table for item in listed_next] == ["urgent", "old", "new", "failing", "late"]
@@ -123,11 +123,11 @@ async def test_next_jobs_are_listed_by_due_time_priority_and_age() -> None:
 
 async def test_tenant_that_fills_the_queue_leaves_places_for_others() -> None:
     queue = JobQueue(ManualClock(), limit=100)
-    accepted = [queue.put(a_job(f"t{number}")) for number in range(200)]
+    accepted = [queue.put(build_job(f"t{number}")) for number in range(200)]
     assert accepted == [True] * 80 + [False] * 120
-    assert queue.put(a_job("t7", priority=0))  # The job is waiting already.
+    assert queue.put(build_job("t7", priority=0))  # The job is waiting already.
     for tenant in ("x", "y", "z"):
-        assert queue.put(a_job(f"of {tenant}", tenant=tenant))
+        assert queue.put(build_job(f"of {tenant}", tenant=tenant))
     assert len(queue) == 83
     assert (await queue.take()).table == "t7"
     queue.check_invariants()
@@ -139,15 +139,15 @@ async def test_tenant_with_thousands_of_jobs_does_not_delay_one_with_a_single_jo
     queue = JobQueue(now, limit=QUEUE)
     seconds = {"large": 1.0, "slow": 10.0, "small": 1.0}
     for number in range(3000):
-        queue.put(a_job(f"large {number}", tenant="large"))
+        queue.put(build_job(f"large {number}", tenant="large"))
     for number in range(40):
-        queue.put(a_job(f"slow {number}", tenant="slow"))
+        queue.put(build_job(f"slow {number}", tenant="slow"))
     spent = dict.fromkeys(seconds, 0.0)
-    for turn in range(220):
-        if turn == 50:
-            queue.put(a_job("small", tenant="small"))
+    for round_number in range(220):
+        if round_number == 50:
+            queue.put(build_job("small", tenant="small"))
         job = await queue.take()
-        if turn in (50, 51) and job.tenant == "small":
+        if round_number in (50, 51) and job.tenant == "small":
             spent["small"] += 1
         now.s += seconds[job.tenant]
         spent[job.tenant] += 0 if job.tenant == "small" else seconds[job.tenant]
@@ -176,7 +176,7 @@ async def test_work_of_the_queue_grows_little_with_its_length(monkeypatch: pytes
     for _ in range(3):  # The second and third checks find each job in the queue.
         for number in range(tables):
             for service in ("indexing", "compaction", "expiration"):
-                assert queue.put(a_job(f"t{number}", service=service))
+                assert queue.put(build_job(f"t{number}", service=service))
     assert steps == {"push": 3 * tables, "pop": 0}
     for _ in range(3 * tables):
         queue.finish(await queue.take(), failed=False)
@@ -187,10 +187,10 @@ async def test_work_of_the_queue_grows_little_with_its_length(monkeypatch: pytes
 async def test_lag_is_that_of_the_most_overdue_job_and_failing_tables_are_counted() -> None:
     now = ManualClock()
     queue = JobQueue(now, limit=QUEUE)
-    queue.put(a_job("a"))
+    queue.put(build_job("a"))
     now.s = 10.0
-    queue.put(a_job("b"))
-    queue.put(a_job("c", service="compaction"), delay_s=5.0)
+    queue.put(build_job("b"))
+    queue.put(build_job("c", service="compaction"), delay_s=5.0)
     assert queue.measure_lags() == {"indexing": 10.0}
     now.s = 17.0
     assert queue.measure_lags() == {"indexing": 17.0, "compaction": 2.0}
@@ -205,29 +205,29 @@ async def test_random_histories_lose_no_proposal_and_run_no_job_concurrently_wit
     now = ManualClock()
     queue = JobQueue(now, limit=QUEUE)
     unseen: set[str] = set()
-    running: dict[str, Job] = {}
+    running_jobs: dict[str, Job] = {}
     for _ in range(3000):
         now.s += rng.random() * 2
         step = rng.random()
         if step < 0.4:
             name = f"t{rng.randrange(12)}"
-            queue.put(a_job(name, rng.randrange(3)), delay_s=rng.choice((0.0, 0.0, 5.0)))
+            queue.put(build_job(name, rng.randrange(3)), delay_s=rng.choice((0.0, 0.0, 5.0)))
             unseen.add(name)
-        elif step < 0.7 and len(running) < 3:
-            if any(name not in running for name in unseen):
+        elif step < 0.7 and len(running_jobs) < 3:
+            if any(name not in running_jobs for name in unseen):
                 job = await take_job(queue)
                 if job is not None:
-                    assert job.table not in running
-                    running[job.table] = job
+                    assert job.table not in running_jobs
+                    running_jobs[job.table] = job
                     unseen.discard(job.table)
-        elif running:
-            name = rng.choice(sorted(running))
+        elif running_jobs:
+            name = rng.choice(sorted(running_jobs))
             failed = rng.random() < 0.3
-            queue.finish(running.pop(name), failed=failed)
+            queue.finish(running_jobs.pop(name), failed=failed)
             if failed:
                 unseen.add(name)
         queue.check_invariants()
-    for job in running.values():
+    for job in running_jobs.values():
         queue.finish(job, failed=False)
     now.s += 10 * BACKOFF_MAX_S
     while unseen:

@@ -68,28 +68,28 @@ def test_large_rewrite_runs_on_the_cluster_or_local_spark_or_in_the_worker() -> 
 
 
 def test_launcher_property_overrides_the_size_and_other_jobs_stay_in_the_worker() -> None:
-    chosen = choice(WORKER, LOCAL, CLUSTER)
-    assert chosen.name_of(a_job(1, launcher_of({"seamark.services.launcher": "local"}))) == LOCAL
-    assert chosen.name_of(a_job(1 << 40, launcher_of({"seamark.services.launcher": "worker"}))) == WORKER
-    assert chosen.name_of(a_job(1, launcher_of({"seamark.services.launcher": "nonsense"}))) == WORKER
-    assert chosen.name_of(a_job(1 << 40, CLUSTER, service="expiration")) == WORKER
+    launcher = choice(WORKER, LOCAL, CLUSTER)
+    assert launcher.name_of(a_job(1, launcher_of({"seamark.services.launcher": "local"}))) == LOCAL
+    assert launcher.name_of(a_job(1 << 40, launcher_of({"seamark.services.launcher": "worker"}))) == WORKER
+    assert launcher.name_of(a_job(1, launcher_of({"seamark.services.launcher": "nonsense"}))) == WORKER
+    assert launcher.name_of(a_job(1 << 40, CLUSTER, service="expiration")) == WORKER
 
 
 @pytest.mark.each_value
 @pytest.mark.parametrize("permitted", [(WORKER,), (WORKER, LOCAL), (WORKER, CLUSTER), (WORKER, LOCAL, CLUSTER)])
-@pytest.mark.parametrize("chosen", [AUTO, WORKER, LOCAL, CLUSTER, "nonsense"])
+@pytest.mark.parametrize("launcher", [AUTO, WORKER, LOCAL, CLUSTER, "nonsense"])
 async def test_launcher_property_is_ignored_unless_the_server_permits_it(
-    permitted: tuple[str, ...], chosen: str
+    permitted: tuple[str, ...], launcher: str
 ) -> None:
     launchers = {name: RecordingLauncher() for name in permitted}
     runner = LauncherChoice(launchers, spark_bytes=100)
     for size_bytes in (1, 1000):
-        name = runner.name_of(a_job(size_bytes, chosen))
-        is_ignored = why_ignored(chosen, permitted) is not None
-        assert is_ignored == (chosen not in (AUTO, *permitted))
+        name = runner.name_of(a_job(size_bytes, launcher))
+        is_ignored = why_ignored(launcher, permitted) is not None
+        assert is_ignored == (launcher not in (AUTO, *permitted))
         if is_ignored:
             assert name == runner.name_of(a_job(size_bytes))
-        await runner.run(a_job(size_bytes, chosen), ignore)
+        await runner.run(a_job(size_bytes, launcher), ignore)
         assert launchers[name].ran.pop() == "compaction"
         assert not any(launched.ran for launched in launchers.values())
 
@@ -181,7 +181,7 @@ def _has_open(pid: int, path: Path) -> bool:
     return str(path) in results
 
 
-def test_bytes_of_a_rewrite_are_those_added_since_the_last_one() -> None:
+def test_rewrite_counts_the_bytes_added_since_the_last_rewrite() -> None:
     def metadata(*summaries: dict[str, str]) -> TableMetadata:
         snapshots = [
             {"snapshot-id": number, "sequence-number": number, "timestamp-ms": number, "manifest-list": "file:///l"}
@@ -208,7 +208,7 @@ def test_bytes_of_a_rewrite_are_those_added_since_the_last_one() -> None:
         }
         return decode_table(json.dumps(document).encode(), "t")
 
-    added = {"added-files-size": "100"}
-    assert bytes_since(metadata(added, added), COMPACTED_BY) == 1000
-    assert bytes_since(metadata(added, {COMPACTED_BY: "seamark", **added}), COMPACTED_BY) == 0
-    assert bytes_since(metadata({COMPACTED_BY: "seamark"}, added, added), COMPACTED_BY) == 200
+    extra_summary = {"added-files-size": "100"}
+    assert bytes_since(metadata(extra_summary, extra_summary), COMPACTED_BY) == 1000
+    assert bytes_since(metadata(extra_summary, {COMPACTED_BY: "seamark", **extra_summary}), COMPACTED_BY) == 0
+    assert bytes_since(metadata({COMPACTED_BY: "seamark"}, extra_summary, extra_summary), COMPACTED_BY) == 200

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ from seamark.formats.iceberg.metadata.table_json import decode_table, encode_tab
 from seamark.formats.runtime.clock import Clock, SystemClock
 from seamark.metaserver.services.proposer import JobProposer
 from seamark.metaserver.services.proposers import (
+    AutoAdvice,
     BucketSplitting,
     Compaction,
     Indexing,
@@ -30,7 +32,7 @@ ENTRY = Entry(EntryKind.TABLE, ("db",), "t", "11111111-1111-1111-1111-1111111111
 COMPACTION_ON = {"seamark.compaction.enabled": "true"}
 
 
-def proposer(kind: type[JobProposer], clock: Clock | None = None, **by_default: bool) -> JobProposer:
+def build_proposer(kind: type[JobProposer], clock: Clock | None = None, **by_default: bool) -> JobProposer:
     """Return the server's half of a service.
 
     Args:
@@ -40,7 +42,7 @@ def proposer(kind: type[JobProposer], clock: Clock | None = None, **by_default: 
     return kind(settings, clock or SystemClock())
 
 
-def a_table(properties: dict[str, str], version: int = 2, **totals: int) -> TableMetadata:
+def build_table(properties: dict[str, str], version: int = 2, **totals: int) -> TableMetadata:
     summary = {"operation": "append", **{name.replace("_", "-"): str(count) for name, count in totals.items()}}
     snapshot = {
         "snapshot-id": 1, "sequence-number": version - 1, "timestamp-ms": 1, "manifest-list": "file:///t/l.avro",
@@ -60,76 +62,80 @@ def a_table(properties: dict[str, str], version: int = 2, **totals: int) -> Tabl
 @pytest.mark.parametrize(
     ("table", "proposed"),
     [
-        (a_table(COMPACTION_ON, total_data_files=5, total_files_size=500), True),
-        (a_table(COMPACTION_ON, total_data_files=4, total_files_size=400), False),
-        (a_table(COMPACTION_ON, total_data_files=1, total_files_size=400, total_delete_files=1), True),
-        (a_table(COMPACTION_ON, total_data_files=10, total_files_size=10 << 29), False),
+        (build_table(COMPACTION_ON, total_data_files=5, total_files_size=500), True),
+        (build_table(COMPACTION_ON, total_data_files=4, total_files_size=400), False),
+        (build_table(COMPACTION_ON, total_data_files=1, total_files_size=400, total_delete_files=1), True),
+        (build_table(COMPACTION_ON, total_data_files=10, total_files_size=10 << 29), False),
         (
-            a_table(
+            build_table(
                 {**COMPACTION_ON, "write.target-file-size-bytes": "1000"}, total_data_files=10, total_files_size=8000
             ),
             False,
         ),
         (
-            a_table(
+            build_table(
                 {**COMPACTION_ON, "write.target-file-size-bytes": "1000"}, total_data_files=10, total_files_size=7000
             ),
             True,
         ),
         (
-            a_table({**COMPACTION_ON, "seamark.compaction.min-files": "3"}, total_data_files=3, total_files_size=300),
+            build_table(
+                {**COMPACTION_ON, "seamark.compaction.min-files": "3"}, total_data_files=3, total_files_size=300
+            ),
             True,
         ),
         (
-            a_table({**COMPACTION_ON, "seamark.compaction.min-files": "no"}, total_data_files=5, total_files_size=300),
+            build_table(
+                {**COMPACTION_ON, "seamark.compaction.min-files": "no"}, total_data_files=5, total_files_size=300
+            ),
             True,
         ),
-        (a_table(COMPACTION_ON), False),
-        (a_table(COMPACTION_ON, version=1, total_data_files=9, total_files_size=9), False),
-        (a_table({}, total_data_files=9, total_files_size=9), False),
+        (build_table(COMPACTION_ON), False),
+        (build_table(COMPACTION_ON, version=1, total_data_files=9, total_files_size=9), False),
+        (build_table({}, total_data_files=9, total_files_size=9), False),
     ],
 )
 def test_compaction_is_proposed_when_it_may_find_work(table: TableMetadata, proposed: bool) -> None:
-    assert (proposer(Compaction, compaction=False, clustering=True).propose(ENTRY, table) is not None) == proposed
+    assert (build_proposer(Compaction, compaction=False, clustering=True).propose(ENTRY, table) is not None) == proposed
 
 
 def test_table_property_takes_precedence_over_the_setting() -> None:
     totals = {"total_data_files": 9, "total_files_size": 9}
-    service = proposer(Compaction, compaction=True, clustering=True)
-    assert service.propose(ENTRY, a_table({}, **totals)) is not None
-    assert service.propose(ENTRY, a_table({"seamark.compaction.enabled": "false"}, **totals)) is None
+    service = build_proposer(Compaction, compaction=True, clustering=True)
+    assert service.propose(ENTRY, build_table({}, **totals)) is not None
+    assert service.propose(ENTRY, build_table({"seamark.compaction.enabled": "false"}, **totals)) is None
 
 
 def test_table_with_clustering_columns_is_clustered_and_not_compacted() -> None:
     columns = {**COMPACTION_ON, "seamark.clustering.columns": "id"}
     totals = {"total_data_files": 9, "total_files_size": 9}
     compaction, clustering = (
-        proposer(Compaction, compaction=True, clustering=True),
-        proposer(TableClustering, clustering=True),
+        build_proposer(Compaction, compaction=True, clustering=True),
+        build_proposer(TableClustering, clustering=True),
     )
-    assert compaction.propose(ENTRY, a_table(columns, **totals)) is None
-    assert clustering.propose(ENTRY, a_table(columns, **totals)) is not None
+    assert compaction.propose(ENTRY, build_table(columns, **totals)) is None
+    assert clustering.propose(ENTRY, build_table(columns, **totals)) is not None
     off = {**columns, "seamark.clustering.enabled": "false"}
-    assert compaction.propose(ENTRY, a_table(off, **totals)) is not None
-    assert clustering.propose(ENTRY, a_table(off, **totals)) is None
-    assert proposer(TableClustering, clustering=False).propose(ENTRY, a_table(columns, **totals)) is None
-    assert clustering.propose(ENTRY, a_table(COMPACTION_ON, **totals)) is None
-    assert clustering.propose(ENTRY, a_table(columns, version=1, **totals)) is None
+    assert compaction.propose(ENTRY, build_table(off, **totals)) is not None
+    assert clustering.propose(ENTRY, build_table(off, **totals)) is None
+    assert build_proposer(TableClustering, clustering=False).propose(ENTRY, build_table(columns, **totals)) is None
+    assert clustering.propose(ENTRY, build_table(COMPACTION_ON, **totals)) is None
+    assert clustering.propose(ENTRY, build_table(columns, version=1, **totals)) is None
 
 
 def test_large_tables_are_examined_less_often() -> None:
-    service = proposer(Compaction, compaction=True, clustering=True)
-    job = service.propose(ENTRY, a_table({}, total_data_files=1_000_000, total_files_size=9))
+    service = build_proposer(Compaction, compaction=True, clustering=True)
+    job = service.propose(ENTRY, build_table({}, total_data_files=1_000_000, total_files_size=9))
     assert job is not None
     assert job.pause_s == 1000
 
 
 def test_indexing_is_proposed_for_enabled_indexes_only() -> None:
-    assert proposer(Indexing).propose(ENTRY, a_table({"seamark.index.i": "bloom(id)"})) is not None
+    assert build_proposer(Indexing).propose(ENTRY, build_table({"seamark.index.i": "bloom(id)"})) is not None
     paused = '{"kind": "bloom", "columns": ["id"], "state": "paused"}'
-    assert proposer(Indexing).propose(ENTRY, a_table({"seamark.index.i": paused})) is None
-    assert proposer(Indexing).propose(ENTRY, a_table({"seamark.index.i": "nonsense"})) is None
-    assert proposer(Indexing).propose(ENTRY, a_table({})) is None
+    assert build_proposer(Indexing).propose(ENTRY, build_table({"seamark.index.i": paused})) is None
+    assert build_proposer(Indexing).propose(ENTRY, build_table({"seamark.index.i": "nonsense"})) is None
+    assert build_proposer(Indexing).propose(ENTRY, build_table({})) is None
 
 
 def with_snapshots(properties: dict[str, str], *times_ms: int, **ref: int) -> TableMetadata:
@@ -138,16 +144,20 @@ def with_snapshots(properties: dict[str, str], *times_ms: int, **ref: int) -> Ta
     Args:
         ref: The retention of its branch.
     """
-    document = msgspec.json.decode(encode_table(a_table(properties, total_data_files=1)))
+    document = msgspec.json.decode(encode_table(build_table(properties, total_data_files=1)))
     (snapshot,) = document["snapshots"]
     document["snapshots"] = [
         {**snapshot, "snapshot-id": number, "sequence-number": number, "timestamp-ms": time_ms}
         for number, time_ms in enumerate(times_ms, 1)
     ]
-    last = len(times_ms)
+    change_count = len(times_ms)
     options = {name.replace("_", "-"): value for name, value in ref.items()}
-    document |= {"current-snapshot-id": last, "last-sequence-number": last, "last-updated-ms": times_ms[-1]}
-    document["refs"] = {"main": {"type": "branch", "snapshot-id": last, **options}}
+    document |= {
+        "current-snapshot-id": change_count,
+        "last-sequence-number": change_count,
+        "last-updated-ms": times_ms[-1],
+    }
+    document["refs"] = {"main": {"type": "branch", "snapshot-id": change_count, **options}}
     return decode_table(msgspec.json.encode(document), "t")
 
 
@@ -172,7 +182,7 @@ EXPIRES = {"seamark.expiration.enabled": "true"}
 def test_expiration_is_proposed_when_it_may_find_old_snapshots(table: TableMetadata, proposed: bool) -> None:
     clock = OffsetClock()
     clock.ahead_ms = 20 * DAY_MS - SystemClock().now_ms()
-    assert (proposer(SnapshotExpiration, clock, expiration=False).propose(ENTRY, table) is not None) == proposed
+    assert (build_proposer(SnapshotExpiration, clock, expiration=False).propose(ENTRY, table) is not None) == proposed
 
 
 @pytest.mark.parametrize(
@@ -190,7 +200,7 @@ def test_expiration_is_proposed_when_it_may_find_old_snapshots(table: TableMetad
 def test_orphan_removal_is_proposed_when_it_is_enabled_and_possible(
     properties: dict[str, str], default: bool, proposed: bool
 ) -> None:
-    job = proposer(OrphanFileRemoval, orphan_files=default).propose(ENTRY, a_table(properties))
+    job = build_proposer(OrphanFileRemoval, orphan_files=default).propose(ENTRY, build_table(properties))
     assert (job is not None) == proposed
     assert job is None or job.pause_s == 24 * 3600
 
@@ -210,14 +220,14 @@ def test_orphan_removal_is_proposed_when_it_is_enabled_and_possible(
 def test_manifest_rewrite_is_proposed_after_a_change(
     properties: dict[str, str], totals: dict[str, Any], default: bool, proposed: bool
 ) -> None:
-    job = proposer(ManifestRewriting, manifests=default).propose(ENTRY, a_table(properties, **totals))
+    job = build_proposer(ManifestRewriting, manifests=default).propose(ENTRY, build_table(properties, **totals))
     assert (job is not None) == proposed
     assert job is None or (job.pause_s, job.idle_pause_s) == (600, 60)
 
 
 def a_history(*totals: dict[str, Any], statistics_of: int | None, columns: tuple[int, ...] = (1, 2)) -> TableMetadata:
     """Return a table with a snapshot for each of `totals`; the snapshot with this id has statistics."""
-    document = msgspec.json.decode(encode_table(a_table({}, total_records=1)))
+    document = msgspec.json.decode(encode_table(build_table({}, total_records=1)))
     snapshot = document["snapshots"][0]
     document["snapshots"] = [
         {
@@ -263,19 +273,19 @@ REWRITE_OF_SAME_ROWS = {"operation": "replace", "added_records": 100, "deleted_r
         (a_history(FIRST_APPEND, REWRITE_OF_SAME_ROWS, statistics_of=1), True),
         (a_history(FIRST_APPEND, SMALL_APPEND, REWRITE_OF_SAME_ROWS, statistics_of=1), False),
         (a_history({"operation": "delete", "total_records": 0}, statistics_of=None), False),
-        (a_table({"seamark.statistics.changed-percent": "no"}, total_records=9), False),
+        (build_table({"seamark.statistics.changed-percent": "no"}, total_records=9), False),
     ],
 )
 def test_statistics_are_proposed_when_they_are_missing_or_outdated(table: TableMetadata, proposed: bool) -> None:
-    assert (proposer(TableStatistics, statistics=True).propose(ENTRY, table) is not None) == proposed
-    assert proposer(TableStatistics, statistics=False).propose(ENTRY, table) is None
+    assert (build_proposer(TableStatistics, statistics=True).propose(ENTRY, table) is not None) == proposed
+    assert build_proposer(TableStatistics, statistics=False).propose(ENTRY, table) is None
 
 
 @pytest.mark.parametrize(
     ("specs", "proposed"), [((2,), False), ((2, 4), True), ((4, 2), False), ((3, 4), False), ((4, 8, 16), True)]
 )
 def test_split_is_proposed_when_a_spec_has_fewer_buckets(specs: tuple[int, ...], proposed: bool) -> None:
-    document = msgspec.json.decode(encode_table(a_table({}, total_data_files=1)))
+    document = msgspec.json.decode(encode_table(build_table({}, total_data_files=1)))
     document["partition-specs"] = [
         {
             "spec-id": number,
@@ -287,5 +297,15 @@ def test_split_is_proposed_when_a_spec_has_fewer_buckets(specs: tuple[int, ...],
     ]
     document |= {"default-spec-id": len(specs) - 1, "last-partition-id": 1000 + len(specs)}
     table = decode_table(msgspec.json.encode(document), "t")
-    assert (proposer(BucketSplitting, bucket_splitting=True).propose(ENTRY, table) is not None) == proposed
-    assert proposer(BucketSplitting, bucket_splitting=False).propose(ENTRY, table) is None
+    assert (build_proposer(BucketSplitting, bucket_splitting=True).propose(ENTRY, table) is not None) == proposed
+    assert build_proposer(BucketSplitting, bucket_splitting=False).propose(ENTRY, table) is None
+
+
+def test_automatic_advice_is_proposed_for_tables_with_rows() -> None:
+    enabled = {"seamark.auto-advice.enabled": "true"}
+    advice = build_proposer(AutoAdvice, auto_advice=False)
+    assert advice.propose(ENTRY, build_table(enabled, total_data_files=1)) is not None
+    assert advice.recheck_after_s(build_table(enabled)) < math.inf
+    assert advice.propose(ENTRY, build_table(enabled)) is None
+    assert advice.propose(ENTRY, build_table({}, total_data_files=1)) is None
+    assert build_proposer(AutoAdvice, auto_advice=True).propose(ENTRY, build_table({}, total_data_files=1)) is not None

@@ -23,6 +23,7 @@ STORED_NAMES = {
     "statistics": ("statistics", "seamark.statistics.enabled", "services_statistics"),
     "manifests": ("manifests", "seamark.manifests.enabled", "services_manifests"),
     "bucket-splitting": ("split-buckets", "seamark.bucket-splitting.enabled", "services_bucket_splitting"),
+    "auto-advice": ("auto-advice", "seamark.auto-advice.enabled", "services_auto_advice"),
 }
 """The command, the switch and the setting of each service. Tables, settings files and scripts contain them."""
 

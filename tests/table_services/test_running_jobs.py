@@ -16,7 +16,7 @@ from seamark.metaserver.store.lease import SERVICES, Lease
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from tests.catalog.rig import SCHEMA
-from tests.server.rig import running, some_settings
+from tests.server.rig import build_settings, running
 
 
 def state_of(*waiting: tuple[str, int]) -> str:
@@ -58,7 +58,7 @@ def test_list_is_never_complete_with_more_namespaces_than_are_published() -> Non
 async def test_list_of_a_table_does_not_reveal_waiting_jobs_of_other_namespaces(tmp_path: Path) -> None:
     clock = SystemClock()
     secrets = {}
-    async with open_store(some_settings(tmp_path).database_url(), clock=clock) as store:
+    async with open_store(build_settings(tmp_path).database_url(), clock=clock) as store:
         for name, grant in (("admin", Grant("admin", "admin")), ("of-db", Grant("of-db", "reader", ("db",)))):
             secrets[name] = {"Authorization": f"Bearer {await create_token(store, clock, name, None, [grant])}"}
     async with running(tmp_path, auth="token", services_workers=0) as server:

@@ -162,8 +162,8 @@ async def test_every_replica_lists_running_jobs_with_their_progress(tmp_path: Pa
         async def list_entries(path: str, kind: str = "jobs") -> list[dict[str, Any]]:
             async with server.http.get(f"{server.url}/api/v1/{path}") as answer:
                 assert answer.status == 200, await answer.text()
-                result: list[dict[str, Any]] = (await answer.json())[kind]
-                return result
+                jobs: list[dict[str, Any]] = (await answer.json())[kind]
+                return jobs
 
         assert await list_entries("jobs") == []
         recorder = Recorder(takes_s=60, reported_progress=JobProgress(3, 12, 1 << 20, 5 << 20))
@@ -235,9 +235,12 @@ async def test_table_without_work_is_examined_again_soon(tmp_path: Path) -> None
         await create(server, "db", "t")
         recorder = Recorder()
         async with run_scheduler(server, recorder, services=[EveryTable(pause_s=1e6, idle_pause_s=0.01)]):
-            for looks in range(1, 4):
-                await until(lambda looks=looks: len(recorder.outcomes) == looks)
-                change = {"requirements": [], "updates": [{"action": "set-properties", "updates": {"n": str(looks)}}]}
+            for look_count in range(1, 4):
+                await until(lambda looks=look_count: len(recorder.outcomes) == looks)
+                change = {
+                    "requirements": [],
+                    "updates": [{"action": "set-properties", "updates": {"n": str(look_count)}}],
+                }
                 async with server.http.post(f"{server.url}/v1/namespaces/db/tables/t", json=change) as answer:
                     assert answer.status == 200, await answer.text()
 
@@ -294,8 +297,8 @@ async def test_obsolete_job_does_not_run(tmp_path: Path, monkeypatch: pytest.Mon
 async def test_table_with_unreadable_metadata_does_not_stop_the_others(tmp_path: Path) -> None:
     async with running(tmp_path) as server:
         await create(server, "a", "bad", "good")
-        _, loaded = await server.get("/v1/namespaces/a/tables/bad")
-        Path(loaded["metadata-location"].removeprefix("file://")).write_text("{")
+        _, loaded_table = await server.get("/v1/namespaces/a/tables/bad")
+        Path(loaded_table["metadata-location"].removeprefix("file://")).write_text("{")
     async with running(tmp_path) as server:  # Its cache is empty.
         recorder = Recorder()
         async with run_scheduler(server, recorder):
@@ -372,24 +375,24 @@ async def test_sweep_repeats_only_changed_or_waiting_tables(tmp_path: Path) -> N
         await create(server, "a\x1fdeep", "never", "changed", "renamed", "refused", "late")
         await create(server, "z", "other")
         parts, clock = server.components, SimulatedClock(1)
-        read: list[str] = []
+        read_paths: list[str] = []
         recheck_after_s = {"refused": 0.0, "late": 100.0}
 
         async def load(location: str) -> TableMetadata:
-            read.append(location)
+            read_paths.append(location)
             return await parts.catalog.documents.peek(location)
 
         tables = TableWatch(parts.store, parts.timeline, load, clock)
 
         async def sweep_names() -> set[str]:
             names: set[str] = set()
-            read.clear()
+            read_paths.clear()
 
             def look(entry: Entry, metadata: TableMetadata) -> float:
                 names.add(entry.name)
                 return recheck_after_s.get(entry.name, NEVER)
 
-            assert await tables.sweep(look) == len(read) == len(names)
+            assert await tables.sweep(look) == len(read_paths) == len(names)
             return names
 
         async def post(path: str, body: dict[str, Any]) -> None:
@@ -398,10 +401,13 @@ async def test_sweep_repeats_only_changed_or_waiting_tables(tmp_path: Path) -> N
 
         assert len(await sweep_names()) == 6
         assert await sweep_names() == {"refused"}
-        deep = {"namespace": ["a", "deep"]}
+        deep_filter = {"namespace": ["a", "deep"]}
         update = {"action": "set-properties", "updates": {"k": "v"}}
         await post("namespaces/a%1Fdeep/tables/changed", {"requirements": [], "updates": [update]})
-        await post("tables/rename", {"source": {**deep, "name": "renamed"}, "destination": {**deep, "name": "new"}})
+        await post(
+            "tables/rename",
+            {"source": {**deep_filter, "name": "renamed"}, "destination": {**deep_filter, "name": "new"}},
+        )
         assert await sweep_names() == {"refused", "changed", "new"}
         assert await sweep_names() == {"refused"}
         clock.advance(101_000)

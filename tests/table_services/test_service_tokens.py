@@ -47,8 +47,8 @@ def test_other_text_is_not_accepted_as_a_service_token() -> None:
     tokens = ServiceTokens(a_keyring(), SystemClock())
     token = tokens.issue(("shop",), 60)
     raw = base64.urlsafe_b64decode(token.removeprefix(PREFIX) + "==")
-    forged = [raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :] for at in range(len(raw))]
-    texts = [PREFIX + base64.urlsafe_b64encode(item).decode().rstrip("=") for item in forged]
+    forged_tokens = [raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :] for at in range(len(raw))]
+    texts = [PREFIX + base64.urlsafe_b64encode(item).decode().rstrip("=") for item in forged_tokens]
     texts += [
         PREFIX,
         PREFIX + "é",

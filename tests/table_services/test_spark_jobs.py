@@ -19,7 +19,7 @@ from pyiceberg.catalog.rest import RestCatalog
 
 from seamark.commands.main import cli
 from seamark.connector.client.indexes import IndexClient
-from tests.services.java import java_17
+from tests.services.java import find_java_17
 from tests.services.seamark import Seamark
 from tests.waits import block_until
 
@@ -56,7 +56,7 @@ def run(*arguments: str) -> str:
 @contextmanager
 def standalone_cluster(folder: Path) -> Iterator[str]:
     """Start a master and a worker on loopback, and yield the URL of the master."""
-    java_17()
+    find_java_17()
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     program = Path(pyspark.__file__).parent / "bin" / "spark-class"
@@ -121,7 +121,7 @@ def limits_of(pid: int) -> tuple[int, int]:
 @pytest.mark.slow
 def test_server_runs_jobs_on_local_spark_and_its_death_ends_the_driver(tmp_path: Path) -> None:
     """The killed job commits nothing or a whole batch; the next server completes the work."""
-    java_17()
+    find_java_17()
     env = {"SEAMARK_SERVICES_WORKERS": "1", "TMPDIR": str(tmp_path), "SEAMARK_SERVICES_LAUNCHERS": "worker,local"}
     env["SEAMARK_SERVICES_LOCAL_MEMORY_BYTES"] = str(3 << 30)
     policy = {"seamark.compaction.enabled": "true", "seamark.services.launcher": "local"}

@@ -42,7 +42,7 @@ from seamark.connector.write.compaction import CompactionPolicy, compact
 from seamark.connector.write.upserts import MODES, delete, upsert
 from seamark.formats.iceberg.files.parquet import Unreadable
 from seamark.metaserver.commit.engine_commits.rebase import PROPERTY as REBASE
-from tests.connector.jobs.test_expiration import list_needed_files, list_stored_files, path_of
+from tests.connector.jobs.test_expiration import list_needed_files, list_stored_files, to_path
 from tests.connector.write.test_compaction import ARROW, SCHEMA
 from tests.seeds import first_seed
 from tests.services.seamark import Seamark
@@ -136,7 +136,7 @@ class Storm:
             self.stop.set()
         return not self.stop.is_set()
 
-    def run(self, *works: Callable[[], None]) -> None:
+    def run(self, *operations: Callable[[], None]) -> None:
         """Run all works until the time is over; the first error ends them all."""
 
         def guard_work(work: Callable[[], None]) -> None:
@@ -145,8 +145,8 @@ class Storm:
             finally:
                 self.stop.set()
 
-        with ThreadPoolExecutor(len(works)) as pool:
-            for future in [pool.submit(guard_work, work) for work in works]:
+        with ThreadPoolExecutor(len(operations)) as pool:
+            for future in [pool.submit(guard_work, work) for work in operations]:
                 future.result()
 
     def upsert(self, writer: Writer, seed: int) -> None:
@@ -161,12 +161,12 @@ class Storm:
                 writer.allowed[step - 1].append(frozenset(rows.items()))
                 delete(client, "db.t", keys=pa.table({"id": ids}), mode=rng.choice(MODES))
                 continue
-            changed = {key: f"{step}:{key}" for key in ids} | {writer.first_id: str(step)}
-            rows |= changed
+            changed_rows = {key: f"{step}:{key}" for key in ids} | {writer.first_id: str(step)}
+            rows |= changed_rows
             writer.allowed[step].append(frozenset(rows.items()))
             strategy = "equality" if rng.random() < 0.15 else None
             mode = None if strategy else rng.choice(MODES)
-            table = table_of(list(changed.items()))
+            table = table_of(list(changed_rows.items()))
             try:
                 upsert(client, "db.t", table, keys=["id"], mode=mode, strategy=strategy)
             except Unwritable:  # Once the table is partitioned by more than the key
@@ -248,8 +248,8 @@ class Storm:
         rows: dict[int, list[tuple[int, str]]] = defaultdict(list)
         for row in actual_rows:
             rows[row["id"] // RANGE].append((row["id"], row["text"]))
-        for writer, acknowledged in zip(self.writers, least, strict=True):
-            writer.check(rows.pop(writer.number, []), acknowledged)
+        for writer, acknowledged_appends in zip(self.writers, least, strict=True):
+            writer.check(rows.pop(writer.number, []), acknowledged_appends)
         assert not rows
         self.checked += 1
 
@@ -279,18 +279,18 @@ class Jobs:
 
     def run(self, seed: int) -> None:
         rng = random.Random(seed)
-        running: dict[str, BaseProcess] = {kind: self._start(kind) for kind in KINDS}
+        running_jobs: dict[str, BaseProcess] = {kind: self._start(kind) for kind in KINDS}
         try:
             while self._storm.goes_on():
                 time.sleep(rng.uniform(0.1, 1.5))
                 kind = rng.choice(KINDS)
-                assert running[kind].is_alive(), f"the job {kind} has ended with {running[kind].exitcode}"
-                running[kind].kill()
-                running[kind].join()
+                assert running_jobs[kind].is_alive(), f"the job {kind} has ended with {running_jobs[kind].exitcode}"
+                running_jobs[kind].kill()
+                running_jobs[kind].join()
                 self.killed += 1
-                running[kind] = self._start(kind)
+                running_jobs[kind] = self._start(kind)
         finally:
-            for process in running.values():
+            for process in running_jobs.values():
                 process.kill()
                 process.join()
 
@@ -346,7 +346,7 @@ def test_services_never_change_rows_or_stop_a_writer(
     def goals() -> dict[str, bool]:
         totals = jobs.totals()
         # Vectors of version 3 change with each upsert, and a compaction may lose all races.
-        merged = totals["compaction"]["commits"] + totals["clustering"]["commits"] > 0 or version > 2
+        has_merged = totals["compaction"]["commits"] + totals["clustering"]["commits"] > 0 or version > 2
         return {
             "each writer writes": min(writer.acknowledged for writer in storm.writers) > 2,
             "readers read": storm.checked > 5,
@@ -355,7 +355,7 @@ def test_services_never_change_rows_or_stop_a_writer(
             "snapshots expire": totals["expiration"]["snapshots"] > 0,
             "manifests are rewritten": totals["manifests"]["commits"] > 0,
             "statistics are written": totals["statistics"]["files"] > 0,
-            "files are rewritten": merged,
+            "files are rewritten": has_merged,
         }
 
     storm.goals = goals
@@ -387,11 +387,11 @@ def test_services_never_change_rows_or_stop_a_writer(
     expire(client, "db.t", older_than_ms=1 << 60)
     table = catalog.load_table("db.t")
     for path in (tmp_path / "home" / "warehouse").rglob("*"):
-        if path.is_file() and path != path_of(table.metadata_location):  # The newest file shows how old the others are.
+        if path.is_file() and path != to_path(table.metadata_location):  # The newest file shows how old the others are.
             os.utime(path, (time.time() - 30 * 86_400,) * 2)
     remove_orphan_files(client, "db.t")
-    statistics = {path_of(file.statistics_path) for file in table.metadata.statistics}
-    statistics |= {path_of(file.statistics_path) for file in table.metadata.partition_statistics}
+    statistics = {to_path(file.statistics_path) for file in table.metadata.statistics}
+    statistics |= {to_path(file.statistics_path) for file in table.metadata.partition_statistics}
     assert statistics
     paths = {path for path in list_stored_files(table) if "_seamark" not in path.parts}
     assert paths | statistics == list_needed_files(table) | statistics

@@ -52,8 +52,8 @@ PROPOSERS[LABELLING.name] = LabelProposer
 
 @table_job(LABELLING)
 def label_table(client: IndexClient, table: Table) -> dict[str, Any]:
-    loaded = client.load_table(table)
-    label = wrong_label(decode_table(loaded.metadata, loaded.location))
+    loaded_table = client.load_table(table)
+    label = wrong_label(decode_table(loaded_table.metadata, loaded_table.location))
     if label is None:
         return {}
     change_table_properties(client, table, {LABEL: label}, ())

@@ -55,8 +55,8 @@ def write_durations(durations: list[Duration], path: Path = DURATIONS_FILE) -> N
 def _tree_cpu_s() -> float:
     """Return the CPU seconds of this process and of all processes that it started, ended or not."""
     process = psutil.Process()
-    own = process.cpu_times()
-    total: float = own.user + own.system + own.children_user + own.children_system
+    cpu_times = process.cpu_times()
+    total: float = cpu_times.user + cpu_times.system + cpu_times.children_user + cpu_times.children_system
     for child in process.children(recursive=True):
         with contextlib.suppress(psutil.Error):
             times = child.cpu_times()

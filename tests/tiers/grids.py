@@ -23,13 +23,13 @@ def choose_covering_cases(cases: Sequence[Mapping[str, int]], size: int) -> set[
         cases: A number of each value, by parameter, for each case.
         size: The number of parameters in a combination.
     """
-    missing = [set(combinations(sorted(case.items()), size)) for case in cases]
-    chosen: set[int] = set()
-    while any(missing):
-        best = max(range(len(cases)), key=lambda place: len(missing[place]))
-        chosen.add(best)
-        missing = [combination - missing[best] for combination in missing]
-    return chosen
+    missing_pairs = [set(combinations(sorted(case.items()), size)) for case in cases]
+    case_numbers: set[int] = set()
+    while any(missing_pairs):
+        best = max(range(len(cases)), key=lambda place: len(missing_pairs[place]))
+        case_numbers.add(best)
+        missing_pairs = [combination - missing_pairs[best] for combination in missing_pairs]
+    return case_numbers
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -40,8 +40,8 @@ def test_names_in_the_tiers_exist() -> None:
     assert [name for name in (*FOLDERS, *FILES) if not (ROOT / name).exists()] == []
     files = [file.relative_to(ROOT.parent).as_posix() for file in ROOT.rglob("test_*.py")]
     for prefixes in (*spread.UNITS.values(), spread.LONG_UNITS):
-        named = {prefix.partition("::")[0] for prefix in prefixes}
-        assert [name for name in named if not any(file.startswith(name) for file in files)] == []
+        file_names = {prefix.partition("::")[0] for prefix in prefixes}
+        assert [name for name in file_names if not any(file.startswith(name) for file in files)] == []
 
 
 def test_engines_begin_first_then_the_longest_and_units_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ async def server(tmp_path: Path) -> AsyncIterator[RunningServer]:
         yield first_server
 
 
-def ids(page: dict[str, Any]) -> list[str]:
+def list_ids(page: dict[str, Any]) -> list[str]:
     return [instant["id"] for instant in page["instants"]]
 
 
@@ -35,16 +35,16 @@ async def test_pages_are_consecutive_in_both_directions(server: RunningServer) -
     path = "/api/v1/timeline?limit=2"
     for _ in range(3):
         _, page = await server.get(path)
-        listed_ids += ids(page)
+        listed_ids += list_ids(page)
         path = f"/api/v1/timeline?limit=2&since={page['next-since']}"
     assert listed_ids == written_ids
     status, page = await server.get(path)
     assert (status, page["instants"]) == (200, [])
     assert path.endswith(page["next-since"])
     _, newest = await server.get("/api/v1/timeline?limit=2&order=desc")
-    assert ids(newest) == written_ids[:-3:-1]
+    assert list_ids(newest) == written_ids[:-3:-1]
     _, older = await server.get(f"/api/v1/timeline?order=desc&since={newest['next-since']}")
-    assert ids(older) == written_ids[-3::-1]
+    assert list_ids(older) == written_ids[-3::-1]
     _, end = await server.get(f"/api/v1/timeline?order=desc&since={older['next-since']}")
     assert end == {"instants": [], "next-since": None}
 
@@ -54,24 +54,24 @@ async def test_all_conditions_of_a_filter_apply(server: RunningServer) -> None:
     await server.record("a", "commit")
     await server.record("b", "drop")
     _, page = await server.get("/api/v1/tables/db/a/timeline?action=drop&state=completed")
-    assert ids(page) == [expected.id]
+    assert list_ids(page) == [expected.id]
     _, page = await server.get("/api/v1/timeline?state=requested")
-    assert ids(page) == []
+    assert list_ids(page) == []
 
 
 async def test_history_of_a_table_survives_its_rename(server: RunningServer) -> None:
     store = server.components.store
     entry = Entry(kind=EntryKind.TABLE, namespace=("db",), name="old", uuid="u1", metadata_location="file:///x")
     await store.transact([CreateEntry(entry=entry)])
-    created = await server.record("old", "create", uuid="u1")
+    instant = await server.record("old", "create", uuid="u1")
     await store.transact(
         [RenameEntry(kind=EntryKind.TABLE, namespace=("db",), name="old", to_namespace=("db",), to_name="new")]
     )
-    renamed = await server.record("new", "rename", uuid="u1")
+    rename_instant = await server.record("new", "rename", uuid="u1")
     _, page = await server.get("/api/v1/tables/db/new/timeline")
-    assert ids(page) == [created.id, renamed.id]
+    assert list_ids(page) == [instant.id, rename_instant.id]
     _, page = await server.get("/api/v1/tables/db/old/timeline")
-    assert ids(page) == [created.id]
+    assert list_ids(page) == [instant.id]
     status, body = await server.get("/api/v1/tables/db/never/timeline")
     assert (status, body["error"]["type"]) == (404, "NoSuchTableException")
 
@@ -114,7 +114,7 @@ async def test_long_poll_returns_a_commit_of_another_replica(server: RunningServ
         second = await server.record("b")
         async with asyncio.timeout(60):
             status, page = await poll
-        assert (status, ids(page)) == (200, [second.id])
+        assert (status, list_ids(page)) == (200, [second.id])
         assert first.id != second.id
 
 
@@ -166,9 +166,9 @@ async def test_latest_streams_only_later_events(server: RunningServer) -> None:
     headers = {"Accept": "text/event-stream"}
     async with server.http.get(f"{server.url}/api/v1/timeline?since=latest", headers=headers) as stream:
         await until(lambda: server.components.timeline.watchers == 1)
-        later = await server.record("b")
+        later_instant = await server.record("b")
         ((_, data),) = await events_of(stream, 1)
-    assert data["id"] == later.id
+    assert data["id"] == later_instant.id
 
 
 async def test_streams_over_the_limit_get_503_and_retry_after(tmp_path: Path) -> None:
@@ -177,10 +177,10 @@ async def test_streams_over_the_limit_get_503_and_retry_after(tmp_path: Path) ->
         running(tmp_path, watchers_limit=1, requests_limit=1) as server,
         server.http.get(f"{server.url}/api/v1/timeline", headers=headers),
     ):
-        async with server.http.get(f"{server.url}/api/v1/timeline", headers=headers) as refused:
-            assert refused.status == 503
-            assert int(refused.headers["Retry-After"]) >= 1
-            assert (await refused.json())["error"]["type"] == "ServiceUnavailableException"
+        async with server.http.get(f"{server.url}/api/v1/timeline", headers=headers) as answer:
+            assert answer.status == 503
+            assert int(answer.headers["Retry-After"]) >= 1
+            assert (await answer.json())["error"]["type"] == "ServiceUnavailableException"
         status, _ = await server.get("/api/v1/dropped")  # Streams do not count as running requests.
         assert status == 200
 
@@ -192,4 +192,4 @@ async def test_path_accepts_names_of_all_kinds(server: RunningServer) -> None:
         namespace = quote(f"db\x1f{name}", safe="")
         path = URL(f"{server.url}/api/v1/tables/{namespace}/{quote(name, safe='')}/timeline", encoded=True)
         async with server.http.get(path) as answer:
-            assert ids(await answer.json()) == [instant.id], name
+            assert list_ids(await answer.json()) == [instant.id], name

@@ -13,7 +13,7 @@ from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.store.model import InstantState
 from seamark.metaserver.store.port import InstantFilter
 from seamark.metaserver.timeline.instants import check_invariants, check_move, is_finished, matches, move
-from tests.server.rig import an_instant
+from tests.server.rig import build_instant
 
 R, I, C, B = InstantState.REQUESTED, InstantState.INFLIGHT, InstantState.COMPLETED, InstantState.ROLLED_BACK  # noqa: E741
 LEGAL = {(R, I), (R, B), (I, C), (I, B)}
@@ -29,10 +29,10 @@ def test_only_the_four_transitions_exist(current: InstantState, expected: Instan
 
 
 @given(st.lists(st.sampled_from(list(InstantState)), max_size=6))
-def test_no_path_leaves_a_finished_state(wanted: list[InstantState]) -> None:
+def test_no_path_leaves_a_finished_state(states: list[InstantState]) -> None:
     clock = SimulatedClock(1)
-    instant = an_instant(clock, state=R, completed_ms=None)
-    for state in wanted:
+    instant = build_instant(clock, state=R, completed_ms=None)
+    for state in states:
         clock.advance(1)
         try:
             after = move(instant, state, clock.now_ms())
@@ -46,7 +46,7 @@ def test_no_path_leaves_a_finished_state(wanted: list[InstantState]) -> None:
 
 
 def test_filter_matches_only_if_every_condition_does() -> None:
-    instant = an_instant(SimulatedClock(1), "t", "commit")
+    instant = build_instant(SimulatedClock(1), "t", "commit")
     assert matches(InstantFilter(), instant)
     assert matches(InstantFilter(namespace=("db",), name="t", action="commit", state=C, uuid=instant.uuid), instant)
     for other in (

@@ -144,9 +144,9 @@ def test_address_of_another_form_is_refused(text: str) -> None:
 
 
 def test_errors_and_logs_do_not_show_the_password() -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as error:
         parse_subject("nats://ann:secret@host/seamark")
-    assert "secret" not in caught.value.message
+    assert "secret" not in error.value.message
     address = parse_subject("nats://ann:secret@host:4222,ann:secret@other:4222/lake.events")
     assert address.servers == ("nats://ann:secret@host:4222", "nats://ann:secret@other:4222")
     assert address.shown == "nats://ann:***@host:4222,nats://ann:***@other:4222/lake.events"

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from seamark.metaserver.store.operations import CreateNamespace
-from tests.server.rig import running, some_settings
+from tests.server.rig import build_settings, running
 from tests.timeline.test_watch import Replica, open_replica
 from tests.timeline.test_webhooks import run_receiver
 from tests.waits import until
@@ -18,7 +18,7 @@ async def test_watchers_of_two_replicas_see_every_instant_once_and_in_the_same_o
 ) -> None:
     count = 40
     async with AsyncExitStack() as stack:
-        settings = some_settings(tmp_path, database=postgres_url)
+        settings = build_settings(tmp_path, database=postgres_url)
         first, second = await open_replica(stack, settings), await open_replica(stack, settings)
         await first.store.transact([CreateNamespace(path=("db",), properties={})])
 

@@ -16,7 +16,7 @@ from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import CreateNamespace, RecordInstant
 from seamark.metaserver.store.port import InstantFilter, PointerStore
 from seamark.metaserver.timeline.timeline import Timeline, open_timeline
-from tests.server.rig import an_instant, some_settings
+from tests.server.rig import build_instant, build_settings
 from tests.waits import until
 
 CLOCK = SystemClock()
@@ -27,7 +27,7 @@ class Replica:
         self.store, self.timeline = store, timeline
 
     async def record(self, name: str = "t", *, notify: bool = True) -> str:
-        instant = an_instant(CLOCK, name)
+        instant = build_instant(CLOCK, name)
         await self.store.transact([RecordInstant(instant=instant)])
         if notify:
             self.timeline.notify()
@@ -54,8 +54,8 @@ async def open_replica(stack: AsyncExitStack, settings: Settings) -> Replica:
 async def both_replicas(tmp_path: Path) -> AsyncIterator[tuple[Replica, Replica]]:
     """Open two replicas over one database; the first polls rarely."""
     async with AsyncExitStack() as stack:
-        first = await open_replica(stack, some_settings(tmp_path, watch_poll_s=0.6, watchers_limit=3))
-        second = await open_replica(stack, some_settings(tmp_path, watch_poll_s=0.1))
+        first = await open_replica(stack, build_settings(tmp_path, watch_poll_s=0.6, watchers_limit=3))
+        second = await open_replica(stack, build_settings(tmp_path, watch_poll_s=0.1))
         await first.store.transact([CreateNamespace(path=("db",), properties={})])
         yield first, second
         first.timeline.check_invariants()
@@ -72,7 +72,7 @@ async def test_watch_with_an_existing_match_answers_without_waiting(both_replica
 
 async def test_commit_of_this_replica_wakes_a_watcher_long_before_the_next_poll(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
-        replica = await open_replica(stack, some_settings(tmp_path, watch_poll_s=60))
+        replica = await open_replica(stack, build_settings(tmp_path, watch_poll_s=60))
         await replica.store.transact([CreateNamespace(path=("db",), properties={})])
         watch = asyncio.create_task(replica.timeline.watch(InstantFilter(), 10, 60))
         await until(lambda: replica.timeline.watchers == 1)
@@ -98,8 +98,8 @@ async def test_watcher_is_not_woken_by_instants_outside_its_filter(both_replicas
         await asyncio.sleep(0.2)
         assert not watcher.woken.is_set()
         await first.record("wanted")
-        result = await asyncio.wait_for(first.timeline.read_next(watcher, 10), 60)
-        assert [instant.name for instant in result] == ["wanted"]
+        entry_batch = await asyncio.wait_for(first.timeline.read_next(watcher, 10), 60)
+        assert [instant.name for instant in entry_batch] == ["wanted"]
 
 
 async def test_watch_without_news_ends_empty_after_its_time(both_replicas: tuple[Replica, Replica]) -> None:
@@ -112,7 +112,7 @@ async def test_watch_without_news_ends_empty_after_its_time(both_replicas: tuple
 
 async def test_unannounced_instant_is_found_when_the_watch_ends(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
-        replica = await open_replica(stack, some_settings(tmp_path, watch_poll_s=600))
+        replica = await open_replica(stack, build_settings(tmp_path, watch_poll_s=600))
         await replica.store.transact([CreateNamespace(path=("db",), properties={})])
         watch = asyncio.create_task(replica.timeline.watch(InstantFilter(), 10, 3))
         await until(lambda: replica.timeline.watchers == 1)
@@ -120,7 +120,7 @@ async def test_unannounced_instant_is_found_when_the_watch_ends(tmp_path: Path) 
         assert [instant.id for instant in await watch] == [instant_id]
 
 
-async def test_watchers_over_the_limit_are_told_to_retry_later(both_replicas: tuple[Replica, Replica]) -> None:
+async def test_watchers_over_the_limit_get_a_retry_error(both_replicas: tuple[Replica, Replica]) -> None:
     first, _ = both_replicas
     watches = [asyncio.create_task(first.timeline.watch(InstantFilter(), 1, 60)) for _ in range(3)]
     await until(lambda: first.timeline.watchers == 3)
@@ -170,7 +170,7 @@ async def test_continuing_reader_misses_nothing_while_two_replicas_write(
 
 async def test_archived_instants_can_still_be_read(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
-        replica = await open_replica(stack, some_settings(tmp_path, timeline_keep=2))
+        replica = await open_replica(stack, build_settings(tmp_path, timeline_keep=2))
         await replica.store.transact([CreateNamespace(path=("db",), properties={})])
         ids = [await replica.record() for _ in range(5)]
         assert await replica.timeline.archive() == 3

@@ -77,6 +77,22 @@ def _assert_id(field: str, actual: str, subject: str) -> type[Requirement]:
     return cast(type[Requirement], struct)
 
 
+class AssertProperties(Requirement, frozen=True):
+    """A requirement of Seamark, which is not in the specification.
+
+    Attributes:
+        properties: The expected value of each property. None means that the table does not have the property.
+    """
+
+    properties: dict[str, str | None]
+
+    def check(self, metadata: TableMetadata) -> None:
+        for name, expected in self.properties.items():
+            current = metadata.properties.get(name)
+            if current != expected:
+                raise _build_failure(f"property {name} changed: expected {expected!r} != {current!r}")
+
+
 TABLE_REQUIREMENTS: dict[str, type[Requirement]] = {
     "assert-create": AssertCreate,
     "assert-table-uuid": AssertUuid,
@@ -88,6 +104,7 @@ TABLE_REQUIREMENTS: dict[str, type[Requirement]] = {
     ),
     "assert-default-spec-id": _assert_id("default_spec_id", "default_spec_id", "default partition spec"),
     "assert-default-sort-order-id": _assert_id("default_sort_order_id", "default_sort_order_id", "default sort order"),
+    "seamark-assert-properties": AssertProperties,
 }
 
 VIEW_REQUIREMENTS: dict[str, type[Requirement]] = {"assert-view-uuid": AssertUuid}

@@ -39,6 +39,7 @@ from seamark.metaserver.planner.advice.proposals import (
 )
 from seamark.metaserver.planner.advice.replay import RecordedShape, draw_statements
 from seamark.metaserver.planner.advice.row_samples import is_sampled, sample_rows
+from seamark.metaserver.planner.advice.trials import AppliedProposal
 from seamark.metaserver.planner.joins.dimensions import list_files_at
 from seamark.metaserver.planner.lookup.lookup import lookup
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
@@ -52,24 +53,6 @@ _SEED = 17
 _APPLIED_MAX, _APPLIED_CHARACTERS_MAX = 10, 20_000
 _UNUSED_PLANS_MIN = 20
 """An index is unused if at least this many plans have probed it, and it left out no file."""
-
-
-class AppliedProposal(msgspec.Struct, frozen=True, rename="kebab"):
-    """A proposal that was applied.
-
-    Attributes:
-        proposal: The proposal, with its prediction.
-        applied_ms: The time when it was applied.
-        measured: The files and bytes that an average statement of the same shapes reads now, by a replay over the
-            changed table. Null if the table cannot be sampled.
-        recorded: The files and bytes that an average statement has read since then, by the history.
-            Null if there were none.
-    """
-
-    proposal: Proposal
-    applied_ms: int
-    measured: Reads | None
-    recorded: Reads | None = None
 
 
 class Advice(msgspec.Struct, frozen=True, rename="kebab"):
@@ -117,10 +100,10 @@ async def advise_table(call: Call) -> Advice:
     applied = await _list_applied(history, loaded.entry.uuid)
     statements = sum(shape.sums.statements for shape in shapes)
     async with call.components.worker_limits.advising.of(call.principal.name):
-        build = await _read_state(call, loaded, shapes)
+        build = await read_state(call, loaded, shapes)
         if isinstance(build, str):
             return Advice(statements, days, None, [], applied, build)
-        before, proposals = await _simulate(call, lambda: make_proposals(build()))
+        before, proposals = await simulate(call, lambda: make_proposals(build()))
     reason = "" if proposals else "no change would save more bytes in 30 days than it costs"
     return Advice(statements, days, before, proposals, applied, reason)
 
@@ -143,8 +126,8 @@ async def record_applied_advice(call: Call, body: ReportedProposal) -> AppliedPr
     uuid, history = loaded.entry.uuid, call.components.history
     shapes = await history.of_table(uuid, DAYS) if history.is_on else []
     async with call.components.worker_limits.advising.of(call.principal.name):
-        build = await _read_state(call, loaded, shapes)
-        measured = None if isinstance(build, str) else await _simulate(call, lambda: measure(build()))
+        build = await read_state(call, loaded, shapes)
+        measured = None if isinstance(build, str) else await simulate(call, lambda: measure(build()))
     now_ms = call.components.clock.now_ms()
     applied = AppliedProposal(body.proposal, now_ms, measured)
     text = msgspec.json.encode(applied).decode()
@@ -154,12 +137,12 @@ async def record_applied_advice(call: Call, body: ReportedProposal) -> AppliedPr
     return applied
 
 
-async def _simulate(call: Call, work: Callable[[], T]) -> T:
+async def simulate(call: Call, work: Callable[[], T]) -> T:
     """Return the result of `work`, which runs in a thread."""
     return await call.components.worker_limits.simulating.run(call.principal.name, work)
 
 
-async def _read_state(
+async def read_state(
     call: Call, loaded: LoadedTable, shapes: Sequence[QueryShapeSums]
 ) -> Callable[[], AdvisedTable] | str:
     """Read the state of a table that the advisor needs.
@@ -172,7 +155,7 @@ async def _read_state(
     assert loaded.entry is not None
     if not call.components.history.is_on:
         return "the setting query_history_days is 0, so no statements are recorded"
-    recorded = await _simulate(call, lambda: _read_shapes(shapes, metadata))
+    recorded = await simulate(call, lambda: _read_shapes(shapes, metadata))
     if not recorded:
         return "the server has not seen a statement with a condition on this table yet"
     if metadata.current_snapshot_id is None:
@@ -184,7 +167,7 @@ async def _read_state(
     files = lookup(scan.view)
     if files.files < 1:
         return "the table has no data files"
-    listed = await _simulate(call, lambda: list_files_at(scan, scan.entry_ids))
+    listed = await simulate(call, lambda: list_files_at(scan, scan.entry_ids))
     sample = await sample_rows(call.components.objects, metadata, listed, columns)
     if isinstance(sample, str):
         return sample

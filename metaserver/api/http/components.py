@@ -44,16 +44,40 @@ from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.port import PointerStore
 from seamark.metaserver.streams.streams import Streams
 from seamark.metaserver.timeline.timeline import Timeline
+from seamark.metaserver.warehouses.warehouses import Warehouses
 
 if TYPE_CHECKING:
     from seamark.metaserver.peers.peers import Peers
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerComponents:
-    """The components that the routes use.
+class SharedComponents:
+    """The components that all warehouses of a worker share.
 
-    The composition root opens the components, and closes them after the application.
+    They have no state of a warehouse. They limit what the worker does, or know who calls.
+    """
+
+    extensions: Extensions
+    authenticator: Authenticator
+    database_shares: DatabaseShares
+    metrics: ServerMetrics
+    tracer: Tracer | None
+    """The tracer. None if tracing is off."""
+    worker_limits: WorkerLimits
+    certificate: Certificate | None
+    """The certificate of the server. None if the server does not use TLS."""
+    drain: asyncio.Event
+    """An event that is set when the server stops: readiness fails, long-polls return, and connections are closed
+    after the answer.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerComponents:
+    """The components that the routes of one warehouse use.
+
+    The composition root opens the components, and closes them after the application. Each warehouse has its own, except
+    those of `SharedComponents`.
     """
 
     settings: Settings
@@ -95,6 +119,18 @@ class ServerComponents:
     """An event that is set when the server stops: readiness fails, long-polls return, and connections are closed
     after the answer.
     """
+    warehouses: Warehouses | None
+    """The further warehouses. None in the components of a further warehouse."""
+
+    @property
+    def base_path(self) -> str:
+        """Return the path in the URL of this warehouse; empty for the server's own."""
+        return "" if self.warehouses is not None else warehouse_path(self.settings.prefix)
+
+
+def warehouse_path(name: str) -> str:
+    """Return the path below which the server serves all routes of a further warehouse."""
+    return f"/warehouses/{name}"
 
 
 COMPONENTS: web.AppKey[ServerComponents] = web.AppKey("components", ServerComponents)

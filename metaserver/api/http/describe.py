@@ -40,6 +40,7 @@ _PATH = {
     "column": "Full name of the column, levels joined by dots.",
     "id": "Id of the dropped entry, from the list.",
     "name": "Name of the token.",
+    "warehouse": "Name of the further warehouse.",
     "statement": "Id of the statement, from the request or the header X-Seamark-Statement.",
 }
 """The variables of the paths of Seamark's API."""

@@ -5,7 +5,7 @@ A `Route` states method, path, operation, parameters, answers, limits, and where
 has passed the check of rights. Values that depend on the declaration alone are computed when the module is loaded.
 
 Iceberg's routes have the templates of the REST specification: `/v1/{prefix}/…` is served without a prefix and with the
-configured prefix. Other prefixes do not match, because a server has one catalog.
+configured prefix. Other prefixes are names of further warehouses (`forwarding.py`).
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def list_served_endpoints(app: web.Application) -> list[str]:
         if route.resource is None:
             continue
         path = route.resource.canonical
-        if not path.startswith("/v1/") or (skipped and path.startswith(skipped)):
+        if not path.startswith("/v1/") or (skipped and path.startswith(skipped)) or route.method == "*":
             continue
         path = VARIABLE.sub(lambda match: f"{{{match[1].replace('_', '-')}}}", path)
         template = path if path in _UNPREFIXED else path.replace("/v1/", _PREFIXED, 1)
@@ -105,7 +105,7 @@ def _prefix_path_of(app: web.Application) -> str | None:
 
 
 B = TypeVar("B")
-_NOT_NAMES = ("namespace", "name", "plan_id", "statement")
+_NOT_NAMES = ("namespace", "name", "plan_id", "statement", "warehouse")
 """The variables of paths that are not names of entries. Handlers read them from `Call.variables`."""
 
 

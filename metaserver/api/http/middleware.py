@@ -26,6 +26,7 @@ from seamark.metaserver.api.http.bodies import SLOT, end_unread
 from seamark.metaserver.api.http.components import ServerComponents
 from seamark.metaserver.api.http.describe import Description, description_of
 from seamark.metaserver.api.http.errors import from_http_exception, from_seamark_error, from_unexpected
+from seamark.metaserver.api.http.forwarding import FORWARDED, forward
 from seamark.metaserver.api.http.keys import PRINCIPAL, REQUEST_ID, STALENESS
 from seamark.metaserver.api.http.slots import RequestSlot
 from seamark.metaserver.runtime.staleness import Staleness, allow_staleness, parse_staleness_s
@@ -49,6 +50,7 @@ class _RequestPipeline:
         self._tracer = components.tracer
         self._authenticator = components.authenticator
         self._audit = components.audit
+        self._warehouses = components.warehouses
         self._database_shares = components.database_shares
         self._drain = components.drain
         self._logs = logging.getLevelNamesMapping()[components.settings.log_level.upper()] <= logging.INFO
@@ -64,6 +66,10 @@ class _RequestPipeline:
         clock = self._clock
         started = clock.monotonic()
         template, described = self._find_route(request)
+        if described is FORWARDED and self._warehouses is not None:
+            forwarded = await forward(request, self._warehouses)
+            if forwarded is not None:
+                return forwarded
         headers = request.headers
         sent_id = headers.get("X-Request-Id")
         request_id = sent_id if sent_id is not None and _SANE_ID.match(sent_id) else self._ids.generate()
@@ -229,7 +235,9 @@ class _RequestPipeline:
         The log omits unmatched paths, which scanners send by the thousand, and successes of public routes. It also
         omits refusals by a limit, because recording each refusal would bypass the limit.
         """
-        unwanted = status == 429 or described is _UNROUTED[1] or (described.public and status not in (401, 403))
+        unwanted = (
+            status == 429 or described in (_UNROUTED[1], FORWARDED) or (described.public and status not in (401, 403))
+        )
         audited = self._audited[described.operation, status] = not unwanted and self._audit.is_kept(
             described.operation, status
         )

@@ -30,7 +30,7 @@ from seamark.metaserver.catalog.documents import SnapshotMode
 from seamark.metaserver.catalog.plans.plan_tables import LoadedPlan
 from seamark.metaserver.catalog.values import LoadedTable, LoadedView
 from seamark.metaserver.objects.credentials import VendedKeys
-from seamark.metaserver.objects.storages import SERVER_STORAGES, access_stamp
+from seamark.metaserver.objects.storages import SERVER_STORAGES, access_stamp, keys_stamp
 from seamark.metaserver.planner.plan.plan_writer import TESTS_NAN
 from seamark.metaserver.planner.scan.request import names_are_ambiguous
 from seamark.metaserver.settings.settings import Settings
@@ -136,7 +136,7 @@ async def table_answer(
     """
     staged = loaded.entry is None
     uuid = loaded.metadata.table_uuid or "" if loaded.entry is None else loaded.entry.uuid
-    config, credentials = access_config(call, uuid, loaded.metadata, namespace, name, staged=staged)
+    config, credentials = await access_config(call, uuid, loaded.metadata, namespace, name, staged=staged)
     if loaded.entry is not None:
         config = {**config, PLANNING_MODE: planning_mode(call.components.settings, loaded.metadata)}
     tail = _encode_tail(config, credentials)
@@ -167,7 +167,7 @@ async def answer_fresh_read(
     """
     entry, metadata = loaded.entry, loaded.metadata
     assert entry is not None
-    config, credentials = access_config(call, entry.uuid, metadata, namespace, name)
+    config, credentials = await access_config(call, entry.uuid, metadata, namespace, name)
     tail = _encode_tail({**config, PLANNING_MODE: planning_mode(call.components.settings, metadata)}, credentials)
     metadata = log_current_snapshot(metadata)
     document = refs_view(metadata) if mode == "refs" else encode_table(metadata)
@@ -189,7 +189,7 @@ async def plan_answer(call: Call, loaded: LoadedPlan, mode: SnapshotMode) -> web
     plan, table = loaded.plan, loaded.table
     assert plan.name is not None
     assert table.entry is not None
-    config, credentials = access_config(call, table.entry.uuid, table.metadata, plan.namespace, plan.of_name)
+    config, credentials = await access_config(call, table.entry.uuid, table.metadata, plan.namespace, plan.of_name)
     tests_nan = TESTS_NAN in loaded.metadata.properties
     planned_by = planning_mode(call.components.settings, table.metadata) if tests_nan else "client"
     tail = _encode_tail({**config, PLANNING_MODE: planned_by}, credentials)
@@ -274,7 +274,7 @@ def view_answer(call: Call, loaded: LoadedView) -> web.Response:
     )
 
 
-def access_config(
+async def access_config(
     call: Call,
     table_uuid: str,
     metadata: TableMetadata,
@@ -314,13 +314,14 @@ def access_config(
             namespace=namespace,
         )
 
-    return SERVER_STORAGES[table.scheme].client_access(
+    return await SERVER_STORAGES[table.scheme].client_access(
         settings,
         table,
         delegation=requested,
         sign_path=sign_path,
         refresh_path="" if staged else table_path(namespace, name, settings.prefix) + "/credentials",
         vend=vend,
+        may_write=lambda: call.may(namespace, "updateTable"),
     )
 
 
@@ -329,9 +330,12 @@ def _grant_stamp(call: Call, namespace: NamespacePath) -> tuple[str | bool, ...]
 
     Another principal may not use the same keys.
     """
-    if call.components.settings.s3_client_access != "gateway":
-        return ()
-    return call.principal.name, call.may(namespace, "updateTable"), call.components.gateway_keys.stamp()
+    components = call.components
+    cloud_stamp = keys_stamp(components.settings, components.clock.now_ms())
+    if components.settings.s3_client_access == "gateway":
+        grant = call.principal.name, call.may(namespace, "updateTable"), components.gateway_keys.stamp()
+        return *grant, cloud_stamp
+    return (call.may(namespace, "updateTable"), cloud_stamp) if cloud_stamp else ()
 
 
 def _render_with_location(call: Call, loaded: LoadedTable) -> bytes:

@@ -242,7 +242,7 @@ async def _plan(
                 call, loaded.entry, bound_scan, scan_plan, engine_of(call), plan_s, select=body.select
             ),
         )
-    credentials = _vend_credentials(call, loaded)
+    credentials = await _vend_credentials(call, loaded)
     answer = await scan.answer(call.request, scan_plan, credentials, min_rows=body.min_rows_requested or 0)
     # Answers with credentials are not cached: the credentials may have been rotated.
     return answer, None if credentials else scan_plan, counted
@@ -270,7 +270,7 @@ async def fetch_planning_result(call: Call) -> Answer:
         raise NoSuchPlanId(f"The plan can no longer be computed: {error.message}; plan again") from None
     call.components.metrics.plans.observe(scan_plan.considered, scan_plan.files, 0.0)
     count_plan_statement(call, loaded.entry, await scan.bind(), scan_plan, engine_of(call), 0.0)
-    return await scan.answer(call.request, scan_plan, _vend_credentials(call, loaded))
+    return await scan.answer(call.request, scan_plan, await _vend_credentials(call, loaded))
 
 
 @Route("DELETE", f"{_TABLE}/plan/{{plan-id}}", "cancelPlanning")
@@ -344,11 +344,11 @@ def _dialect_of(call: Call) -> ClientDialect:
     return dialect_of(call.headers.get("User-Agent", ""), call.headers.get(_CLIENT_VERSION, ""))
 
 
-def _vend_credentials(call: Call, loaded: LoadedTable) -> bytes:
+async def _vend_credentials(call: Call, loaded: LoadedTable) -> bytes:
     """Return the JSON of the `storage-credentials`; empty if the client needs no credentials."""
     entry = loaded.entry
     assert entry is not None
-    _, credentials = access_config(call, entry.uuid, loaded.metadata, entry.namespace, entry.name)
+    _, credentials = await access_config(call, entry.uuid, loaded.metadata, entry.namespace, entry.name)
     return encode_json(credentials) if credentials else b""
 
 

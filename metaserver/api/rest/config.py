@@ -10,6 +10,7 @@ from seamark.formats.runtime.errors import BadRequest, NoSuchWarehouse
 from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.api.http.dispatch import Call, Check, Route, list_served_endpoints
 from seamark.metaserver.api.http.render import PLANNING_MODE
+from seamark.metaserver.settings.settings import Settings
 
 _COMPLIANCE_KIT = "rck_warehouse"
 """The name of the warehouse that Iceberg's compliance kit requests by default.
@@ -21,10 +22,9 @@ _ENDPOINTS: web.AppKey[list[str]] = web.AppKey("served-endpoints", list[str])
 
 @Route("GET", "/v1/config", "getConfig", check=Check.LOGIN)
 async def get_config(call: Call) -> dict[str, Any]:
-    _check_warehouse(call)
-    settings = call.components.settings
+    settings = await _find_settings(call)
     return {
-        "defaults": _list_defaults(call),
+        "defaults": _list_defaults(call, settings),
         "overrides": {"prefix": settings.prefix} if settings.prefix else {},
         "endpoints": _list_endpoints(call.app),
         # This property announces to clients that the server supports idempotency keys (ISO 8601 duration).
@@ -40,7 +40,7 @@ def _list_endpoints(app: web.Application) -> list[str]:
     return endpoints
 
 
-def _list_defaults(call: Call) -> dict[str, str]:
+def _list_defaults(call: Call, settings: Settings) -> dict[str, str]:
     """Return the default properties of the catalog.
 
     PyIceberg reads the planning mode only from its catalog's properties, not from a table's `config`. The server
@@ -49,31 +49,37 @@ def _list_defaults(call: Call) -> dict[str, str]:
     override the mode of a table.
     """
     is_pyiceberg = call.headers.get("User-Agent", "").startswith("PyIceberg/")
-    if is_pyiceberg and call.components.settings.scan_planning_mode != "client":
+    if is_pyiceberg and settings.scan_planning_mode != "client":
         return {PLANNING_MODE: "server"}
     return {}
 
 
-def _check_warehouse(call: Call) -> None:
-    """Check that the server has the warehouse that the client requests.
+async def _find_settings(call: Call) -> Settings:
+    """Return the settings of the warehouse that the client requests.
 
-    A server has one warehouse. Its name is the prefix; if there is no prefix, it has no name. If the client sends a
-    URI, it states where the client expects its files, so it must match.
+    The warehouse of the server has the configured prefix as its name; if there is no prefix, it has no name. If the
+    client sends a URI, it states where the client expects its files, so it must be the location of a warehouse.
 
     Raises:
         NoSuchWarehouse: The server does not have a warehouse with this URI or name.
     """
-    warehouse = call.query.get("warehouse", "")
-    warehouse_uri, prefix = call.components.catalog.warehouse.uri, call.components.settings.prefix
-    if warehouse in ("", prefix) or (warehouse == _COMPLIANCE_KIT and not prefix):
-        return
+    requested = call.query.get("warehouse", "")
+    settings, warehouse_uri = call.components.settings, call.components.catalog.warehouse.uri
+    if requested in ("", settings.prefix) or (requested == _COMPLIANCE_KIT and not settings.prefix):
+        return settings
     try:
-        location = str(parse_location(warehouse))
+        location = str(parse_location(requested))
     except BadRequest:
-        location = warehouse
-    if location != warehouse_uri:
-        allowed_names = f"{prefix!r} ({warehouse_uri})" if prefix else warehouse_uri
-        raise NoSuchWarehouse(f"Warehouse {warehouse[:200]!r} does not exist; set {allowed_names}, or leave it out")
+        location = requested
+    if location == warehouse_uri:
+        return settings
+    warehouses = call.components.warehouses
+    if warehouses is not None:
+        stored = await warehouses.find(requested) or await warehouses.find_by_location(location)
+        if stored is not None:
+            return warehouses.make_client_settings(stored)
+    allowed_names = f"{settings.prefix!r} ({warehouse_uri})" if settings.prefix else warehouse_uri
+    raise NoSuchWarehouse(f"Warehouse {requested[:200]!r} does not exist; set {allowed_names}, or leave it out")
 
 
 def add_components(app: web.Application) -> None:

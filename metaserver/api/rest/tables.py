@@ -175,7 +175,7 @@ async def load_credentials(call: Call) -> dict[str, Any]:
     loaded = await catalog.tables.load(call.namespace, name)
     # The route itself requests credentials, so the header is not needed.
     assert loaded.entry is not None
-    _, credentials = access_config(call, loaded.entry.uuid, loaded.metadata, call.namespace, name, VENDED)
+    _, credentials = await access_config(call, loaded.entry.uuid, loaded.metadata, call.namespace, name, VENDED)
     return {"storage-credentials": credentials}
 
 

@@ -280,16 +280,17 @@ def _request(call: Call, body: StatementBody) -> StatementRequest:
 def _own_url(call: Call, settings: Settings) -> str:
     """Return the URL by which the worker reaches this server.
 
-    The URL has the address at which the request arrived, never an address from a header.
+    The URL has the address at which the request arrived, never an address from a header, and the path of the warehouse.
     """
+    base_path = call.components.base_path
     if settings.services_url:
-        return settings.services_url
+        return settings.services_url.rstrip("/") + base_path
     transport = call.request.transport
     if transport is None:
         raise ClientGone("The client closed the connection before the answer")
     host, port = transport.get_extra_info("sockname")[:2]
     scheme = "https" if settings.tls_cert else "http"
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+    return (f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}") + base_path
 
 
 def _own_certificates(call: Call, settings: Settings) -> str:

@@ -9,8 +9,8 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from seamark.formats.protocol.wire import AFTER_HEADER, check_name, show
-from seamark.formats.runtime.errors import BadRequest
-from seamark.metaserver.api.http.describe import Parameter, doc
+from seamark.formats.runtime.errors import BadRequest, CommitUnknown
+from seamark.metaserver.api.http.describe import Parameter, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.api.http.parameters.fresh import encode_token
 from seamark.metaserver.api.plans.planning import POINTERS
@@ -38,6 +38,12 @@ PRODUCER_PARAMETERS = (
         {"type": "integer", "minimum": 0},
     ),
 )
+UNKNOWN_OUTCOME = ResponseSpec(
+    500,
+    "CommitStateUnknownException: the log did not confirm the rows, and may have them. A producer repeats the request "
+    "with the same sequence",
+)
+"""The answer if the disk or Kafka fails while it stores the rows."""
 _SEQUENCE_MAX = 1 << 62
 
 
@@ -127,6 +133,7 @@ async def append_prepared(
 
     Raises:
         BadRequest: The dead-letter table of a table is one of the tables.
+        CommitUnknown: The log may have the rows or not.
     """
     appends = [TableRows(target.loaded, rows.batches) for target, rows in prepared if rows.batches is not None]
     letters: dict[str, list[Letter]] = {}
@@ -150,11 +157,28 @@ async def append_prepared(
     acknowledged = Acknowledgement(())
     key = None if producer is None else ProducerKey(call.principal.name, scope, *producer)
     if appends or key is not None:  # A request of a producer has a number, even if its rows change nothing.
-        acknowledged = await call.components.streams.append(appends, key)
+        acknowledged = await _append(call, appends, key)
     last_sequence = None
     if acknowledged.duplicate and key is not None:
         last_sequence = await call.components.streams.find_last_sequence(key)
     return [_describe(call, target, rows, acknowledged, last_sequence) for target, rows in prepared]
+
+
+async def _append(call: Call, appends: Sequence[TableRows], key: ProducerKey | None) -> Acknowledgement:
+    """Append rows to the log.
+
+    Raises:
+        CommitUnknown: The log may have the rows or not.
+    """
+    try:
+        return await call.components.streams.append(appends, key)
+    except CommitUnknown as error:
+        if key is not None:
+            raise
+        raise CommitUnknown(
+            "The log did not confirm the rows: they may be stored or not. The request has no producer, so a repeat can "
+            "store them twice. Read the table to see whether it has them, and send a producer and a sequence next time"
+        ) from error
 
 
 def _describe(

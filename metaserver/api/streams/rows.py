@@ -18,6 +18,7 @@ from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.streams.column_additions import add_columns, widen_target
 from seamark.metaserver.api.streams.row_appends import (
     PRODUCER_PARAMETERS,
+    UNKNOWN_OUTCOME,
     AppendedRows,
     RowTarget,
     append_prepared,
@@ -60,6 +61,7 @@ _PARAMETERS = (
         ResponseSpec(413, "Too many rows, or the decoded rows are too large; no row was appended"),
         ResponseSpec(415, "Another media type"),
         ResponseSpec(429, "The memory for rows is full; no row was appended"),
+        UNKNOWN_OUTCOME,
         ResponseSpec(503, "The table is paused, or another server has the log; no row was appended"),
     ),
 ).takes_bytes()

@@ -16,6 +16,7 @@ from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.streams.column_additions import add_columns, widen_target
 from seamark.metaserver.api.streams.row_appends import (
     PRODUCER_PARAMETERS,
+    UNKNOWN_OUTCOME,
     AppendedRows,
     RowTarget,
     append_prepared,
@@ -66,6 +67,7 @@ class AppendedToTables(msgspec.Struct, frozen=True):
         ResponseSpec(409, "The sequence does not follow the producer's last sequence; no row was appended"),
         ResponseSpec(413, "Too many rows, or the decoded rows are too large; no row was appended"),
         ResponseSpec(429, "The memory for rows is full; no row was appended"),
+        UNKNOWN_OUTCOME,
     ),
 ).takes(RowsOfTables)
 async def append_rows_to_tables(call: Call, body: RowsOfTables) -> AppendedToTables:

@@ -6,7 +6,7 @@ and a query afterwards finds the reason why a row is missing. Under READ COMMITT
 waits for a concurrent writer of the row and checks the condition again on the new row.
 
 The generators are in `names`, `instants`, `records`, `recorded_reads`, `index_files`, `claims`, `producers`,
-`plan_tables`, `replicas` and `streams`.
+`plan_tables`, `replicas`, `streams` and `warehouses`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from seamark.metaserver.store.sql import (
     records,
     replicas,
     streams,
+    warehouses,
 )
 from seamark.metaserver.store.sql.statement import Steps
 
@@ -59,6 +60,7 @@ _APPLY: dict[type, Callable[[Any, int], Steps[Any]]] = {
     operations.AddColumnReads: recorded_reads.add,
     operations.AddQueryRecords: recorded_reads.add_queries,
     operations.SaveAppliedAdvice: recorded_reads.save_advice,
+    operations.ChangeAppliedAdvice: recorded_reads.change_advice,
     operations.SaveToken: records.save_token,
     operations.RevokeToken: records.revoke_token,
     operations.SaveGrant: records.save_grant,
@@ -89,4 +91,9 @@ _APPLY: dict[type, Callable[[Any, int], Steps[Any]]] = {
     operations.ForgetPlanTable: plan_tables.forget,
     operations.RenewReplica: replicas.renew,
     operations.RemoveReplica: replicas.remove,
+    operations.CreateWarehouse: warehouses.create,
+    operations.ChangeWarehouse: warehouses.change,
+    operations.RemoveWarehouse: warehouses.remove,
+    operations.NameCatalog: warehouses.name_catalog,
+    operations.CloseCatalog: warehouses.close_catalog,
 }

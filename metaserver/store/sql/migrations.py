@@ -205,6 +205,17 @@ _QUERY_HISTORY = (
     ) {table}""",
 )
 
+_WAREHOUSES = (
+    """CREATE TABLE warehouses (
+        name {text} PRIMARY KEY, id {text} NOT NULL UNIQUE, location {text} NOT NULL, location_key {text} NOT NULL,
+        settings {text} NOT NULL, credentials {bytes}, created_ms {int} NOT NULL, who {text} NOT NULL,
+        version {int} NOT NULL
+    ) {table}""",
+    # One row. `id` is empty in the database of a server, and names the warehouse in the database of a warehouse.
+    "CREATE TABLE catalog_state (id {text} NOT NULL, closed {int} NOT NULL)",
+    "INSERT INTO catalog_state (id, closed) VALUES ('', 0)",
+)
+
 MIGRATIONS: tuple[dict[str, tuple[str, ...]], ...] = (
     {"": _FIRST, "PostgreSQL": _FIRST_POSTGRES},
     {"": _INDEX_FILES},
@@ -220,6 +231,7 @@ MIGRATIONS: tuple[dict[str, tuple[str, ...]], ...] = (
     {"": _STREAM_OFFSETS},
     {"": _REMOVAL_FLUSHES},
     {"": _QUERY_HISTORY},
+    {"": _WAREHOUSES},
 )
 """The migrations. Step n is MIGRATIONS[n - 1].
 

@@ -39,6 +39,7 @@ from seamark.metaserver.store.sql.rows import (
     unpack,
 )
 from seamark.metaserver.store.sql.statement import Row, Steps, StoreStatement, placeholders
+from seamark.metaserver.store.sql.warehouses import hold_catalog
 
 DROPPED_MAX = 100_000
 """The maximum number of dropped and retained entries of a namespace."""
@@ -62,6 +63,8 @@ def create_namespace(op: operations.CreateNamespace, now_ms: int) -> Steps[None]
     parent = op.path[:-1]
     if parent:
         yield from _hold_namespace(parent)
+    else:
+        yield from hold_catalog()
     rows = yield StoreStatement(
         "INSERT INTO namespaces (path, parent, properties, version) VALUES ($1, $2, $3, 1) "
         "ON CONFLICT (path) DO NOTHING RETURNING 1",

@@ -19,7 +19,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import asyncpg
 import structlog
@@ -96,7 +96,7 @@ async def open_postgres(
     where = describe_database(dsn)
     pool = await open_pool(dsn, where, pool_min, pool_max, timeout_s)
     try:
-        await _prepare(pool, where)
+        await _prepare(pool, where, read_schema(dsn))
         store = _PostgresStore(pool, clock, where, pool_max, timeout_s, stale_reads)
         try:
             yield store
@@ -160,7 +160,12 @@ async def open_pool(dsn: str, where: str, pool_min: int, pool_max: int, timeout_
             raise ConfigError(f"{where} cannot be used: {error}") from None
 
 
-async def _prepare(pool: Any, where: str) -> None:
+def read_schema(dsn: str) -> str:
+    """Return the schema that the parameter `search_path` of the URL names; empty if there is none."""
+    return parse_qs(urlsplit(dsn).query).get("search_path", [""])[0]
+
+
+async def _prepare(pool: Any, where: str, schema: str) -> None:
     try:
         async with pool.acquire() as connection:
             if connection.get_server_version().major < 13:
@@ -169,6 +174,8 @@ async def _prepare(pool: Any, where: str) -> None:
                 raise ConfigError(f"{where}: the database's encoding is not UTF8; create it with ENCODING 'UTF8'")
             async with connection.transaction():
                 await connection.execute("SELECT pg_advisory_xact_lock($1)", MIGRATION_LOCK)
+                if schema:
+                    await connection.execute(f'CREATE SCHEMA IF NOT EXISTS "{schema.replace(chr(34), "")}"')
                 await drive(connection, migrate(POSTGRES))
                 await drive(connection, renew_epoch())
     except asyncpg.InsufficientPrivilegeError as error:

@@ -9,6 +9,7 @@ import msgspec
 
 from seamark.formats.protocol.wire import NAMESPACE_SEPARATOR
 from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.errors import CommitConflict
 from seamark.metaserver.store import model, operations
 from seamark.metaserver.store.model import NAMESPACES_MAX, NamespacePath
 from seamark.metaserver.store.sql.by_uuid import hold_table
@@ -225,10 +226,35 @@ def save_advice(op: operations.SaveAppliedAdvice, now_ms: int) -> Steps[None]:
         "ON CONFLICT (uuid, id) DO UPDATE SET advice = excluded.advice",
         (applied.uuid, applied.id, applied.applied_ms, applied.advice),
     )
-    yield StoreStatement(
+    yield _delete_old_advice(applied.uuid, op.keep)
+
+
+def change_advice(op: operations.ChangeAppliedAdvice, now_ms: int) -> Steps[None]:
+    applied = op.advice
+    yield from hold_table(applied.uuid)
+    parameters = (applied.uuid, applied.id, applied.applied_ms, applied.advice)
+    if op.expected is None:
+        rows = yield StoreStatement(
+            "INSERT INTO applied_advice (uuid, id, applied_ms, advice) VALUES ($1, $2, $3, $4) "
+            "ON CONFLICT (uuid, id) DO NOTHING RETURNING 1",
+            parameters,
+        )
+    else:
+        rows = yield StoreStatement(
+            "UPDATE applied_advice SET applied_ms = $3, advice = $4 "
+            "WHERE uuid = $1 AND id = $2 AND advice = $5 RETURNING 1",
+            (*parameters, op.expected),
+        )
+    if not rows:
+        raise CommitConflict(f"Another request has changed the applied proposal {applied.id}; read it again")
+    yield _delete_old_advice(applied.uuid, op.keep)
+
+
+def _delete_old_advice(uuid: str, keep: int) -> StoreStatement:
+    return StoreStatement(
         "DELETE FROM applied_advice WHERE uuid = $1 AND id NOT IN "
         "(SELECT id FROM applied_advice WHERE uuid = $1 ORDER BY applied_ms DESC, id DESC LIMIT $2)",
-        (applied.uuid, op.keep),
+        (uuid, keep),
     )
 
 

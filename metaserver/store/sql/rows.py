@@ -34,6 +34,7 @@ from seamark.metaserver.store.model import (
     ProducerState,
     RegisteredIndexFile,
     StoredPlanTable,
+    StoredWarehouse,
 )
 from seamark.metaserver.store.sql.statement import Row, placeholders
 
@@ -171,6 +172,7 @@ PLAN_TABLE = StructColumns(
 )
 GRANT = StructColumns(Grant, namespace=_NAMESPACE)
 AUDIT = StructColumns(AuditRecord, sql=_WHO)
+WAREHOUSE = StructColumns(StoredWarehouse, sql=_WHO, settings=_make_json_coding("settings of a warehouse"))
 
 
 def to_dropped(row: Row) -> DroppedEntry:

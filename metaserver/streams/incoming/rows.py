@@ -164,7 +164,8 @@ def _to_array(values: list[Any], kind: Type, path: str) -> pa.Array:
     plain = _PLAIN.get(kind) if isinstance(kind, str) else None
     if plain is not None and set(map(type, values)) <= {plain, type(None)}:
         try:
-            return pa.array(values, to_row_type(kind))
+            # Data files have large strings, so that no cast follows.
+            return pa.array(values, pa.large_string() if plain is str else to_row_type(kind))
         except (pa.ArrowException, OverflowError, UnicodeEncodeError):
             pass  # The slower conversion below finds the invalid row.
     try:

@@ -29,16 +29,16 @@ def combine(numbers: list[list[int | None]]) -> SampledColumn:
 
 def test_sample_keeps_only_values_of_the_picked_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     files: list[list[int | None]] = [[None, 5, *range(1000)], [5, None, *range(1000, 2000)]]
-    whole = combine(files)
-    assert (len(whole.values), whole.file_counts[[0, 1, 6]].tolist()) == (2000, [2, 1, 2])
+    combined_advice = combine(files)
+    assert (len(combined_advice.values), combined_advice.file_counts[[0, 1, 6]].tolist()) == (2000, [2, 1, 2])
     monkeypatch.setattr(row_samples, "LAYOUT_ROWS_MAX", 100)
     column = combine(files)
     assert len(column.codes) == 100
     assert 90 <= len(column.values) <= 100
     assert len(column.file_counts) == len(column.values) + 1
     assert sorted(set(column.codes.tolist()) - {0}) == list(range(1, len(column.values) + 1))
-    of_whole = np.searchsorted(whole.values, column.values) + 1
-    assert column.file_counts[1:].tolist() == whole.file_counts[of_whole].tolist()
+    of_whole = np.searchsorted(combined_advice.values, column.values) + 1
+    assert column.file_counts[1:].tolist() == combined_advice.file_counts[of_whole].tolist()
 
 
 def test_bounds_of_many_files_add_a_limited_number_of_values() -> None:

@@ -18,7 +18,7 @@ from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import AddQueryRecords
 from tests.api.client import Api
-from tests.api.plans.planned import EQ_5, PYICEBERG, T, append, tens
+from tests.api.plans.planned import EQ_5, PYICEBERG, T, append, build_ten_id_files
 from tests.server.rig import RunningServer, running
 
 HISTORY = "/api/v1/tables/db/t/history"
@@ -57,9 +57,13 @@ async def test_statements_that_differ_in_literals_share_a_shape(api_with_files: 
 
 
 async def test_order_of_conditions_and_negations_do_not_make_another_shape(api_with_files: Api) -> None:
-    small, large = compare("lt", 50), compare("gt-eq", 10)
+    small_filter, large_filter = compare("lt", 50), compare("gt-eq", 10)
     negated = {"type": "not", "child": compare("gt-eq", 50)}
-    for filter in (make_conjunction(small, large), make_conjunction(large, small), make_conjunction(negated, large)):
+    for filter in (
+        make_conjunction(small_filter, large_filter),
+        make_conjunction(large_filter, small_filter),
+        make_conjunction(negated, large_filter),
+    ):
         assert (await api_with_files("POST", f"{T}/plan", {"filter": filter})).status == 200
     (shape,) = await load_shapes(api_with_files)
     assert shape["sums"]["statements"] == 3
@@ -118,7 +122,7 @@ async def test_no_literal_reaches_the_database_unless_a_setting_keeps_it(tmp_pat
         async with running(home, query_history_literals=literals) as server:
             api = Api(server)
             await api.table()
-            await append(api, "t", tens(30), snapshot_id=1)
+            await append(api, "t", build_ten_id_files(30), snapshot_id=1)
             hostile = {"type": "transform", "transform": f"truncate[{SECRET}]", "term": "data"}
             for filter in (
                 compare("eq", SECRET),
@@ -140,7 +144,7 @@ async def test_history_survives_a_restart(tmp_path: Path) -> None:
     async with running(tmp_path) as server:
         api = Api(server)
         await api.table()
-        await append(api, "t", tens(3), snapshot_id=1)
+        await append(api, "t", build_ten_id_files(3), snapshot_id=1)
         await api("POST", f"{T}/plan", {"filter": EQ_5})
     async with running(tmp_path) as server:
         (shape,) = await load_shapes(Api(server))
@@ -161,7 +165,7 @@ async def create_table_as(login: dict[str, str], server: RunningServer) -> Api:
     api = Api(server)
     await api("POST", "/v1/namespaces", {"namespace": ["db"]})
     await api.table()
-    await append(api, "t", tens(3), snapshot_id=1)
+    await append(api, "t", build_ten_id_files(3), snapshot_id=1)
     return api
 
 
@@ -203,19 +207,19 @@ async def test_failure_of_one_table_does_not_lose_the_statements_of_others(
         api = Api(server)
         for name in ("a", "b"):
             await api.table(name)
-            await append(api, name, tens(3), snapshot_id=1)
+            await append(api, name, build_ten_id_files(3), snapshot_id=1)
             assert (await api("POST", f"/v1/namespaces/db/tables/{name}/plan", {"filter": EQ_5})).status == 200
-        transact, refused = type(server.components.store).transact, []
+        transact, refused_operations = type(server.components.store).transact, []
 
         async def refuse_first(store: Any, operations: Any, *args: Any, **options: Any) -> Any:
-            if isinstance(operations[0], AddQueryRecords) and not refused:
-                refused.append(operations)
+            if isinstance(operations[0], AddQueryRecords) and not refused_operations:
+                refused_operations.append(operations)
                 raise StorageError("integer overflow")
             return await transact(store, operations, *args, **options)
 
         monkeypatch.setattr(type(server.components.store), "transact", refuse_first)
         await server.components.history.flush()
-        assert len(refused) == 1
+        assert len(refused_operations) == 1
         (table,) = (await api("GET", "/api/v1/history")).json["tables"]
         assert (table["table"], table["sums"]["statements"]) == ("b", 1)
 
@@ -224,7 +228,7 @@ async def test_failing_sampler_loses_only_its_sample(tmp_path: Path) -> None:
     async with running(tmp_path) as server:
         api = Api(server)
         await api.table()
-        await append(api, "t", tens(3), snapshot_id=1)
+        await append(api, "t", build_ten_id_files(3), snapshot_id=1)
         await api("POST", f"{T}/plan", {"filter": EQ_5})
         (counts,) = server.components.history._counts.values()
 
@@ -281,7 +285,7 @@ async def test_history_can_be_turned_off(tmp_path: Path) -> None:
     async with running(tmp_path, query_history_days=0) as server:
         api = Api(server)
         await api.table()
-        await append(api, "t", tens(3), snapshot_id=1)
+        await append(api, "t", build_ten_id_files(3), snapshot_id=1)
         await api("POST", f"{T}/plan", {"filter": EQ_5})
         answer = (await api("GET", HISTORY)).json
         assert (answer["shapes"], "query_history_days" in answer["reason"]) == ([], True)

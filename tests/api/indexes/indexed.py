@@ -14,7 +14,7 @@ from tests.planner.lakes.lake import DataFile
 INDEXES = "/api/v1/tables/db/t/indexes"
 
 
-def index_bytes(build: dict[str, Any], files: Sequence[DataFile], **other: Any) -> bytes:
+def build_index_file(build: dict[str, Any], files: Sequence[DataFile], **other: Any) -> bytes:
     """Return an index file of these data files that matches the build, except for `other`."""
     paths = [file.path for file in files]
     sizes, records = [file.size for file in files], [file.record_count for file in files]
@@ -39,18 +39,18 @@ async def define(api: Api, name: str = "i", **body: Any) -> dict[str, Any]:
     return answer_body
 
 
-async def begin(api: Api, name: str = "i") -> dict[str, Any]:
+async def begin_build(api: Api, name: str = "i") -> dict[str, Any]:
     answer = await api("POST", f"{INDEXES}/{name}/builds")
     assert answer.status == 200, answer.raw
     body: dict[str, Any] = answer.json
     return body
 
 
-async def register(api: Api, build: dict[str, Any], *files: dict[str, Any], **more: Any) -> Answer:
+async def register(api: Api, build: dict[str, Any], *files: dict[str, Any], **options: Any) -> Answer:
     return await api(
         "POST",
         f"{INDEXES}/{build['index']}/builds/{build['build-id']}/index-files",
-        {"index-files": list(files), **more},
+        {"index-files": list(files), **options},
     )
 
 

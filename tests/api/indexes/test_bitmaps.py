@@ -25,8 +25,8 @@ from seamark.metaserver.api.http import bodies
 from seamark.metaserver.api.lookups import bitmaps
 from seamark.metaserver.planner.scan.request import BoundScan
 from tests.api.client import Api
-from tests.api.indexes.test_lookups import a_table
-from tests.api.rest.stored import Row, StoredTable, rows_of, some_row
+from tests.api.indexes.test_lookups import create_table_with_deletes
+from tests.api.rest.stored import Row, StoredTable, draw_row, rows_of
 from tests.seeds import quick
 
 BITMAP = "/api/v1/tables/db/t/bitmap"
@@ -138,7 +138,7 @@ def compare(op: str, left: Any, right: Any) -> bool:
     return cases[op]()
 
 
-async def pages(api: Api, body: dict[str, Any]) -> list[dict[str, Any]]:
+async def read_pages(api: Api, body: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the files of all pages."""
     results, token = [], None
     while True:
@@ -158,7 +158,7 @@ def decode_rows(rows: Any) -> set[int] | None:
 
 
 def odd_row(rng: random.Random) -> Row:
-    row = some_row(rng, rng.choice([1, 2]))
+    row = draw_row(rng, rng.choice([1, 2]))
     return (*row[:2], -0.0, row[3]) if rng.random() < 0.2 else row
 
 
@@ -184,44 +184,46 @@ async def test_rows_match_by_the_callers_semantics(api: Api, seed: int) -> None:
             ({"where": sql_text(tree)}, [partial(evaluate_as_sql, tree, nan_is_high=high) for high in (True, False)]),
             ({"filter": filter_json(tree)}, [partial(evaluate_as_iceberg, tree)]),
         ):
-            answer = {page["file-path"]: page for page in await pages(api, {**body, "rows": form, "limit": 2})}
+            answer = {page["file-path"]: page for page in await read_pages(api, {**body, "rows": form, "limit": 2})}
             for file in indexed_table.snapshots[-1].data:
                 rows = rows_of(file)
                 expected = [{at for at, row in enumerate(rows) if matches(row) is True} for matches in meanings]
-                reported = answer.get(file.path)
-                actual_rows = set() if reported is None else decode_rows(reported["rows"])
-                if reported is None or reported["exact"]:
+                file_report = answer.get(file.path)
+                actual_rows = set() if file_report is None else decode_rows(file_report["rows"])
+                if file_report is None or file_report["exact"]:
                     assert all(actual_rows == one for one in expected), f"seed {seed}: {body} in {file.path}"
                 else:
                     assert actual_rows is None or all(actual_rows >= one for one in expected), (
                         f"seed {seed}: {body} in {file.path}"
                     )
-                if reported is not None:
-                    assert reported["count"] == (None if actual_rows is None else len(actual_rows))
-                    assert reported["record-count"] == len(rows)
-                outcomes["absent" if reported is None else "exact" if reported["exact"] else "inexact"] += 1
+                if file_report is not None:
+                    assert file_report["count"] == (None if actual_rows is None else len(actual_rows))
+                    assert file_report["record-count"] == len(rows)
+                outcomes["absent" if file_report is None else "exact" if file_report["exact"] else "inexact"] += 1
     assert min(outcomes[one] for one in ("absent", "exact", "inexact")) > 10, outcomes
 
 
 @pytest.mark.parametrize("version", [2, 3])
 async def test_deleted_rows_are_excluded_on_request(api: Api, version: int) -> None:
     rng = random.Random(version)
-    table = await a_table(api, rng, version=version, partitioned=version == 2)
+    table = await create_table_with_deletes(api, rng, version=version, partitioned=version == 2)
     data = table.snapshots[-1].data
     await table.index("by_id", "bitmap", ["id"], data)
     for snapshot in table.snapshots:
         live = table.live_rows(snapshot)
-        for at in rng.sample(range(40), 4):
-            body = {"where": f"id < {at}", "snapshot-id": snapshot.id}
-            pages_with_deletes = {page["file-path"]: page for page in await pages(api, {**body, "deletes": True})}
-            every = {page["file-path"]: page for page in await pages(api, body)}
+        for position in rng.sample(range(40), 4):
+            body = {"where": f"id < {position}", "snapshot-id": snapshot.id}
+            pages_with_deletes = {page["file-path"]: page for page in await read_pages(api, {**body, "deletes": True})}
+            pages_by_path = {page["file-path"]: page for page in await read_pages(api, body)}
             for file in snapshot.data:
-                expected = {n for n, row in enumerate(rows_of(file)) if row[0] is not None and row[0] < at}
-                alive = {n for path, n, row in live if path == file.path and n in expected}
-                assert (decode_rows(every[file.path]["rows"]) if file.path in every else set()) == expected
+                expected = {n for n, row in enumerate(rows_of(file)) if row[0] is not None and row[0] < position}
+                live_ids = {n for path, n, row in live if path == file.path and n in expected}
+                assert (
+                    decode_rows(pages_by_path[file.path]["rows"]) if file.path in pages_by_path else set()
+                ) == expected
                 assert (
                     decode_rows(pages_with_deletes[file.path]["rows"]) if file.path in pages_with_deletes else set()
-                ) == alive
+                ) == live_ids
             assert all(value["exact"] and value["undecided"] == 0 for value in pages_with_deletes.values())
 
 
@@ -230,13 +232,17 @@ async def test_arrow_and_json_answers_are_equal(api: Api) -> None:
     await create_indexed_table(api, rng)
     for form in ("roaring", "positions"):
         body = {"where": "id < 20 AND part = 1", "rows": form}
-        plain = (await api("POST", BITMAP, body)).json
+        plain_answer = (await api("POST", BITMAP, body)).json
         answer = await api("POST", BITMAP, body, headers={"Accept": ARROW_STREAM})
         table = pa.ipc.open_stream(answer.raw).read_all()
-        about = {name.decode(): value.decode() for name, value in table.schema.metadata.items()}
-        assert (about["snapshot-id"], about["meaning"], about["exact"]) == ("1", "sql", "false")
-        assert json.loads(about["not-used"]) == []
-        for file, row in zip(plain["files"], table.to_pylist(), strict=True):
+        schema_metadata = {name.decode(): value.decode() for name, value in table.schema.metadata.items()}
+        assert (schema_metadata["snapshot-id"], schema_metadata["meaning"], schema_metadata["exact"]) == (
+            "1",
+            "sql",
+            "false",
+        )
+        assert json.loads(schema_metadata["not-used"]) == []
+        for file, row in zip(plain_answer["files"], table.to_pylist(), strict=True):
             rows = row["rows"]
             actual_rows = set(pyroaring.BitMap.deserialize(rows)) if isinstance(rows, bytes) else set(rows)
             assert actual_rows == decode_rows(file["rows"])
@@ -259,8 +265,13 @@ async def test_any_row_of_a_file_without_a_bitmap_may_match(api: Api) -> None:
     await table.index("by_id", "bitmap", ["id"], files[:1])
     actual = {file["file-path"]: file for file in (await api("POST", BITMAP, {"where": "id = 3"})).json["files"]}
     assert decode_rows(actual[files[0].path]["rows"]) == {3}
-    reported = actual[files[1].path]
-    assert (reported["rows"], reported["count"], reported["exact"], reported["record-count"]) == (None, None, False, 10)
+    file_report = actual[files[1].path]
+    assert (file_report["rows"], file_report["count"], file_report["exact"], file_report["record-count"]) == (
+        None,
+        None,
+        False,
+        10,
+    )
 
 
 async def test_damaged_index_file_counts_as_missing(api: Api) -> None:
@@ -274,8 +285,8 @@ async def test_damaged_index_file_counts_as_missing(api: Api) -> None:
     data[middle : middle + 64] = bytes(64)
     path.write_bytes(data)
     for _ in range(2):
-        reported = (await api("POST", BITMAP, {"where": "id = 3"})).json["files"][0]
-        assert (reported["rows"], reported["exact"]) == (None, False)
+        file_report = (await api("POST", BITMAP, {"where": "id = 3"})).json["files"][0]
+        assert (file_report["rows"], file_report["exact"]) == (None, False)
 
 
 async def test_all_rows_match_without_a_predicate(api: Api) -> None:
@@ -283,9 +294,9 @@ async def test_all_rows_match_without_a_predicate(api: Api) -> None:
     file = table.data_file([(n, "a", 1.5, 1) for n in range(70)])
     await table.commit([file])
     await table.commit(deletes=[table.position_deletes([(file.path, 69)])])
-    reported = (await api("POST", BITMAP, {"deletes": True})).json["files"][0]
-    assert decode_rows(reported["rows"]) == set(range(69))
-    assert (reported["exact"], reported["delete-files"], reported["count"]) == (True, 1, 69)
+    file_report = (await api("POST", BITMAP, {"deletes": True})).json["files"][0]
+    assert decode_rows(file_report["rows"]) == set(range(69))
+    assert (file_report["exact"], file_report["delete-files"], file_report["count"]) == (True, 1, 69)
 
 
 async def test_predicate_with_a_hundred_thousand_values_is_bound_off_the_event_loop(
@@ -339,8 +350,8 @@ async def test_any_row_may_match_in_a_file_too_large_for_a_bitmap(api: Api, rows
     await create_file_with_row_count(api, rows)
     with little_memory():
         answer = await api("POST", BITMAP, {"rows": form})
-    (reported,) = answer.json["files"]
-    assert (reported["rows"], reported["count"], reported["exact"], reported["record-count"]) == (
+    (file_report,) = answer.json["files"]
+    assert (file_report["rows"], file_report["count"], file_report["exact"], file_report["record-count"]) == (
         None,
         None,
         False,
@@ -353,10 +364,10 @@ async def test_answer_that_all_rows_match_needs_no_memory(api: Api, rows: int) -
     await create_file_with_row_count(api, rows)
     with little_memory():
         answer = await api("POST", BITMAP, {})
-    (reported,) = answer.json["files"]
-    actual = pyroaring.BitMap.deserialize(base64.b64decode(reported["rows"]))
+    (file_report,) = answer.json["files"]
+    actual = pyroaring.BitMap.deserialize(base64.b64decode(file_report["rows"]))
     assert (len(actual), actual.min(), actual.max()) == (rows, 0, rows - 1)
-    assert (reported["count"], reported["exact"]) == (rows, True)
+    assert (file_report["count"], file_report["exact"]) == (rows, True)
 
 
 @pytest.mark.parametrize("accept", ["application/json", ARROW_STREAM])
@@ -374,8 +385,8 @@ async def test_all_rows_are_undecided_when_too_many_must_be_checked_against_dele
     await create_file_with_row_count(api, rows, deleted=True)
     with little_memory():
         answer = await api("POST", BITMAP, {"deletes": True})
-    (reported,) = answer.json["files"]
-    assert (reported["rows"], reported["exact"], reported["undecided"], reported["delete-files"]) == (
+    (file_report,) = answer.json["files"]
+    assert (file_report["rows"], file_report["exact"], file_report["undecided"], file_report["delete-files"]) == (
         None,
         False,
         rows,
@@ -393,14 +404,14 @@ async def test_rows_of_a_large_file_are_checked_against_deletes_in_parts(
     files = [table.data_file([(n, "a", 1.5, 1) for n in range(rows)]) for rows in sizes]
     await table.commit(files)
     await table.index("by_id", "bitmap", ["id"], files[:3])
-    removed = {file.path: set(rng.sample(range(rows), rows // 3)) for file, rows in zip(files, sizes, strict=True)}
-    lost = [(path, at) for path, positions in removed.items() for at in positions]
+    removed_rows = {file.path: set(rng.sample(range(rows), rows // 3)) for file, rows in zip(files, sizes, strict=True)}
+    lost = [(path, at) for path, positions in removed_rows.items() for at in positions]
     await table.commit(deletes=[table.position_deletes(lost)])
     for body, minimum in (({}, 0), ({"where": "id >= 10"}, 10)):
-        actual = {page["file-path"]: page for page in await pages(api, {**body, "deletes": True, "limit": 2})}
+        actual = {page["file-path"]: page for page in await read_pages(api, {**body, "deletes": True, "limit": 2})}
         for number, (file, rows) in enumerate(zip(files, sizes, strict=True)):
             first = minimum if number < 3 else 0  # The other files have no index: any of their rows may match.
-            expected = set(range(first, rows)) - removed[file.path]
+            expected = set(range(first, rows)) - removed_rows[file.path]
             assert decode_rows(actual[file.path]["rows"]) == expected
             assert actual[file.path]["count"] == len(expected)
 

@@ -13,18 +13,18 @@ from seamark.metaserver.api.indexes import build_state, index_state
 from tests.api.client import Api
 from tests.api.indexes.indexed import (
     INDEXES,
-    begin,
+    begin_build,
+    build_index_file,
     define,
-    index_bytes,
     list_missing_files,
     load_index,
     register,
     write,
 )
-from tests.api.plans.planned import append, file_of
+from tests.api.plans.planned import append, build_data_file
 from tests.server.rig import running
 
-FILES = [file_of(f"file:///t/{n}.parquet", n, n, rows=10 * n) for n in range(1, 7)]
+FILES = [build_data_file(f"file:///t/{n}.parquet", n, n, rows=10 * n) for n in range(1, 7)]
 PATHS = [file.path for file in FILES]
 
 
@@ -37,18 +37,18 @@ async def api_with_table(api: Api) -> Api:
     return api
 
 
-def at(build: dict[str, Any], suffix: str = "") -> str:
+def build_url(build: dict[str, Any], suffix: str = "") -> str:
     return f"{INDEXES}/{build['index']}/builds/{build['build-id']}{suffix}"
 
 
-async def instants(api: Api, **query: str) -> list[dict[str, Any]]:
+async def list_instants(api: Api, **query: str) -> list[dict[str, Any]]:
     text = "&".join(f"{name}={value}" for name, value in {"action": "indexing", **query}.items())
     actual_instants: list[dict[str, Any]] = (await api("GET", f"/api/v1/tables/db/t/timeline?{text}")).json["instants"]
     return actual_instants
 
 
 async def test_build_returns_the_files_to_index_and_its_folder(api_with_table: Api) -> None:
-    build = await begin(api_with_table)
+    build = await begin_build(api_with_table)
     location = (await api_with_table("GET", "/v1/namespaces/db/tables/t")).json["metadata"]["location"]
     assert build == {
         "build-id": build["build-id"],
@@ -73,14 +73,14 @@ async def test_build_returns_the_files_to_index_and_its_folder(api_with_table: A
             "eta-ms": None,
         },
     }
-    assert (await api_with_table("GET", at(build))).json == build
-    (instant,) = await instants(api_with_table)
+    assert (await api_with_table("GET", build_url(build))).json == build
+    (instant,) = await list_instants(api_with_table)
     assert (instant["id"], instant["state"], instant["snapshot-id"]) == (build["build-id"], "inflight", 1)
 
 
 async def test_missing_files_are_listed_page_by_page_with_what_a_reader_needs(api_with_table: Api) -> None:
-    build = await begin(api_with_table)
-    answer = (await api_with_table("GET", at(build, "/files?limit=1"))).json
+    build = await begin_build(api_with_table)
+    answer = (await api_with_table("GET", build_url(build, "/files?limit=1"))).json
     assert answer["snapshot-id"] == 1
     assert answer["files"] == [
         {
@@ -97,11 +97,11 @@ async def test_missing_files_are_listed_page_by_page_with_what_a_reader_needs(ap
 
 
 async def test_listing_skips_no_file_while_files_become_covered(api_with_table: Api) -> None:
-    build = await begin(api_with_table)
-    first = (await api_with_table("GET", at(build, "/files?limit=2"))).json
-    await register(api_with_table, build, write(build, "a", index_bytes(build, FILES[:2])))
-    await append(api_with_table, "t", [file_of("file:///t/new.parquet", 9, 9)], snapshot_id=2, parent=1)
-    next_page = (await api_with_table("GET", at(build, f"/files?page-token={first['next-page-token']}"))).json
+    build = await begin_build(api_with_table)
+    first = (await api_with_table("GET", build_url(build, "/files?limit=2"))).json
+    await register(api_with_table, build, write(build, "a", build_index_file(build, FILES[:2])))
+    await append(api_with_table, "t", [build_data_file("file:///t/new.parquet", 9, 9)], snapshot_id=2, parent=1)
+    next_page = (await api_with_table("GET", build_url(build, f"/files?page-token={first['next-page-token']}"))).json
     assert (next_page["snapshot-id"], [file["file-path"] for file in next_page["files"]]) == (1, PATHS[2:])
     # A restarted build lists the current files.
     assert sorted(await list_missing_files(api_with_table, build, limit=2)) == sorted(
@@ -113,17 +113,17 @@ async def test_listing_skips_no_file_while_files_become_covered(api_with_table: 
 async def test_files_of_branches_and_tags_are_listed_once_after_the_current_files(
     api_with_table: Api, limit: int
 ) -> None:
-    on_branch = [file_of(f"file:///t/b{n}.parquet", n, n) for n in range(3)]
+    on_branch = [build_data_file(f"file:///t/b{n}.parquet", n, n) for n in range(3)]
     await append(api_with_table, "t", on_branch[:2], snapshot_id=2, parent=1, branch="work")
     await append(api_with_table, "t", on_branch[2:], snapshot_id=3, parent=2, branch="more")
-    build = await begin(api_with_table)
+    build = await begin_build(api_with_table)
     assert build["progress"]["files-total"] == 9
     index = await load_index(api_with_table)
     assert (index["lag-files"], index["lag-files-of-refs"], index["files-total"]) == (6, 3, 6)
     listing = await list_missing_files(api_with_table, build, limit=limit)
     assert listing[:6] == PATHS
     assert sorted(listing[6:]) == [one.path for one in on_branch]
-    await register(api_with_table, build, write(build, "a", index_bytes(build, [*FILES, on_branch[0]])))
+    await register(api_with_table, build, write(build, "a", build_index_file(build, [*FILES, on_branch[0]])))
     index = await load_index(api_with_table)
     assert (index["health"], index["lag-files"], index["lag-files-of-refs"]) == ("ok", 0, 2)
     assert sorted(await list_missing_files(api_with_table, build, limit=limit)) == [one.path for one in on_branch[1:]]
@@ -135,40 +135,48 @@ async def test_only_the_newest_snapshots_of_very_many_tags_are_searched(
     monkeypatch.setattr(index_state, "SNAPSHOTS_MAX", 2)
     for n in (2, 3, 4):
         await append(
-            api_with_table, "t", [file_of(f"file:///t/b{n}.parquet", n, n)], snapshot_id=n, parent=1, branch=f"b{n}"
+            api_with_table,
+            "t",
+            [build_data_file(f"file:///t/b{n}.parquet", n, n)],
+            snapshot_id=n,
+            parent=1,
+            branch=f"b{n}",
         )
-    assert await list_missing_files(api_with_table, await begin(api_with_table)) == [*PATHS, "file:///t/b4.parquet"]
+    assert await list_missing_files(api_with_table, await begin_build(api_with_table)) == [
+        *PATHS,
+        "file:///t/b4.parquet",
+    ]
 
 
 async def test_build_finishes_when_no_file_is_missing(api_with_table: Api) -> None:
-    build = await begin(api_with_table)
-    answer = await register(api_with_table, build, write(build, "a", index_bytes(build, FILES[:3])))
+    build = await begin_build(api_with_table)
+    answer = await register(api_with_table, build, write(build, "a", build_index_file(build, FILES[:3])))
     assert answer.json["progress"]["files-done"] == 3
     assert answer.json["progress"]["rows-done"] == 60
     assert answer.json["progress"]["eta-ms"] > 0
-    (instant,) = await instants(api_with_table)
+    (instant,) = await list_instants(api_with_table)
     assert (instant["state"], instant["summary"]["rows-done"]) == ("inflight", 60)
-    new_file = file_of("file:///t/new.parquet", 9, 9)
+    new_file = build_data_file("file:///t/new.parquet", 9, 9)
     await append(api_with_table, "t", [new_file], snapshot_id=2, parent=1)
-    await register(api_with_table, build, write(build, "b", index_bytes(build, [*FILES[3:], new_file])))
+    await register(api_with_table, build, write(build, "b", build_index_file(build, [*FILES[3:], new_file])))
     assert await list_missing_files(api_with_table, build) == []
-    answer = await api_with_table("POST", at(build, "/finish"))
+    answer = await api_with_table("POST", build_url(build, "/finish"))
     assert (answer.status, answer.json["state"]) == (200, "completed")
-    (instant,) = await instants(api_with_table)
+    (instant,) = await list_instants(api_with_table)
     assert (instant["state"], instant["summary"]["files-done"]) == ("completed", 7)
     assert (await load_index(api_with_table))["health"] == "ok"
 
 
 async def test_finishing_a_build_is_idempotent_and_a_finished_build_accepts_no_files(api_with_table: Api) -> None:
-    build = await begin(api_with_table)
+    build = await begin_build(api_with_table)
     body = {"outcome": "rolled-back", "reason": "no memory"}
     for _ in range(2):
-        answer = await api_with_table("POST", at(build, "/finish"), body)
+        answer = await api_with_table("POST", build_url(build, "/finish"), body)
         assert (answer.status, answer.json["state"], answer.json["reason"]) == (200, "rolled_back", "no memory")
-    assert (await api_with_table("POST", at(build, "/finish"), {"outcome": "completed"})).error[0] == 409
-    assert (await api_with_table("GET", at(build, "/files"))).error[0] == 409
-    assert (await register(api_with_table, build, write(build, "a", index_bytes(build, FILES)))).error[0] == 409
-    assert (await api_with_table("POST", at(build, "/finish"), {"outcome": "maybe"})).error[0] == 400
+    assert (await api_with_table("POST", build_url(build, "/finish"), {"outcome": "completed"})).error[0] == 409
+    assert (await api_with_table("GET", build_url(build, "/files"))).error[0] == 409
+    assert (await register(api_with_table, build, write(build, "a", build_index_file(build, FILES)))).error[0] == 409
+    assert (await api_with_table("POST", build_url(build, "/finish"), {"outcome": "maybe"})).error[0] == 400
 
 
 async def test_exclusive_build_yields_to_a_live_build_of_its_index(
@@ -182,7 +190,7 @@ async def test_exclusive_build_yields_to_a_live_build_of_its_index(
     assert (await api_with_table("POST", f"{INDEXES}/i/builds", {"exclusive": 1})).error[0] == 400
     await define(api_with_table, "other", kind="bitmap", columns=["data"])
     assert (await start_exclusive_build("other")).status == 200
-    await api_with_table("POST", at(first, "/finish"))
+    await api_with_table("POST", build_url(first, "/finish"))
     assert (await start_exclusive_build()).status == 200
     monkeypatch.setattr(build_state, "EXCLUSIVE_MS", -1)
     assert (await start_exclusive_build()).status == 200
@@ -194,49 +202,51 @@ async def test_only_one_of_concurrent_exclusive_builds_continues(api_with_table:
             *(api_with_table("POST", f"{INDEXES}/i/builds", {"exclusive": True}) for _ in range(8)),
         )
         assert {answer.status for answer in results} <= {200, 409}
-        going = [instant["id"] for instant in await instants(api_with_table) if instant["state"] == "inflight"]
+        going = [instant["id"] for instant in await list_instants(api_with_table) if instant["state"] == "inflight"]
         won = [answer.json for answer in results if answer.status == 200]
         assert [build_answer["build-id"] for build_answer in won] == going
         assert len(won) <= 1
         for build_answer in won:
-            await api_with_table("POST", at(build_answer, "/finish"))
+            await api_with_table("POST", build_url(build_answer, "/finish"))
 
 
 async def test_registering_a_file_twice_changes_nothing(api_with_table: Api) -> None:
-    build = await begin(api_with_table)
-    registration = write(build, "a", index_bytes(build, FILES[:3]))
+    build = await begin_build(api_with_table)
+    registration = write(build, "a", build_index_file(build, FILES[:3]))
     answers = [await register(api_with_table, build, registration) for _ in range(3)]
     assert [answer.json["progress"]["files-done"] for answer in answers] == [3, 3, 3]
     assert len((await load_index(api_with_table))["index-files"]) == 1
 
 
 async def test_concurrent_registrations_all_succeed(api_with_table: Api) -> None:
-    build = await begin(api_with_table)
-    files = [write(build, f"{n}", index_bytes(build, [one])) for n, one in enumerate(FILES)]
+    build = await begin_build(api_with_table)
+    files = [write(build, f"{n}", build_index_file(build, [one])) for n, one in enumerate(FILES)]
     answers = await asyncio.gather(*(register(api_with_table, build, file) for file in files))
     assert [answer.status for answer in answers] == [200] * 6
-    assert (await api_with_table("GET", at(build))).json["progress"]["files-done"] == 6
+    assert (await api_with_table("GET", build_url(build))).json["progress"]["files-done"] == 6
     assert (await load_index(api_with_table))["files"] == 6
 
 
 async def test_only_one_of_two_merges_of_the_same_files_is_registered(api_with_table: Api) -> None:
-    build = await begin(api_with_table)
-    old_files = [write(build, name, index_bytes(build, FILES[:3])) for name in "ab"]
+    build = await begin_build(api_with_table)
+    old_files = [write(build, name, build_index_file(build, FILES[:3])) for name in "ab"]
     await register(api_with_table, build, *old_files)
     replaced = [one["location"] for one in old_files]
-    merged = [write(build, name, index_bytes(build, FILES[:3], level=1)) for name in "xy"]
-    answers = await asyncio.gather(*(register(api_with_table, build, one, replaces=replaced) for one in merged))
+    merged_index_files = [write(build, name, build_index_file(build, FILES[:3], level=1)) for name in "xy"]
+    answers = await asyncio.gather(
+        *(register(api_with_table, build, one, replaces=replaced) for one in merged_index_files)
+    )
     assert sorted(answer.status for answer in answers) == [200, 409]
     assert (await load_index(api_with_table))["levels"] == {"1": 1}
 
 
 async def test_builds_and_commits_do_not_block_each_other(api_with_table: Api) -> None:
-    build = await begin(api_with_table)
-    files = [write(build, f"{n}", index_bytes(build, [one])) for n, one in enumerate(FILES)]
+    build = await begin_build(api_with_table)
+    files = [write(build, f"{n}", build_index_file(build, [one])) for n, one in enumerate(FILES)]
 
     async def commits() -> None:
         for number in range(2, 8):
-            new_file = file_of(f"file:///t/new{number}.parquet", 9, 9)
+            new_file = build_data_file(f"file:///t/new{number}.parquet", 9, 9)
             await append(api_with_table, "t", [new_file], snapshot_id=number, parent=number - 1)
 
     results = await asyncio.gather(commits(), *(register(api_with_table, build, file) for file in files))
@@ -255,9 +265,9 @@ async def test_builds_and_commits_do_not_block_each_other(api_with_table: Api) -
 async def test_index_file_of_another_index_is_rejected_by_name(
     api_with_table: Api, other: dict[str, Any], expected: str
 ) -> None:
-    build = await begin(api_with_table)
-    good = write(build, "good", index_bytes(build, FILES[:1]))
-    answer = await register(api_with_table, build, good, write(build, "bad", index_bytes(build, FILES, **other)))
+    build = await begin_build(api_with_table)
+    good = write(build, "good", build_index_file(build, FILES[:1]))
+    answer = await register(api_with_table, build, good, write(build, "bad", build_index_file(build, FILES, **other)))
     assert answer.error[:2] == (400, "BadRequestException")
     assert expected in answer.error[2]
     assert f"{build['folder']}/bad" in answer.error[2]
@@ -265,8 +275,8 @@ async def test_index_file_of_another_index_is_rejected_by_name(
 
 
 async def test_index_file_that_is_damaged_missing_or_of_another_size_is_rejected(api_with_table: Api) -> None:
-    build = await begin(api_with_table)
-    data = index_bytes(build, FILES)
+    build = await begin_build(api_with_table)
+    data = build_index_file(build, FILES)
     for name, content, size in (
         ("short", data[:-1], len(data) - 1),
         ("longer", data + b"x", len(data)),
@@ -284,17 +294,17 @@ async def test_index_file_that_is_damaged_missing_or_of_another_size_is_rejected
 
 
 async def test_index_file_of_a_newer_version_is_rejected(api_with_table: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    build = await begin(api_with_table)
+    build = await begin_build(api_with_table)
     with monkeypatch.context() as newer:
         newer.setattr(KINDS["bloom"], "version", 99)
-        data = index_bytes(build, FILES)
+        data = build_index_file(build, FILES)
     answer = await register(api_with_table, build, write(build, "a", data))
     assert "version 99" in answer.error[2]
 
 
 async def test_only_files_in_the_builds_folder_are_registered(api_with_table: Api) -> None:
-    build, other = await begin(api_with_table), await begin(api_with_table)
-    data = index_bytes(build, FILES)
+    build, other = await begin_build(api_with_table), await begin_build(api_with_table)
+    data = build_index_file(build, FILES)
     elsewhere = write(other, "a", data)
     folder = build["folder"]
     for location in (
@@ -313,7 +323,7 @@ async def test_only_files_in_the_builds_folder_are_registered(api_with_table: Ap
 
 
 async def test_invalid_registration_is_rejected(api_with_table: Api) -> None:
-    build = await begin(api_with_table)
+    build = await begin_build(api_with_table)
     cases: list[Any] = [
         {"index-files": []},
         {},
@@ -325,13 +335,13 @@ async def test_invalid_registration_is_rejected(api_with_table: Api) -> None:
         {"index-files": [], "replaces": ["x"]},
     ]
     for body in cases:
-        assert (await api_with_table("POST", at(build, "/index-files"), body)).error[0] == 400, body
+        assert (await api_with_table("POST", build_url(build, "/index-files"), body)).error[0] == 400, body
 
 
 async def test_build_is_found_only_under_its_own_index_and_table(api_with_table: Api) -> None:
     await define(api_with_table, "other", kind="bitmap", columns=["data"])
     await api_with_table.table("u")
-    build = await begin(api_with_table)
+    build = await begin_build(api_with_table)
     ids = [build["build-id"], (await api_with_table.server.record()).id, "nope"]
     for path in (
         f"{INDEXES}/other/builds/{ids[0]}",
@@ -346,54 +356,54 @@ async def test_build_is_found_only_under_its_own_index_and_table(api_with_table:
 async def test_paused_index_is_not_built(api_with_table: Api) -> None:
     await define(api_with_table, state="paused")
     assert "paused" in (await api_with_table("POST", f"{INDEXES}/i/builds")).error[2]
-    assert await instants(api_with_table) == []
+    assert await list_instants(api_with_table) == []
 
 
 async def test_build_of_a_redefined_index_cannot_continue(api_with_table: Api) -> None:
-    build = await begin(api_with_table)
+    build = await begin_build(api_with_table)
     await define(api_with_table, fpp=0.5)
-    assert "redefined" in (await api_with_table("GET", at(build, "/files"))).error[2]
-    assert (await register(api_with_table, build, write(build, "a", index_bytes(build, FILES)))).error[0] == 409
-    assert (await api_with_table("POST", at(build, "/finish"), {"outcome": "rolled-back"})).status == 200
+    assert "redefined" in (await api_with_table("GET", build_url(build, "/files"))).error[2]
+    assert (await register(api_with_table, build, write(build, "a", build_index_file(build, FILES)))).error[0] == 409
+    assert (await api_with_table("POST", build_url(build, "/finish"), {"outcome": "rolled-back"})).status == 200
 
 
 @pytest.mark.parametrize("token", ["x", "", "!!", "W10"])
 async def test_invented_page_token_is_rejected(api_with_table: Api, token: str) -> None:
-    build, other = await begin(api_with_table), await begin(api_with_table)
-    assert (await api_with_table("GET", at(build, f"/files?page-token={token}"))).error[0] == 400
-    foreign = (await api_with_table("GET", at(other, "/files?limit=1"))).json["next-page-token"]
-    assert (await api_with_table("GET", at(build, f"/files?page-token={foreign}"))).error[0] == 400
-    assert (await api_with_table("GET", at(build, "/files?limit=0"))).error[0] == 400
+    build, other = await begin_build(api_with_table), await begin_build(api_with_table)
+    assert (await api_with_table("GET", build_url(build, f"/files?page-token={token}"))).error[0] == 400
+    foreign = (await api_with_table("GET", build_url(other, "/files?limit=1"))).json["next-page-token"]
+    assert (await api_with_table("GET", build_url(build, f"/files?page-token={foreign}"))).error[0] == 400
+    assert (await api_with_table("GET", build_url(build, "/files?limit=0"))).error[0] == 400
 
 
 async def test_abandoned_build_is_rolled_back_by_the_next(api_with_table: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    silent = await begin(api_with_table)
-    await register(api_with_table, silent, write(silent, "a", index_bytes(silent, FILES[:2])))
-    await begin(api_with_table)
-    assert [instant["state"] for instant in await instants(api_with_table)] == ["inflight", "inflight"]
+    silent = await begin_build(api_with_table)
+    await register(api_with_table, silent, write(silent, "a", build_index_file(silent, FILES[:2])))
+    await begin_build(api_with_table)
+    assert [instant["state"] for instant in await list_instants(api_with_table)] == ["inflight", "inflight"]
     monkeypatch.setattr(build_state, "ABANDONED_MS", -1)
-    await begin(api_with_table)
-    states = [instant["state"] for instant in await instants(api_with_table)]
+    await begin_build(api_with_table)
+    states = [instant["state"] for instant in await list_instants(api_with_table)]
     assert sorted(states) == ["inflight", "rolled_back", "rolled_back"]
-    assert "abandoned" in (await api_with_table("GET", at(silent))).json["reason"]
+    assert "abandoned" in (await api_with_table("GET", build_url(silent))).json["reason"]
     assert (await load_index(api_with_table))["files"] == 2
 
 
 async def test_build_continues_at_another_server(api_with_table: Api, tmp_path: Path) -> None:
-    build = await begin(api_with_table)
-    await register(api_with_table, build, write(build, "a", index_bytes(build, FILES[:2])))
+    build = await begin_build(api_with_table)
+    await register(api_with_table, build, write(build, "a", build_index_file(build, FILES[:2])))
     async with running(tmp_path) as server:
         other = Api(server)
         assert await list_missing_files(other, build) == PATHS[2:]
-        await register(other, build, write(build, "b", index_bytes(build, FILES[2:])))
-        assert (await other("POST", at(build, "/finish"))).json["progress"]["files-done"] == 6
-    assert (await api_with_table("GET", at(build))).json["state"] == "completed"
+        await register(other, build, write(build, "b", build_index_file(build, FILES[2:])))
+        assert (await other("POST", build_url(build, "/finish"))).json["progress"]["files-done"] == 6
+    assert (await api_with_table("GET", build_url(build))).json["state"] == "completed"
 
 
 async def test_files_of_large_tables_are_counted_off_the_event_loop(
     api_with_table: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("seamark.metaserver.api.indexes.index_state._IN_THREAD_FILES", 0)
-    build = await begin(api_with_table)
-    await register(api_with_table, build, write(build, "a", index_bytes(build, FILES[:2])))
+    build = await begin_build(api_with_table)
+    await register(api_with_table, build, write(build, "a", build_index_file(build, FILES[:2])))
     assert await list_missing_files(api_with_table, build) == PATHS[2:]

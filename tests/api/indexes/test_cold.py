@@ -12,9 +12,15 @@ import pytest
 
 from seamark.metaserver.index.files import remote as cold
 from tests.api.client import Api
-from tests.api.indexes.test_bitmaps import create_indexed_table, decode_rows, filter_json, pages, some_tree
-from tests.api.indexes.test_lookups import a_table, ask, decode_found_rows, find_expected_rows, key_as_json
-from tests.api.rest.stored import StoredTable, some_row
+from tests.api.indexes.test_bitmaps import create_indexed_table, decode_rows, filter_json, read_pages, some_tree
+from tests.api.indexes.test_lookups import (
+    ask,
+    create_table_with_deletes,
+    decode_found_rows,
+    find_expected_rows,
+    key_as_json,
+)
+from tests.api.rest.stored import StoredTable, draw_row
 from tests.planner.lakes.tables import RecordingObjects
 from tests.server.rig import RunningServer, running
 
@@ -51,12 +57,12 @@ def delay_whole_files(server: RunningServer) -> SlowWholeFiles:
 
 async def test_few_keys_are_looked_up_by_range_in_every_snapshot(server: RunningServer) -> None:
     api, rng = Api(server), random.Random(7)
-    table = await a_table(api, rng, version=2, partitioned=False)
+    table = await create_table_with_deletes(api, rng, version=2, partitioned=False)
     await table.index("keys", "record", ["name", "id"], table.snapshots[-1].data, parts=3)
     storage = delay_whole_files(server)
     for snapshot in table.snapshots:
         for count in (1, 5, 16):
-            keys = [some_row(rng, 1)[:2] for _ in range(count)]
+            keys = [draw_row(rng, 1)[:2] for _ in range(count)]
             json_keys = [key_as_json((name, id)) for id, name in keys]
             answer = await ask(api, json_keys, index="keys", **{"snapshot-id": snapshot.id})
             assert decode_found_rows(answer) == find_expected_rows(table, snapshot, keys, (1, 2))
@@ -67,10 +73,10 @@ async def test_few_keys_are_looked_up_by_range_in_every_snapshot(server: Running
 
 async def test_many_keys_wait_for_the_whole_file(server: RunningServer) -> None:
     api, rng = Api(server), random.Random(8)
-    table = await a_table(api, rng)
+    table = await create_table_with_deletes(api, rng)
     await table.index("keys", "record", ["id"], table.snapshots[-1].data)
     storage = delay_whole_files(server)
-    keys = [some_row(rng, 1)[:1] for _ in range(30)]
+    keys = [draw_row(rng, 1)[:1] for _ in range(30)]
     asking = asyncio.create_task(ask(api, list(map(key_as_json, keys)), index="keys"))
     await asyncio.sleep(0.1)
     assert not asking.done()
@@ -84,12 +90,12 @@ async def test_rows_by_predicate_are_the_same_by_range(server: RunningServer) ->
     trees = [some_tree(rng, 3, (0, 1, 2)) for _ in range(12)]
     bodies: list[dict[str, Any]] = [{"filter": filter_json(tree), "limit": 2} for tree in trees]
     storage = delay_whole_files(server)
-    by_range = [await pages(api, body) for body in bodies]
+    by_range = [await read_pages(api, body) for body in bodies]
     assert storage.ranges
     assert not any(name.endswith(".puffin") for name in storage.reads)
     storage.let_go()
     for body, expected_rows in zip(bodies, by_range, strict=True):
-        assert await pages(api, body) == expected_rows
+        assert await read_pages(api, body) == expected_rows
     assert sum(one["exact"] for expected_rows in by_range for one in expected_rows) > 20
 
 
@@ -110,7 +116,7 @@ async def test_damaged_remote_index_is_quarantined_and_gives_no_wrong_answer(ser
     async def read_answers() -> Any:
         if kind == "record":
             return [(await ask(api, list(range(n, n + 10)), index="by_id"))["complete"] for n in range(0, 1000, 10)]
-        (page,) = await pages(api, {"where": "id = 3"})
+        (page,) = await read_pages(api, {"where": "id = 3"})
         return decode_rows(page["rows"]), page["exact"]
 
     asking = asyncio.create_task(read_answers())

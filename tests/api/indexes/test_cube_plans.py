@@ -50,7 +50,7 @@ def post(server: ServerThread, body: dict[str, Any], path: str = PATH, **headers
     return answer
 
 
-def plan(server: ServerThread, body: dict[str, Any], **headers: str) -> tuple[dict[str, Any], pa.Table]:
+def plan_cube(server: ServerThread, body: dict[str, Any], **headers: str) -> tuple[dict[str, Any], pa.Table]:
     answer = post(server, body, **headers)
     assert answer.status == 200, answer.raw
     groups = pa.ipc.open_stream(answer.raw).read_all()
@@ -59,55 +59,57 @@ def plan(server: ServerThread, body: dict[str, Any], **headers: str) -> tuple[di
 
 def test_each_file_is_in_the_groups_or_in_the_plan_table(server: ServerThread, definition_id: str) -> None:
     body = {"definition-id": definition_id, "columns": ["d0", "m0"]}
-    found, groups = plan(server, body)
-    assert (found["covered-files"], found["row-files"], found["considered-files"]) == (4, 1, 5)
+    plan_report, groups = plan_cube(server, body)
+    assert (plan_report["covered-files"], plan_report["row-files"], plan_report["considered-files"]) == (4, 1, 5)
     assert sum(groups["m0"].to_pylist()) == 40
     with catalog_at(server.url) as catalog:
-        rows = catalog.load_table(f"db.{found['name']}").scan().to_arrow()
+        rows = catalog.load_table(f"db.{plan_report['name']}").scan().to_arrow()
     assert sorted(rows["id"].to_pylist()) == list(range(400, 410))
-    again, _ = plan(server, body)
-    assert again["name"] != found["name"], "the covered files may differ, so the plan table is not shared"
+    second_plan, _ = plan_cube(server, body)
+    assert second_plan["name"] != plan_report["name"], "the covered files may differ, so the plan table is not shared"
 
 
 def test_files_that_the_filter_excludes_are_in_neither(server: ServerThread, definition_id: str) -> None:
     body = {"definition-id": definition_id, "columns": ["m0"], "predicate": "id BETWEEN 100 AND 250"}
-    found, groups = plan(server, body)
-    assert (found["covered-files"], found["row-files"], found["name"]) == (2, 0, None)
+    plan_report, groups = plan_cube(server, body)
+    assert (plan_report["covered-files"], plan_report["row-files"], plan_report["name"]) == (2, 0, None)
     assert sum(groups["m0"].to_pylist()) == 20
 
 
 def test_files_with_rows_that_meet_unless_are_read(server: ServerThread, definition_id: str) -> None:
     body = {"definition-id": definition_id, "columns": ["m0"], "unless": UNLESS}
-    found, groups = plan(server, body)
-    assert (found["covered-files"], found["row-files"]) == (2, 3)
+    plan_report, groups = plan_cube(server, body)
+    assert (plan_report["covered-files"], plan_report["row-files"]) == (2, 3)
     body["filter"] = {"type": "gt-eq", "term": "id", "value": 205}
-    found, groups = plan(server, body)
-    assert (found["covered-files"], found["row-files"]) == (2, 1)
+    plan_report, groups = plan_cube(server, body)
+    assert (plan_report["covered-files"], plan_report["row-files"]) == (2, 1)
     assert sum(groups["m0"].to_pylist()) == 20
     body["unless"] = {"type": "lt", "term": "id", "value": 205}
-    assert plan(server, body)[0]["covered-files"] == 1, "the opposite of the filter is not restricted by the filter"
+    assert plan_cube(server, body)[0]["covered-files"] == 1, (
+        "the opposite of the filter is not restricted by the filter"
+    )
 
 
 @pytest.mark.parametrize("place", ["predicate", "filter", "unless"])
 def test_long_condition_is_read_outside_of_the_event_loop(
     server: ServerThread, definition_id: str, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    threads, read = list[str](), plan_tables.read_filter
+    threads, read_filter = list[str](), plan_tables.read_filter
 
     def read_and_note(*arguments: Any) -> Any:
         threads.append(threading.current_thread().name)
-        return read(*arguments)
+        return read_filter(*arguments)
 
     monkeypatch.setattr(cube_plans, "read_filter", read_and_note)
     ids = list(range(1000, 1200))
     condition = {"type": "in", "term": "id", "values": ids}
     text = f"id IN ({', '.join(map(str, ids))})"
     body = {"definition-id": definition_id, "columns": ["m0"]}
-    plan(server, {**body, place: text if place == "predicate" else condition})
+    plan_cube(server, {**body, place: text if place == "predicate" else condition})
     loop_thread = server.run(_name_thread())
     assert threads[-1] != loop_thread
     threads.clear()
-    plan(server, {**body, "predicate": "id < 100"})
+    plan_cube(server, {**body, "predicate": "id < 100"})
     assert threads == [loop_thread], "a short condition is read at once"
 
 
@@ -117,18 +119,18 @@ async def _name_thread() -> str:
 
 def test_audience_receives_the_id_of_a_plan_snapshot(server: ServerThread, definition_id: str) -> None:
     body = {"definition-id": definition_id, "columns": ["m0"]}
-    found, _ = plan(server, body, **{"X-Seamark-Plans": "engines"})
-    assert found["name"] is None
-    assert found["plan-snapshot-id"] > 1 << 32
+    plan_report, _ = plan_cube(server, body, **{"X-Seamark-Plans": "engines"})
+    assert plan_report["name"] is None
+    assert plan_report["plan-snapshot-id"] > 1 << 32
 
 
 def test_plan_says_why_the_cube_is_not_used(server: ServerThread, definition_id: str) -> None:
     body = {"definition-id": definition_id, "columns": ["d0"], "groups-max": 1}
-    found, groups = plan(server, body)
-    assert found["reason"] == "it has 7 groups; the maximum is 1"
+    plan_report, groups = plan_cube(server, body)
+    assert plan_report["reason"] == "it has 7 groups; the maximum is 1"
     assert groups.num_rows == 0
     body = {"definition-id": definition_id, "columns": ["d0"], "predicate": "id >= 400"}
-    assert plan(server, body)[0]["reason"] == "none of its entries is for a file of the plan"
+    assert plan_cube(server, body)[0]["reason"] == "none of its entries is for a file of the plan"
 
 
 @pytest.mark.parametrize(

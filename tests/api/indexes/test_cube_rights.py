@@ -92,8 +92,8 @@ async def test_definition_and_build_require_the_right_to_read_the_dimension_tabl
         assert (await root("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA})).status == 200
         body = {"kind": "cube", "columns": ["id", ATTRIBUTE], "measures": ["count(*)"]}
         assert (await root("PUT", "/api/v1/tables/db/t/indexes/by_name", body)).status == 200
-        refused = await define(wendy, 1)
-        assert set(refused.values()) == {403}, refused
+        refusal = await define(wendy, 1)
+        assert set(refusal.values()) == {403}, refusal
         accepted = await define(rex, 2)
         assert set(accepted.values()) <= {200, 204}, accepted
         answer = await wendy("PUT", "/api/v1/tables/db/t/indexes/c", {"state": "enabled"})

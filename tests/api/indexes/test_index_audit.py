@@ -19,21 +19,21 @@ from seamark.metaserver.index.files import registry_rebuild
 from tests.api.client import Api
 from tests.api.indexes.indexed import (
     INDEXES,
-    begin,
+    begin_build,
+    build_index_file,
     define,
-    index_bytes,
     list_missing_files,
     load_index,
     register,
     write,
 )
-from tests.api.plans.planned import append, file_of
+from tests.api.plans.planned import append, build_data_file
 from tests.planner.lakes.lake import DataFile
 from tests.server.rig import running
 
 IDS = {f"file:///t/{n}.parquet": [n, n + 100, n + 200] for n in range(1, 7)}
 """The ids in each file, by path. By its statistics, each file may have any id."""
-FILES = [file_of(path, 1, 999, rows=3) for path in IDS]
+FILES = [build_data_file(path, 1, 999, rows=3) for path in IDS]
 REBUILD = f"{INDEXES}/rebuild-registry"
 
 
@@ -50,7 +50,7 @@ async def create_index(api: Api) -> Api:
     return api
 
 
-def valid_index_file(build: Mapping[str, Any], files: Sequence[DataFile], **other: Any) -> bytes:
+def build_valid_index_file(build: Mapping[str, Any], files: Sequence[DataFile], **other: Any) -> bytes:
     """Return a completely valid index file."""
     paths, sizes, records = zip(*((file.path, file.size, file.record_count) for file in files), strict=True)
     listed_table = FilesTable.of(file_ids(paths, sizes, records), records, sizes, paths)  # type: ignore[arg-type]
@@ -62,8 +62,10 @@ def valid_index_file(build: Mapping[str, Any], files: Sequence[DataFile], **othe
 
 async def create_build(api: Api, *groups: Sequence[DataFile]) -> tuple[dict[str, Any], list[str]]:
     """Return a build with a registered index file for each group, and their locations."""
-    build = await begin(api)
-    registrations = [write(build, str(number), valid_index_file(build, group)) for number, group in enumerate(groups)]
+    build = await begin_build(api)
+    registrations = [
+        write(build, str(number), build_valid_index_file(build, group)) for number, group in enumerate(groups)
+    ]
     assert (await register(api, build, *registrations)).status == 200
     return build, [one["location"] for one in registrations]
 
@@ -75,8 +77,8 @@ async def find_kept_paths(api: Api, where: str) -> list[str]:
     return [file["file-path"] for file in answer.json["kept"]]
 
 
-async def quarantine(api: Api, location: str, reason: str = "it lies", name: str = "i", **more: Any) -> Any:
-    return await api("POST", f"{INDEXES}/{name}/quarantine", {"location": location, "reason": reason, **more})
+async def quarantine(api: Api, location: str, reason: str = "it lies", name: str = "i", **options: Any) -> Any:
+    return await api("POST", f"{INDEXES}/{name}/quarantine", {"location": location, "reason": reason, **options})
 
 
 def place_of_blob(location: str) -> int:
@@ -106,15 +108,15 @@ async def test_quarantined_index_file_is_unused_and_built_again(api_with_table: 
         second: "live",
     }
     assert await list_missing_files(api_with_table, build) == [file.path for file in FILES[:3]]
-    await register(api_with_table, build, write(build, "again", valid_index_file(build, FILES[:3])))
+    await register(api_with_table, build, write(build, "again", build_valid_index_file(build, FILES[:3])))
     assert (await load_index(api_with_table))["health"] == "ok"
     assert await find_kept_paths(api_with_table, "id = 102") == [FILES[1].path]
 
 
 async def test_quarantine_is_idempotent_and_a_superseded_file_stays_superseded(api_with_table: Api) -> None:
     build, (first, second) = await create_build(api_with_table, FILES[:3], FILES[3:])
-    merged = write(build, "merged", valid_index_file(build, FILES[3:], level=1))
-    await register(api_with_table, build, merged, replaces=[second])
+    merged_index_file = write(build, "merged", build_valid_index_file(build, FILES[3:], level=1))
+    await register(api_with_table, build, merged_index_file, replaces=[second])
     await quarantine(api_with_table, first)
     assert (await quarantine(api_with_table, first, "another reason")).json["reason"] == "it lies"
     assert (await quarantine(api_with_table, second)).json["state"] == "superseded"
@@ -140,7 +142,7 @@ async def test_checked_index_file_is_quarantined_only_if_it_is_damaged(api_with_
 async def test_only_registered_index_files_of_the_index_are_quarantined(api_with_table: Api) -> None:
     build, (first,) = await create_build(api_with_table, FILES)
     await define(api_with_table, "other", kind="bitmap", columns=["data"])
-    unlisted = write(build, "unlisted", valid_index_file(build, FILES))["location"]
+    unlisted = write(build, "unlisted", build_valid_index_file(build, FILES))["location"]
     for name, location in (("i", unlisted), ("i", "nope"), ("i", ""), ("other", first), ("nope", first)):
         assert (await quarantine(api_with_table, location, name=name)).error[0] == 404, (name, location)
     for body in ({"location": first}, {"location": first, "reason": " "}, {"location": 1, "reason": "x"}, {}):
@@ -168,11 +170,11 @@ async def test_registry_lost_with_its_database_is_rebuilt_and_plans_are_the_same
         assert answer.status == 200
         assert (await load_index(api))["files"] == 0
         assert [len(await find_kept_paths(api, f"id = {100 + n}")) for n in range(9)] == [6] * 9
-        reported = (await api("POST", REBUILD)).json
-        assert reported["registered"] == [
+        rebuild_report = (await api("POST", REBUILD)).json
+        assert rebuild_report["registered"] == [
             {"index": "i", "index-files": 2, "files": 5, "rows": 15, "size-in-bytes": sum(map(size, locations))}
         ]
-        assert (reported["known"], reported["redundant"], reported["left-out"]) == (0, 0, [])
+        assert (rebuild_report["known"], rebuild_report["redundant"], rebuild_report["left-out"]) == (0, 0, [])
         assert [await find_kept_paths(api, f"id = {100 + n}") for n in range(9)] == before
         index = await load_index(api)
         assert {index_file["location"]: index_file["state"] for index_file in index["index-files"]} == dict.fromkeys(
@@ -188,7 +190,7 @@ def size(location: str) -> int:
 
 
 async def test_merged_and_newer_files_are_preferred_among_equal_coverage(api_with_table: Api) -> None:
-    build = await begin(api_with_table)
+    build = await begin_build(api_with_table)
     for name, files, level, age in (
         ("old", FILES[:3], 0, 30),
         ("new", FILES[:3], 0, 20),
@@ -196,10 +198,12 @@ async def test_merged_and_newer_files_are_preferred_among_equal_coverage(api_wit
         ("part of merged", FILES[3:5], 0, 10),
         ("alone", FILES[5:], 0, 50),
     ):
-        path = Path(write(build, name, valid_index_file(build, files, level=level))["location"].removeprefix("file://"))
+        path = Path(
+            write(build, name, build_valid_index_file(build, files, level=level))["location"].removeprefix("file://")
+        )
         os.utime(path, (1_700_000_000 - age, 1_700_000_000 - age))
-    reported = (await api_with_table("POST", REBUILD)).json
-    assert (reported["registered"][0]["index-files"], reported["redundant"]) == (3, 2)
+    rebuild_report = (await api_with_table("POST", REBUILD)).json
+    assert (rebuild_report["registered"][0]["index-files"], rebuild_report["redundant"]) == (3, 2)
     names = {Path(index_file["location"]).name for index_file in (await load_index(api_with_table))["index-files"]}
     assert names == {"new", "merged", "alone"}
     assert (await load_index(api_with_table))["files"] == 6
@@ -208,9 +212,9 @@ async def test_merged_and_newer_files_are_preferred_among_equal_coverage(api_wit
 async def test_quarantined_file_stays_quarantined_and_its_copy_is_registered(api_with_table: Api) -> None:
     build, (first,) = await create_build(api_with_table, FILES[:3])
     await quarantine(api_with_table, first)
-    twin = write(build, "twin", valid_index_file(build, FILES[:3]))["location"]
-    reported = (await api_with_table("POST", REBUILD)).json
-    assert (reported["known"], reported["registered"][0]["index-files"]) == (1, 1)
+    twin = write(build, "twin", build_valid_index_file(build, FILES[:3]))["location"]
+    rebuild_report = (await api_with_table("POST", REBUILD)).json
+    assert (rebuild_report["known"], rebuild_report["registered"][0]["index-files"]) == (1, 1)
     states = {
         index_file["location"]: index_file["state"] for index_file in (await load_index(api_with_table))["index-files"]
     }
@@ -219,41 +223,41 @@ async def test_quarantined_file_stays_quarantined_and_its_copy_is_registered(api
 
 async def test_already_covered_file_is_registered_only_if_the_others_are_unreadable(api_with_table: Api) -> None:
     build, (first,) = await create_build(api_with_table, FILES[:3])
-    write(build, "twin", valid_index_file(build, FILES[:3]))
-    reported = (await api_with_table("POST", REBUILD)).json
-    assert (reported["registered"], reported["redundant"]) == ([], 1)
+    write(build, "twin", build_valid_index_file(build, FILES[:3]))
+    rebuild_report = (await api_with_table("POST", REBUILD)).json
+    assert (rebuild_report["registered"], rebuild_report["redundant"]) == ([], 1)
     path = Path(first.removeprefix("file://"))
     path.write_bytes(path.read_bytes()[:-1])
     async with running(
         api_with_table.server.components.settings.home
     ) as other:  # A new server has not read the file yet.
-        reported = (await Api(other)("POST", REBUILD)).json
-    assert reported["registered"][0]["files"] == 3
+        rebuild_report = (await Api(other)("POST", REBUILD)).json
+    assert rebuild_report["registered"][0]["files"] == 3
 
 
 async def test_only_index_files_of_the_table_are_registered(
     api_with_table: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build = await begin(api_with_table)
+    build = await begin_build(api_with_table)
     with monkeypatch.context() as newer:
         newer.setattr(KINDS["bloom"], "version", 99)
-        future = valid_index_file(build, FILES)
+        future = build_valid_index_file(build, FILES)
     wrong = {
-        "another table": index_bytes(build, FILES, table_uuid="00000000-0000-0000-0000-000000000000"),
-        "another index": index_bytes(build, FILES, definition='{"kind":"bloom","terms":[]}'),
-        "another kind": index_bytes(build, FILES, kind="bitmap"),
-        "short": valid_index_file(build, FILES)[:-1],
-        "flipped": valid_index_file(build, FILES)[:20] + b"\xff" + valid_index_file(build, FILES)[21:],
+        "another table": build_index_file(build, FILES, table_uuid="00000000-0000-0000-0000-000000000000"),
+        "another index": build_index_file(build, FILES, definition='{"kind":"bloom","terms":[]}'),
+        "another kind": build_index_file(build, FILES, kind="bitmap"),
+        "short": build_valid_index_file(build, FILES)[:-1],
+        "flipped": build_valid_index_file(build, FILES)[:20] + b"\xff" + build_valid_index_file(build, FILES)[21:],
         "text": b"hello",
         "empty": b"",
         "future": future,
     }
     for name, data in wrong.items():
         write(build, name, data)
-    write(build, ".half-written", valid_index_file(build, FILES)[:100])
-    reported = (await api_with_table("POST", REBUILD)).json
-    assert (reported["registered"], reported["left-out-files"]) == ([], len(wrong))
-    reasons = {Path(one["location"]).name: one["reason"] for one in reported["left-out"]}
+    write(build, ".half-written", build_valid_index_file(build, FILES)[:100])
+    rebuild_report = (await api_with_table("POST", REBUILD)).json
+    assert (rebuild_report["registered"], rebuild_report["left-out-files"]) == ([], len(wrong))
+    reasons = {Path(one["location"]).name: one["reason"] for one in rebuild_report["left-out"]}
     assert set(reasons) == set(wrong)
     assert "00000000" in reasons["another table"]
     assert "version 99" in reasons["future"]
@@ -261,8 +265,8 @@ async def test_only_index_files_of_the_table_are_registered(
 
 
 async def test_dropped_index_gets_its_files_back_when_it_is_defined_again(api_with_table: Api, tmp_path: Path) -> None:
-    build = await begin(api_with_table)
-    write(build, "a", valid_index_file(build, FILES))
+    build = await begin_build(api_with_table)
+    write(build, "a", build_valid_index_file(build, FILES))
     await api_with_table("DELETE", f"{INDEXES}/i")
     assert (await api_with_table("POST", REBUILD)).json["left-out-files"] == 1
     await define(api_with_table, "j", kind="bloom", columns=["id"], fpp=1e-6, state="paused")
@@ -272,13 +276,13 @@ async def test_dropped_index_gets_its_files_back_when_it_is_defined_again(api_wi
 async def test_table_without_indexes_has_no_files_to_register(api: Api) -> None:
     assert (await api("POST", REBUILD)).error[0] == 404
     await api.table()
-    reported = (await api("POST", REBUILD)).json
-    assert (reported["known"], reported["registered"], reported["left-out-files"]) == (0, [], 0)
+    rebuild_report = (await api("POST", REBUILD)).json
+    assert (rebuild_report["known"], rebuild_report["registered"], rebuild_report["left-out-files"]) == (0, [], 0)
 
 
 async def test_folder_with_too_many_files_is_rejected(api_with_table: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    build = await begin(api_with_table)
+    build = await begin_build(api_with_table)
     for name in "abc":
-        write(build, name, valid_index_file(build, FILES))
+        write(build, name, build_valid_index_file(build, FILES))
     monkeypatch.setattr(registry_rebuild, "FOLDER_FILES_MAX", 2)
     assert (await api_with_table("POST", REBUILD)).error[0] == 413

@@ -8,10 +8,10 @@ import pytest
 
 from seamark.metaserver.api.indexes import index_unregistered as index_unheld
 from tests.api.client import Answer, Api
-from tests.api.indexes.indexed import INDEXES, begin, define, index_bytes, register, write
-from tests.api.plans.planned import append, file_of
+from tests.api.indexes.indexed import INDEXES, begin_build, build_index_file, define, register, write
+from tests.api.plans.planned import append, build_data_file
 
-FILES = [file_of(f"file:///t/{n}.parquet", 1, 999, rows=3) for n in range(1, 7)]
+FILES = [build_data_file(f"file:///t/{n}.parquet", 1, 999, rows=3) for n in range(1, 7)]
 
 
 @pytest.fixture
@@ -20,9 +20,9 @@ async def built_index(api: Api) -> tuple[Api, list[str]]:
     await api.table()
     await append(api, "t", FILES, snapshot_id=1, manifests=2)
     await define(api)
-    build = await begin(api)
+    build = await begin_build(api)
     registrations = [
-        write(build, name, index_bytes(build, part)) for name, part in (("a", FILES[:4]), ("b", FILES[4:]))
+        write(build, name, build_index_file(build, part)) for name, part in (("a", FILES[:4]), ("b", FILES[4:]))
     ]
     assert (await register(api, build, *registrations)).status == 200
     return api, [one["location"] for one in registrations]

@@ -12,18 +12,18 @@ import pytest
 from tests.api.client import Api, set_properties
 from tests.api.indexes.indexed import (
     INDEXES,
-    begin,
+    begin_build,
+    build_index_file,
     define,
-    index_bytes,
     list_missing_files,
     load_index,
     register,
     write,
 )
-from tests.api.plans.planned import append, file_of
+from tests.api.plans.planned import append, build_data_file
 from tests.server.rig import running
 
-FILES = [file_of(f"file:///t/{n}.parquet", n, n, rows=10 * n) for n in range(1, 7)]
+FILES = [build_data_file(f"file:///t/{n}.parquet", n, n, rows=10 * n) for n in range(1, 7)]
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ async def api_with_table(api: Api) -> Api:
     return api
 
 
-async def properties(api: Api) -> dict[str, str]:
+async def read_properties(api: Api) -> dict[str, str]:
     table_properties = (await api("GET", "/v1/namespaces/db/tables/t")).json["metadata"]["properties"]
     return {key: value for key, value in table_properties.items() if key.startswith("seamark.")}
 
@@ -45,7 +45,7 @@ async def commit(api: Api, body: dict[str, Any]) -> int:
 
 async def test_index_is_defined_in_table_properties_and_listed(api_with_table: Api) -> None:
     index = await define(api_with_table, "ids", kind="bloom", columns=["id"], fpp=0.001)
-    assert json.loads((await properties(api_with_table))["seamark.index.ids"]) == {
+    assert json.loads((await read_properties(api_with_table))["seamark.index.ids"]) == {
         "kind": "bloom",
         "columns": ["id"],
         "field-ids": [1],
@@ -90,8 +90,8 @@ async def test_properties_missing_from_the_body_stay_unchanged(api_with_table: A
         "paused",
         "paused",
     )
-    changed = await define(api_with_table, "i", columns=["id"])
-    assert (changed["definition"], changed["state"]) == ("bloom(id, fpp=0.25)", "paused")
+    answer = await define(api_with_table, "i", columns=["id"])
+    assert (answer["definition"], answer["state"]) == ("bloom(id, fpp=0.25)", "paused")
     other = await define(api_with_table, "i", kind="bitmap", state="enabled")
     assert (other["definition"], other["state"]) == ("bitmap(id)", "enabled")
 
@@ -106,7 +106,7 @@ async def test_repeated_definition_commits_nothing(api_with_table: Api) -> None:
 
 async def test_invalid_index_definition_is_rejected(api_with_table: Api) -> None:
     await define(api_with_table, "there", kind="record", columns=["id"])
-    before = await properties(api_with_table)
+    before = await read_properties(api_with_table)
     cases: list[tuple[str, dict[str, Any], int, str]] = [
         ("i", {"kind": "btree", "columns": ["id"]}, 400, "btree"),
         ("i", {"kind": "bitmap", "columns": ["nope"]}, 400, "no such column"),
@@ -129,15 +129,15 @@ async def test_invalid_index_definition_is_rejected(api_with_table: Api) -> None
         answer = await api_with_table("PUT", f"{INDEXES}/{name}", body)
         assert answer.error[0] == status, (expected, answer.raw)
         assert expected in answer.error[2], expected
-        assert await properties(api_with_table) == before, expected
+        assert await read_properties(api_with_table) == before, expected
 
 
 async def test_dropped_index_is_gone_and_reuses_its_files_when_defined_again(api_with_table: Api) -> None:
     await define(api_with_table)
-    build = await begin(api_with_table)
-    assert (await register(api_with_table, build, write(build, "a", index_bytes(build, FILES[:4])))).status == 200
+    build = await begin_build(api_with_table)
+    assert (await register(api_with_table, build, write(build, "a", build_index_file(build, FILES[:4])))).status == 200
     assert (await api_with_table("DELETE", f"{INDEXES}/i")).status == 204
-    assert await properties(api_with_table) == {}
+    assert await read_properties(api_with_table) == {}
     assert (await api_with_table("GET", f"{INDEXES}/i")).error[0] == 404
     assert (await api_with_table("DELETE", f"{INDEXES}/i")).error[0] == 404
     redefined = await define(api_with_table, "another")
@@ -146,26 +146,26 @@ async def test_dropped_index_is_gone_and_reuses_its_files_when_defined_again(api
 
 async def test_coverage_counts_files_and_rows_of_the_current_snapshot(api_with_table: Api) -> None:
     await define(api_with_table)
-    build = await begin(api_with_table)
-    removed_file = file_of("file:///t/gone.parquet", 0, 0, rows=999)
-    replaced = file_of(FILES[0].path, 1, 1, rows=11)
-    registration = write(build, "one", index_bytes(build, [*FILES[1:3], removed_file, replaced]))
-    two = write(build, "two", index_bytes(build, FILES[2:6], level=2))
-    assert (await register(api_with_table, build, registration, two)).status == 200
+    build = await begin_build(api_with_table)
+    removed_file = build_data_file("file:///t/gone.parquet", 0, 0, rows=999)
+    replaced = build_data_file(FILES[0].path, 1, 1, rows=11)
+    registration = write(build, "one", build_index_file(build, [*FILES[1:3], removed_file, replaced]))
+    second_index = write(build, "two", build_index_file(build, FILES[2:6], level=2))
+    assert (await register(api_with_table, build, registration, second_index)).status == 200
     index = await load_index(api_with_table)
     assert (index["files"], index["rows"], index["lag-files"], index["health"]) == (5, 200, 1, "behind")
     assert index["levels"] == {"0": 1, "2": 1}
-    assert index["size-in-bytes"] == registration["size-in-bytes"] + two["size-in-bytes"]
+    assert index["size-in-bytes"] == registration["size-in-bytes"] + second_index["size-in-bytes"]
     assert {file["location"]: (file["files"], file["state"]) for file in index["index-files"]} == {
         registration["location"]: (4, "live"),
-        two["location"]: (4, "live"),
+        second_index["location"]: (4, "live"),
     }
-    three = write(build, "three", index_bytes(build, FILES))
-    await register(api_with_table, build, three, replaces=[registration["location"], two["location"]])
+    three = write(build, "three", build_index_file(build, FILES))
+    await register(api_with_table, build, three, replaces=[registration["location"], second_index["location"]])
     index = await load_index(api_with_table)
     assert (index["files"], index["lag-files"], index["health"]) == (6, 0, "ok")
     assert [file["state"] for file in index["index-files"]] == ["superseded", "superseded", "live"]
-    await append(api_with_table, "t", [file_of("file:///t/new.parquet", 9, 9)], snapshot_id=2, parent=1)
+    await append(api_with_table, "t", [build_data_file("file:///t/new.parquet", 9, 9)], snapshot_id=2, parent=1)
     assert (await load_index(api_with_table))["lag-files"] == 1
 
 
@@ -174,8 +174,8 @@ async def test_damaged_index_file_is_quarantined_and_its_data_files_count_as_mis
     api_with_table: Api, tmp_path: Path, damage: str
 ) -> None:
     await define(api_with_table)
-    build = await begin(api_with_table)
-    data = index_bytes(build, FILES)
+    build = await begin_build(api_with_table)
+    data = build_index_file(build, FILES)
     registration = write(build, "one", data)
     await register(api_with_table, build, registration)
     assert (await load_index(api_with_table))["health"] == "ok"
@@ -210,8 +210,8 @@ async def test_invalid_index_property_is_listed_with_its_problem_and_can_be_repl
         ("bad", None, "broken"),
     ]
     assert "no such column" in indexes[1]["problem"]
-    sound = await define(api_with_table, "sound", kind="bitmap", columns=["id"])
-    assert set(indexes[0]) == set(sound) - {"index-files"}
+    valid_index = await define(api_with_table, "sound", kind="bitmap", columns=["id"])
+    assert set(indexes[0]) == set(valid_index) - {"index-files"}
     assert {one for one, value in indexes[0].items() if value is not None} == {"name", "health", "problem"}
     assert (await api_with_table("DELETE", f"{INDEXES}/sound")).status == 204
     assert (await load_index(api_with_table, "bad")) == indexes[1]
@@ -219,17 +219,17 @@ async def test_invalid_index_property_is_listed_with_its_problem_and_can_be_repl
     assert (await api_with_table("POST", f"{INDEXES}/bad/builds")).error[0] == 400
     assert (await define(api_with_table, "bad", kind="bitmap", columns=["id"]))["health"] == "behind"
     assert (await api_with_table("DELETE", f"{INDEXES}/b%2Fd")).status == 204
-    assert set(await properties(api_with_table)) == {"seamark.index.bad"}
+    assert set(await read_properties(api_with_table)) == {"seamark.index.bad"}
 
 
 async def test_definition_follows_a_rename_and_reports_a_dropped_column(api_with_table: Api) -> None:
     await define(api_with_table, "i", kind="bitmap", columns=["data"])
     await commit(api_with_table, set_properties(**{"seamark.index.typed": "bloom(data)"}))
-    build = await begin(api_with_table)
-    await register(api_with_table, build, write(build, "one", index_bytes(build, FILES)))
+    build = await begin_build(api_with_table)
+    await register(api_with_table, build, write(build, "one", build_index_file(build, FILES)))
     fields = [{"id": 1, "name": "id", "required": True, "type": "long"}]
-    renamed = {"id": 2, "name": "payload", "required": False, "type": "string"}
-    await _evolve(api_with_table, [*fields, renamed], 1)
+    renamed_field = {"id": 2, "name": "payload", "required": False, "type": "string"}
+    await _evolve(api_with_table, [*fields, renamed_field], 1)
     index = await load_index(api_with_table)
     assert (index["columns"], index["files"]) == (["payload"], 6)
     assert (await load_index(api_with_table, "typed"))["columns"] == ["payload"]
@@ -292,7 +292,7 @@ async def test_concurrent_definitions_and_commits_all_succeed(api_with_table: Ap
     assert results == [200] * 16
     table_properties = (await api_with_table("GET", "/v1/namespaces/db/tables/t")).json["metadata"]["properties"]
     assert {f"p{number}" for number in range(8)} <= set(table_properties)
-    assert set(await properties(api_with_table)) == {f"seamark.index.i{number}" for number in range(8)}
+    assert set(await read_properties(api_with_table)) == {f"seamark.index.i{number}" for number in range(8)}
 
 
 async def test_index_use_is_reported_as_the_planner_counts_it(api: Api) -> None:
@@ -308,8 +308,8 @@ async def test_index_use_is_reported_as_the_planner_counts_it(api: Api) -> None:
 
 async def test_purging_a_table_deletes_its_index_files(api_with_table: Api) -> None:
     await define(api_with_table)
-    build = await begin(api_with_table)
-    registration = write(build, "one", index_bytes(build, FILES))
+    build = await begin_build(api_with_table)
+    registration = write(build, "one", build_index_file(build, FILES))
     await register(api_with_table, build, registration)
     unregistered_file = write(build, "never-registered", b"x")
     store = api_with_table.server.components.store

@@ -20,7 +20,7 @@ from seamark.metaserver.api.formats.arrow import ARROW_STREAM
 from seamark.metaserver.api.http.slots import RequestSlot
 from seamark.metaserver.planner.rows import record_lookup
 from tests.api.client import Api
-from tests.api.rest.stored import Row, Snapshot, StoredTable, some_row
+from tests.api.rest.stored import Row, Snapshot, StoredTable, draw_row
 from tests.seeds import examples
 from tests.server.rig import running
 
@@ -36,8 +36,8 @@ def stream(table: pa.Table, **options: Any) -> bytes:
     return bytes(sink.getvalue())
 
 
-async def ask(api: Api, keys: Sequence[Any], **more: Any) -> dict[str, Any]:
-    answer = await api("POST", LOOKUP, {"keys": list(keys), **more})
+async def ask(api: Api, keys: Sequence[Any], **fields: Any) -> dict[str, Any]:
+    answer = await api("POST", LOOKUP, {"keys": list(keys), **fields})
     assert answer.status == 200, answer.raw
     body: dict[str, Any] = answer.json
     return body
@@ -74,14 +74,14 @@ def key_as_json(key: Row) -> list[Any]:
     return ["NaN" if isinstance(value, float) and math.isnan(value) else value for value in key]
 
 
-async def a_table(api: Api, rng: random.Random, **options: Any) -> StoredTable:
+async def create_table_with_deletes(api: Api, rng: random.Random, **options: Any) -> StoredTable:
     """Create a table with some files, then deletes of each kind that the format version allows, then more files."""
     table = await StoredTable.create(api, **options)
     for _ in range(3):
         files = []
         for _ in range(rng.choice([1, 2, 3])):
             part = rng.choice([1, 2])
-            files.append(table.data_file([some_row(rng, part) for _ in range(rng.choice([1, 20, 50]))], group_rows=8))
+            files.append(table.data_file([draw_row(rng, part) for _ in range(rng.choice([1, 20, 50]))], group_rows=8))
         live = [*(table.snapshots[-1].data if table.snapshots else []), *files]
         await table.commit(files)
         await table.commit(deletes=some_deletes(table, live, rng))
@@ -95,8 +95,8 @@ def some_deletes(table: StoredTable, live: Sequence[Any], rng: random.Random) ->
         delete.referenced for snapshot in table.snapshots[-1:] for delete in snapshot.deletes if delete.is_vector
     }
     for part in (1, 2):
-        mine = [file for file in live if not table.partitioned or file.partition == (part,)]
-        chosen_files = [file for file in mine if rng.random() < 0.5]
+        partition_files = [file for file in live if not table.partitioned or file.partition == (part,)]
+        chosen_files = [file for file in partition_files if rng.random() < 0.5]
         if not chosen_files:
             continue
         if table.version > 2:
@@ -109,10 +109,12 @@ def some_deletes(table: StoredTable, live: Sequence[Any], rng: random.Random) ->
             )
             chosen_file = rng.choice(chosen_files)
             equality_deletes.append(
-                table.position_deletes([(chosen_file.path, at) for at in spots[chosen_file.path]], part, named=True)
+                table.position_deletes(
+                    [(chosen_file.path, at) for at in spots[chosen_file.path]], part, has_path_bounds=True
+                )
             )
         ids = rng.choice([[1], [1, 2], [2, 3], [1, 2, 3]])
-        rows = [some_row(rng, part) for _ in range(3)]
+        rows = [draw_row(rng, part) for _ in range(3)]
         equality_deletes.append(table.equality_deletes(ids, [tuple(row[at - 1] for at in ids) for row in rows], part))
     return equality_deletes
 
@@ -126,11 +128,11 @@ async def test_lookups_equal_scans_in_every_snapshot(
 ) -> None:
     for seed in range(examples(2)):
         rng = random.Random(f"{seed} {version} {partitioned} {columns}")
-        table = await a_table(api, rng, version=version, partitioned=partitioned)
+        table = await create_table_with_deletes(api, rng, version=version, partitioned=partitioned)
         ids = [("id", "name", "price", "part").index(column) + 1 for column in columns]
         await table.index("keys", "record", columns, table.snapshots[-1].data, parts=2)
         for snapshot in table.snapshots:
-            rows = [some_row(rng, 1) for _ in range(rng.choice([1, 30]))]
+            rows = [draw_row(rng, 1) for _ in range(rng.choice([1, 30]))]
             keys = [tuple(row[at - 1] for at in ids) for row in rows]
             answer = await ask(api, list(map(key_as_json, keys)), index="keys", **{"snapshot-id": snapshot.id})
             expected = find_expected_rows(table, snapshot, keys, ids)
@@ -149,9 +151,9 @@ async def create_two_files(api: Api, **options: Any) -> tuple[StoredTable, list[
 
 async def test_arrow_batch_answer_equals_the_answers_of_its_keys(api: Api) -> None:
     rng = random.Random(5)
-    stored_table = await a_table(api, rng)
+    stored_table = await create_table_with_deletes(api, rng)
     await stored_table.index("keys", "record", ["name", "id"], stored_table.snapshots[-1].data)
-    keys = [some_row(rng, 1)[:2] for _ in range(1000)]
+    keys = [draw_row(rng, 1)[:2] for _ in range(1000)]
     table = pa.table({"id": pa.array([one for one, _ in keys], pa.int32()), "name": [two for _, two in keys]})
     for query in ("index=keys", "partitions=true"):
         arrow = await ask_arrow(api, table, query)
@@ -160,9 +162,13 @@ async def test_arrow_batch_answer_equals_the_answers_of_its_keys(api: Api) -> No
         assert sorted(zip(*columns, strict=True)) == expected
         assert columns[0] == sorted(columns[0])
         assert len(expected) > 100
-        about = {name.decode(): value.decode() for name, value in arrow.schema.metadata.items()}
-        assert (about["index"], about["keys"], about["complete"]) == ("keys", "1000", "true")
-        assert about["missing"] == str(len(keys) - len({one[0] for one in expected}))
+        schema_metadata = {name.decode(): value.decode() for name, value in arrow.schema.metadata.items()}
+        assert (schema_metadata["index"], schema_metadata["keys"], schema_metadata["complete"]) == (
+            "keys",
+            "1000",
+            "true",
+        )
+        assert schema_metadata["missing"] == str(len(keys) - len({one[0] for one in expected}))
     assert set(arrow.column("partition").to_pylist()) == {"{}"}
 
 
@@ -243,7 +249,7 @@ async def test_row_with_unreadable_deletes_is_undecided(api: Api, kind: str, dam
     if kind == "vector":
         vectors = table.vectors({files[0].path: {5}})
     elif kind == "positions":
-        vectors = [table.position_deletes([(files[0].path, 5)], named=True)]
+        vectors = [table.position_deletes([(files[0].path, 5)], has_path_bounds=True)]
     else:
         vectors = [table.equality_deletes([1], [(5,)])]
     path = Path(vectors[0].path.removeprefix("file://"))
@@ -367,14 +373,14 @@ async def test_shared_key_values_count_against_limits_once_for_each_key(
         table, files = await create_two_files(api)
         await table.index("keys", "record", ["name"], files)
         headers = {"Content-Type": ARROW_STREAM}
-        for batches, refused in ((1, False), (3, True)):
+        for batches, is_refused in ((1, False), (3, True)):
             batch = repeat_value(form, "x" * 4096, 100)
             keys = pa.table({"name": pa.chunked_array([batch] * batches)})
             body = stream(keys)
             assert len(body) < 100_000
             kept_sizes.clear()
             answer = await api("POST", f"{LOOKUP}?index=keys", body, headers=headers)
-            if refused:
+            if is_refused:
                 assert answer.error[0] == 413, answer.raw
                 assert "With a value for each row the keys take 1,2" in answer.error[2]
             else:
@@ -445,8 +451,8 @@ async def test_million_keys_are_answered_in_one_request(api: Api) -> None:
     ids = np.random.default_rng(1).permutation(1_000_000)
     arrow = await ask_arrow(api, pa.table({"id": ids}), "index=keys")
     is_stored = ids < 600_000
-    alive = np.flatnonzero(is_stored & ((ids // 4) % 1000 != 0))
-    assert np.array_equal(arrow.column("key").to_numpy(), alive)
-    assert np.array_equal(arrow.column("position").to_numpy(), ids[alive] // 4)
+    live_rows = np.flatnonzero(is_stored & ((ids // 4) % 1000 != 0))
+    assert np.array_equal(arrow.column("key").to_numpy(), live_rows)
+    assert np.array_equal(arrow.column("position").to_numpy(), ids[live_rows] // 4)
     numbers = {file.path: n for n, file in enumerate(files)}
-    assert [numbers[path] for path in arrow.column("file_path").to_pylist()] == (ids[alive] % 4).tolist()
+    assert [numbers[path] for path in arrow.column("file_path").to_pylist()] == (ids[live_rows] % 4).tolist()

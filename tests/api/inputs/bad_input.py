@@ -37,5 +37,5 @@ def table_commit(*updates: Any, requirements: Any = ()) -> dict[str, Any]:
     return {"requirements": list(requirements), "updates": list(updates)}
 
 
-def make_table(**more: Any) -> dict[str, Any]:
-    return {"name": "new", "schema": SCHEMA, **more}
+def make_table(**fields: Any) -> dict[str, Any]:
+    return {"name": "new", "schema": SCHEMA, **fields}

@@ -9,9 +9,9 @@ from tests.api.client import SCHEMA, VIEW_VERSION
 from tests.api.inputs.bad_input import BAD_REQUEST, BEYOND_LONG, BadInput, D, T, V, make_table, table_commit
 
 
-def _field(type_: Any, **more: Any) -> dict[str, Any]:
+def _field(type_: Any, **fields: Any) -> dict[str, Any]:
     return make_table(
-        schema={"type": "struct", "fields": [{"id": 1, "name": "a", "required": False, "type": type_, **more}]}
+        schema={"type": "struct", "fields": [{"id": 1, "name": "a", "required": False, "type": type_, **fields}]}
     )
 
 
@@ -22,7 +22,7 @@ def _make_nested_list_type(depth: int) -> Any:
     return type_
 
 
-def _snapshot(**more: Any) -> dict[str, Any]:
+def _snapshot(**fields: Any) -> dict[str, Any]:
     snapshot = {
         "snapshot-id": 1,
         "sequence-number": 1,
@@ -30,7 +30,7 @@ def _snapshot(**more: Any) -> dict[str, Any]:
         "manifest-list": "file:///x.avro",
         "summary": {"operation": "append"},
     }
-    return {"action": "add-snapshot", "snapshot": {**snapshot, **more}}
+    return {"action": "add-snapshot", "snapshot": {**snapshot, **fields}}
 
 
 def schemas() -> Iterator[BadInput]:

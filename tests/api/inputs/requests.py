@@ -107,8 +107,8 @@ def locations() -> Iterator[BadInput]:
         yield BadInput("Locations", f"a table moved to: {description}", "POST", f"{T}/t", table_commit(update))
         body = {"name": "new", "metadata-location": location}
         yield BadInput("Locations", f"a registered file at: {description}", "POST", f"{D}/register", body)
-    outside = {"name": "new", "schema": SCHEMA, "view-version": VIEW_VERSION, "location": "file:///etc"}
-    yield BadInput("Locations", "a view elsewhere on the disk", "POST", V, outside)
+    invalid_view = {"name": "new", "schema": SCHEMA, "view-version": VIEW_VERSION, "location": "file:///etc"}
+    yield BadInput("Locations", "a view elsewhere on the disk", "POST", V, invalid_view)
     view = {"name": "new", "metadata-location": "file:///etc/passwd"}
     yield BadInput("Locations", "a registered view elsewhere", "POST", f"{D}/register-view", view)
     properties = {"updates": {"location": "file:///etc"}}

@@ -14,7 +14,7 @@ def changes() -> Iterator[BadInput]:
     def send(description: str, body: Any, status: int = 400, type_: str = BAD_REQUEST) -> BadInput:
         return BadInput("Changes", description, "POST", path, body, status, type_)
 
-    def add(**more: Any) -> dict[str, Any]:
+    def add(**fields: Any) -> dict[str, Any]:
         file = {
             "content": "data",
             "file-path": "{warehouse}/db/f.parquet",
@@ -24,7 +24,7 @@ def changes() -> Iterator[BadInput]:
             "record-count": 1,
             "file-size-in-bytes": 100,
         }
-        return {"add": [{name: value for name, value in (file | more).items() if value is not None}]}
+        return {"add": [{name: value for name, value in (file | fields).items() if value is not None}]}
 
     conflict: dict[str, Any] = {"status": 409, "type_": "CommitFailedException"}
     remove = {"remove": [{"file-path": "{warehouse}/db/gone.parquet"}]}
@@ -68,8 +68,8 @@ def changes() -> Iterator[BadInput]:
     yield send("a compaction of nothing", add() | {"operation": "replace"})
     yield send("an isolation of nobody's", add() | {"isolation": "dirty"})
     yield send("a scope of nothing", add() | {"scope": {}, "read-snapshot-id": None})
-    both = {"filter": True, "partitions": []}
-    yield send("a scope of two kinds", add() | {"scope": both, "read-snapshot-id": None})
+    whole_table = {"filter": True, "partitions": []}
+    yield send("a scope of two kinds", add() | {"scope": whole_table, "read-snapshot-id": None})
     yield send("a scope of no snapshot", add() | {"scope": {"filter": True}})
     idd = {"type": "eq", "term": "idd", "value": 1}
     yield send("a scope on a column that there is not", add() | {"scope": {"filter": idd}, "read-snapshot-id": None})
@@ -102,8 +102,8 @@ def indexes() -> Iterator[BadInput]:
     ) -> BadInput:
         return BadInput("Indexes", description, "PUT", path, body, status, type_)
 
-    def bloom(*columns: Any, **more: Any) -> dict[str, Any]:
-        return {"kind": "bloom", "columns": list(columns), **more}
+    def bloom(*columns: Any, **fields: Any) -> dict[str, Any]:
+        return {"kind": "bloom", "columns": list(columns), **fields}
 
     yield put_index("a kind that there is not", {"kind": "btree", "columns": ["id"]})
     yield put_index("a bucket index, which is the partition spec's", {"kind": "bucket", "columns": ["id"]})
@@ -158,8 +158,8 @@ def joins() -> Iterator[BadInput]:
         path = "/api/v1/tables/db/t/plan-tables"
         return BadInput("Joins", body, "POST", path, {"joins": joins}, status, type_)
 
-    def join(**more: Any) -> dict[str, Any]:
-        fields = {"table": ["db", "t"], "on": {"id": "id"}} | more
+    def join(**extra_fields: Any) -> dict[str, Any]:
+        fields = {"table": ["db", "t"], "on": {"id": "id"}} | extra_fields
         return {name.replace("_", "-"): value for name, value in fields.items() if value is not None}
 
     def nest_joins(depth: int) -> dict[str, Any]:
@@ -218,8 +218,8 @@ def joins() -> Iterator[BadInput]:
     yield ask("33 joins", [join()] * 33)
     level = b'{"table": ["db", "t"], "on": {"id": "id"}, "joins": ['
     for description, depth in (("400 levels", 400), ("4,000 levels", 4_000)):
-        deep = b'{"joins": [' + level * depth + b"]}" * (depth + 1)
-        yield BadInput("Joins", description, "POST", "/api/v1/tables/db/t/plan-tables", deep)
+        deep_body = b'{"joins": [' + level * depth + b"]}" * (depth + 1)
+        yield BadInput("Joins", description, "POST", "/api/v1/tables/db/t/plan-tables", deep_body)
     wrong = {"joins": [join(on={"id": "idd"})]}
     yield BadInput(
         "Joins", "a plan explained, by a column that there is not", "POST", "/api/v1/tables/db/t/explain", wrong

@@ -9,7 +9,16 @@ from typing import Any
 from tests.api.client import Answer, Api
 from tests.planner.lakes.kinds import to_bytes
 from tests.planner.lakes.lake import DataFile
-from tests.planner.lakes.manifests import ADDED, DELETED, EXISTING, Entry, Manifest, Style, list_bytes, manifest_bytes
+from tests.planner.lakes.manifests import (
+    ADDED,
+    DELETED,
+    EXISTING,
+    Entry,
+    Manifest,
+    Style,
+    build_manifest_bytes,
+    list_bytes,
+)
 from tests.planner.lakes.metrics import ColumnMetrics
 
 T = "/v1/namespaces/db/tables/t"
@@ -20,7 +29,7 @@ KINDS = {1: "long", 2: "string"}
 STYLE = Style(shuffled=False, sparse=False, codec="deflate", old_names=False, summaries=False, seed=0)
 
 
-def file_of(path: str, low: int, high: int, *, rows: int = 100, text: tuple[str, str] = ("a", "z")) -> DataFile:
+def build_data_file(path: str, low: int, high: int, *, rows: int = 100, text: tuple[str, str] = ("a", "z")) -> DataFile:
     """Return a data file of `db.<table>` with `id` from `low` to `high` and `data` in the range `text`."""
     metrics = {
         1: ColumnMetrics(rows, 0, None, to_bytes("long", low), to_bytes("long", high)),
@@ -29,9 +38,9 @@ def file_of(path: str, low: int, high: int, *, rows: int = 100, text: tuple[str,
     return DataFile(path, 0, "PARQUET", 0, (), rows, 10_000, metrics, split_offsets=[4])
 
 
-def tens(count: int) -> list[Any]:
+def build_ten_id_files(count: int) -> list[Any]:
     """Return `count` files. File n has the ids from 10 n to 10 n + 9."""
-    return [file_of(f"file:///t/data/{n:06d}.parquet", 10 * n, 10 * n + 9) for n in range(count)]
+    return [build_data_file(f"file:///t/data/{n:06d}.parquet", 10 * n, 10 * n + 9) for n in range(count)]
 
 
 async def append(
@@ -46,27 +55,29 @@ async def append(
     kinds: Mapping[int, str] = KINDS,
 ) -> None:
     """Commit a snapshot to `branch` with `files`, spread over `manifests`, in addition to the files of `parent`."""
-    loaded = (await api("GET", f"/v1/namespaces/db/tables/{table}")).json["metadata"]
-    sequence = loaded["last-sequence-number"] + 1
-    folder = Path(loaded["location"].removeprefix("file://")) / "metadata"
-    lists = [one["manifest-list"] for one in loaded["snapshots"] if one["snapshot-id"] == parent]
+    metadata = (await api("GET", f"/v1/namespaces/db/tables/{table}")).json["metadata"]
+    sequence = metadata["last-sequence-number"] + 1
+    folder = Path(metadata["location"].removeprefix("file://")) / "metadata"
+    lists = [one["manifest-list"] for one in metadata["snapshots"] if one["snapshot-id"] == parent]
     listed: list[tuple[Manifest, int | None]] = (
         [(one, None) for one in _MANIFESTS_BY_LIST.get(lists[0], [])] if lists else []
     )
     size = -(-len(files) // manifests)
     for number in range(manifests):
         part = files[number * size : (number + 1) * size]
-        listed.append((_manifest(folder, f"{snapshot_id}-{number}", part, snapshot_id, sequence, loaded, kinds), None))
+        listed.append(
+            (_manifest(folder, f"{snapshot_id}-{number}", part, snapshot_id, sequence, metadata, kinds), None)
+        )
     path = folder / f"snap-{snapshot_id}.avro"
     path.write_bytes(list_bytes(listed, version=2, style=STYLE, header={"format-version": "2"}))
     _MANIFESTS_BY_LIST[f"file://{path}"] = [manifest for manifest, _ in listed]
     snapshot = {
         "snapshot-id": snapshot_id,
         "sequence-number": sequence,
-        "timestamp-ms": max(loaded["last-updated-ms"], 1_700_000_000_000) + 1,
+        "timestamp-ms": max(metadata["last-updated-ms"], 1_700_000_000_000) + 1,
         "manifest-list": f"file://{path}",
         "summary": {"operation": "append"},
-        "schema-id": loaded["current-schema-id"],
+        "schema-id": metadata["current-schema-id"],
         **({} if parent is None else {"parent-snapshot-id": parent}),
     }
     ref = {"action": "set-snapshot-ref", "ref-name": branch, "type": "branch", "snapshot-id": snapshot_id}
@@ -80,17 +91,17 @@ def paths(answer: Answer) -> list[str]:
     return [task["data-file"]["file-path"] for task in answer.json.get("file-scan-tasks", [])]
 
 
-def numbers(answer: Answer) -> list[int]:
+def list_planned_numbers(answer: Answer) -> list[int]:
     return [int(path.rpartition("/")[2].removesuffix(".parquet")) for path in paths(answer)]
 
 
-async def pages(api: Api, answer: Answer, **options: Any) -> list[int]:
+async def read_all_pages(api: Api, answer: Answer, **options: Any) -> list[int]:
     """Return the numbers of all files in the answer and in its plan tasks."""
-    file_numbers = numbers(answer)
+    file_numbers = list_planned_numbers(answer)
     for token in answer.json.get("plan-tasks", []):
         page = await api("POST", f"{T}/tasks", {"plan-task": token}, **options)
         assert "status" not in page.json
-        file_numbers += numbers(page)
+        file_numbers += list_planned_numbers(page)
     return file_numbers
 
 
@@ -107,11 +118,11 @@ def _manifest(
     files: Sequence[DataFile],
     snapshot_id: int,
     sequence: int,
-    loaded: dict[str, Any],
+    metadata: dict[str, Any],
     kinds: Mapping[int, str],
 ) -> Manifest:
     entries = [Entry(ADDED, snapshot_id, None, None, file) for file in files]
-    data = manifest_bytes(
+    data = build_manifest_bytes(
         entries,
         version=2,
         content=0,
@@ -119,7 +130,7 @@ def _manifest(
         spec_id=0,
         fields=(),
         kinds=dict(kinds),
-        schema=loaded["schemas"][0],
+        schema=metadata["schemas"][0],
     )
     path = folder / f"{name}.avro"
     path.write_bytes(data)

@@ -11,8 +11,8 @@ import pytest
 
 from seamark.metaserver.api.plans import explain as routes
 from tests.api.client import Api
-from tests.api.plans.planned import append, file_of
-from tests.planner.lakes.cases import cases
+from tests.api.plans.planned import append, build_data_file
+from tests.planner.lakes.cases import draw_cases
 from tests.server.rig import running
 
 T = "/api/v1/tables/db/t"
@@ -22,7 +22,7 @@ T = "/api/v1/tables/db/t"
 async def api_with_table(api: Api) -> Api:
     """Return the API with `db.t`: 20 files in 2 manifests. File n has the ids from 10 n to 10 n + 9."""
     await api.table()
-    files = [file_of(f"file:///t/{n:02d}.parquet", 10 * n, 10 * n + 9) for n in range(20)]
+    files = [build_data_file(f"file:///t/{n:02d}.parquet", 10 * n, 10 * n + 9) for n in range(20)]
     await append(api, "t", files, snapshot_id=1, manifests=2)
     return api
 
@@ -87,8 +87,8 @@ async def test_explain_accepts_an_iceberg_expression_as_filter(api_with_table: A
 
 
 async def test_any_snapshot_can_be_explained(api_with_table: Api) -> None:
-    more = [file_of("file:///t/20.parquet", 200, 209)]
-    await append(api_with_table, "t", more, snapshot_id=2, parent=1)
+    extra_files = [build_data_file("file:///t/20.parquet", 200, 209)]
+    await append(api_with_table, "t", extra_files, snapshot_id=2, parent=1)
     assert (await explain_table(api_with_table))["files"] == 21
     assert (await explain_table(api_with_table, **{"snapshot-id": 1}))["snapshot-id"] == 1
     assert (await explain_table(api_with_table, ref="main"))["files"] == 21
@@ -157,7 +157,7 @@ async def test_explain_reports_the_files_that_the_plan_keeps(lake_api: Api, tmp_
     """
     count = 0
     for seed in range(300, 330):
-        for case in cases(seed, tmp_path, 4):
+        for case in draw_cases(seed, tmp_path, 4):
             if case.number == 0:
                 body = {"name": f"t{seed}", "metadata-location": case.lake.metadata_location}
                 assert (await lake_api("POST", "/v1/namespaces/db/register", body)).status == 200
@@ -182,7 +182,9 @@ async def test_explain_reports_the_files_that_the_plan_keeps(lake_api: Api, tmp_
             for task in tasks:
                 text = json.dumps(task["residual-filter"])
                 residuals[text] = residuals.get(text, 0) + 1
-            reported = {json.dumps(residual["residual"]): residual["files"] for residual in actual_table["residuals"]}
-            assert {text: files for text, files in reported.items() if text != "false"} == residuals, case
+            residual_files = {
+                json.dumps(residual["residual"]): residual["files"] for residual in actual_table["residuals"]
+            }
+            assert {text: files for text, files in residual_files.items() if text != "false"} == residuals, case
             count += len(tasks)
     assert count > 200

@@ -105,8 +105,8 @@ async def test_each_reference_to_a_table_has_its_own_plan(star: Star) -> None:
 
 
 async def test_table_at_an_earlier_snapshot_is_planned_at_that_snapshot(star: Star) -> None:
-    loaded = await star("GET", "/v1/namespaces/db/tables/fact")
-    first = loaded.json["metadata"]["current-snapshot-id"]
+    loaded_table = await star("GET", "/v1/namespaces/db/tables/fact")
+    first = loaded_table.json["metadata"]["current-snapshot-id"]
     await star.fact.commit([star.fact.file([{"f_key": 1, "f_supplier": 1, "f_rate": 0.5, "f_name": "s"}])])
     tag = {"action": "set-snapshot-ref", "ref-name": "v1", "type": "tag", "snapshot-id": first}
     commit_answer = await star("POST", "/v1/namespaces/db/tables/fact", {"requirements": [], "updates": [tag]})
@@ -114,8 +114,8 @@ async def test_table_at_an_earlier_snapshot_is_planned_at_that_snapshot(star: St
     for version, files in (("", 2), (f" FOR VERSION AS OF {first}", 1), (" FOR VERSION AS OF 'v1'", 1)):
         tables = await explain_tables(star, f"SELECT 1 FROM db.fact{version} WHERE f_key < 5")
         assert tables["fact"]["plan"]["files"] == files, version
-    at = {"query": f"SELECT 1 FROM db.fact AS f AT (VERSION => {first}) WHERE f_key < 5", "dialect": "duckdb"}
-    answer = await star("POST", "/api/v1/explain-query", at)
+    request = {"query": f"SELECT 1 FROM db.fact AS f AT (VERSION => {first}) WHERE f_key < 5", "dialect": "duckdb"}
+    answer = await star("POST", "/api/v1/explain-query", request)
     assert [table["plan"]["files"] for table in answer.json["tables"]] == [1]
 
 
@@ -151,8 +151,8 @@ async def test_each_table_requires_the_right_to_read_it(tmp_path: Path) -> None:
     async with running(tmp_path, auth="token") as server:
         root, rita = (UserApi(server, secrets[name]) for name in ("root", "rita"))
         await create_star(root)
-        created = await root("POST", "/v1/namespaces/secret/tables", {"name": "d", "schema": SCHEMA})
-        assert created.status == 200, created.raw
+        created_table = await root("POST", "/v1/namespaces/secret/tables", {"name": "d", "schema": SCHEMA})
+        assert created_table.status == 200, created_table.raw
         assert (await ask(rita, "SELECT 1 FROM db.fact WHERE f_key = 1")).status == 200
         for table in ("secret.d", "secret.nosuch", '"secret"."d"'):
             for query in (f"SELECT 1 FROM {table}", f"SELECT 1 FROM db.fact f JOIN {table} d ON f.f_key = d.id"):
@@ -239,9 +239,9 @@ def test_unused_join_has_the_reason_of_its_outcome() -> None:
 async def test_unused_conditions_are_reported_with_the_reason(star: Star) -> None:
     query = f"SELECT sum(f.f_rate) {JOIN.format('db')} WHERE s_regio = 'ASIA' AND f.f_key = 'x' AND s.s_key < 9"
     plans = {name: table["plan"] for name, table in (await explain_tables(star, query)).items()}
-    reported = {name: list(zip(of["not-used"], of["not-used-reasons"], strict=True)) for name, of in plans.items()}
-    assert reported["supplier"] == []
-    unknown, unfit = reported["fact"]
+    unused_joins = {name: list(zip(of["not-used"], of["not-used-reasons"], strict=True)) for name, of in plans.items()}
+    assert unused_joins["supplier"] == []
+    unknown, unfit = unused_joins["fact"]
     assert unknown == ("s_regio", "no table of the query has such a column; did you mean s_region")
     assert unfit[0] == "\"f_key\" = 'x'"
     assert unfit[1].startswith("'x' is not a literal of f_key, which is ")
@@ -266,14 +266,14 @@ def test_names_defined_by_the_query_are_not_unknown_columns(query: str, dialect:
 
 
 def test_few_of_many_unknown_columns_are_compared_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    compared: list[str] = []
+    compared_columns: list[str] = []
 
     def near_names(name: str, known_names: Iterable[str], *, maximum: int) -> list[str]:
-        compared.append(name)
+        compared_columns.append(name)
         return []
 
     monkeypatch.setattr(query_notes, "near_names", near_names)
     names = [f"z{number}" for number in range(500)]
     query = f"SELECT {', '.join(names + names)} FROM db.fact"
     assert find_unknown_columns(query, "trino", [("db", "fact")], {"k"}) == {}
-    assert compared == names[:100]
+    assert compared_columns == names[:100]

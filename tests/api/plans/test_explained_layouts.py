@@ -49,7 +49,7 @@ def file_of(number: int, ids: np.ndarray, letters: np.ndarray) -> DataFile:
     return DataFile(f"file:///t/{number}.parquet", 0, "PARQUET", 0, (), len(ids), 10_000, metrics, split_offsets=[4])
 
 
-async def layouts(api: Api, where: str) -> dict[tuple[str, ...], int]:
+async def read_layouts(api: Api, where: str) -> dict[tuple[str, ...], int]:
     answer = await api("POST", f"{T}/explain", {"where": where})
     assert answer.status == 200, answer.raw
     actual_layouts: list[dict[str, Any]] = answer.json["layouts"]
@@ -80,13 +80,13 @@ async def test_estimate_of_a_sort_is_close_to_the_sorted_table(api: Api, case: i
     count = 0
     for _ in range(12):
         low, span = int(rng.integers(0, 50_000)), int(rng.integers(0, 8_000))
-        reported_layouts = await layouts(api, f"id >= {low} AND id <= {low + span}")
+        reported_layouts = await read_layouts(api, f"id >= {low} AND id <= {low + span}")
         if ("id",) in reported_layouts:
             count += 1
             true = count_kept_files(ids.ravel(), (ids, low, low + span))
             assert abs(reported_layouts["id",] - true) <= max(2, 0.3 * true), (low, span)
         first = int(rng.integers(0, 26**3 - 600))
-        reported_layouts = await layouts(api, f"data >= '{word(first)}' AND data < '{word(first + 500)}'")
+        reported_layouts = await read_layouts(api, f"data >= '{word(first)}' AND data < '{word(first + 500)}'")
         count += 1
         true = count_kept_files(letters.ravel(), (letters, first, first + 499))
         assert abs(reported_layouts["data",] - true) <= max(2, 0.3 * true), first
@@ -103,13 +103,13 @@ async def test_estimate_of_a_clustering_is_close_to_the_hilbert_layout(api: Api)
     keys = np.argsort(np.argsort(np.array(curve)))
     for _ in range(10):
         low, first = int(rng.integers(0, 50_000)), int(rng.integers(0, 26**3 - 3000))
-        reported_layouts = await layouts(
+        reported_layouts = await read_layouts(
             api, f"id BETWEEN {low} AND {low + 9000} AND data >= '{word(first)}' AND data < '{word(first + 2500)}'"
         )
         true = count_kept_files(keys, (ids, low, low + 9000), (letters, first, first + 2499))
-        both = next(files for columns, files in reported_layouts.items() if len(columns) == 2)
-        assert both < min(reported_layouts["id",], reported_layouts["data",])
-        assert true / 2.5 <= both <= 2.5 * true, (low, first)
+        shared_files = next(files for columns, files in reported_layouts.items() if len(columns) == 2)
+        assert shared_files < min(reported_layouts["id",], reported_layouts["data",])
+        assert true / 2.5 <= shared_files <= 2.5 * true, (low, first)
 
 
 async def test_values_that_a_layout_does_not_group_have_no_estimate(api: Api) -> None:
@@ -117,11 +117,13 @@ async def test_values_that_a_layout_does_not_group_have_no_estimate(api: Api) ->
     ids = np.arange(FILES * ROWS).reshape(FILES, ROWS)
     files = [file_of(n, ids[n], np.array([5, 9])) for n in range(FILES)]
     await append(api, "t", files, snapshot_id=1)
-    assert await layouts(api, "id = 700") == {}, "the plan is as good"
-    assert await layouts(api, "id >= 0") == {}, "most files match"
-    assert await layouts(api, "data IS NOT NULL") == {}
-    assert await layouts(api, "data <> 'x'") == {}
-    assert await layouts(api, f"data = '{word(7)}' AND data > '{word(6)}'") == {}, "nothing says how often it occurs"
+    assert await read_layouts(api, "id = 700") == {}, "the plan is as good"
+    assert await read_layouts(api, "id >= 0") == {}, "most files match"
+    assert await read_layouts(api, "data IS NOT NULL") == {}
+    assert await read_layouts(api, "data <> 'x'") == {}
+    assert await read_layouts(api, f"data = '{word(7)}' AND data > '{word(6)}'") == {}, (
+        "nothing says how often it occurs"
+    )
 
 
 async def test_numbers_at_the_limits_of_their_type_are_estimated(api: Api) -> None:
@@ -129,9 +131,9 @@ async def test_numbers_at_the_limits_of_their_type_are_estimated(api: Api) -> No
     ends = np.array([-(2**63) + 1, 2**63 - 1])
     files = [file_of(n, ends, np.array([5, 9])) for n in range(FILES)]
     await append(api, "t", files, snapshot_id=1)
-    reported_layouts = await layouts(api, "id > 0 AND id < 1000000000000000000")
+    reported_layouts = await read_layouts(api, "id > 0 AND id < 1000000000000000000")
     assert 2 <= reported_layouts["id",] <= 5
-    assert await layouts(api, "id IN (1, 2, 3, 9000000000000000000)") == {}, "nothing says how often they occur"
+    assert await read_layouts(api, "id IN (1, 2, 3, 9000000000000000000)") == {}, "nothing says how often they occur"
 
 
 @pytest.mark.parametrize(
@@ -162,6 +164,6 @@ async def test_doubles_of_any_size_are_estimated(api: Api, low: float, high: flo
     numbers = (-1.79e308, -1e10, -5e-324, 0.0, 5e-324, 3e-310, 1e-300, 0.5, 1e10, 1.79e308)
     for number in numbers:
         for condition in (f"d = {number!r}", f"d <= {number!r}", f"d > {number!r}", f"d IN (0.25, {number!r})"):
-            await layouts(api, condition)
+            await read_layouts(api, condition)
     if below is not None:
-        assert await layouts(api, f"d < {below!r}") == {("d",): FILES // 8}
+        assert await read_layouts(api, f"d < {below!r}") == {("d",): FILES // 8}

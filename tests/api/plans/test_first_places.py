@@ -7,14 +7,14 @@ from typing import Any
 from uuid import uuid4
 
 from tests.api.client import SCHEMA, Answer
-from tests.api.plans.planned import file_of
-from tests.api.plans.test_foreign_files import Lake, lake, manifest, manifest_list
+from tests.api.plans.planned import build_data_file
+from tests.api.plans.test_foreign_files import Lake, lake, write_manifest, write_manifest_list
 from tests.catalog.rig import creation_updates
 
 __all__ = ["lake"]
 
 
-def _snapshot(snapshot_id: int, timestamp_ms: str, **more: Any) -> list[dict[str, Any]]:
+def _snapshot(snapshot_id: int, timestamp_ms: str, **fields: Any) -> list[dict[str, Any]]:
     snapshot = {
         "snapshot-id": snapshot_id,
         "sequence-number": 1,
@@ -22,7 +22,7 @@ def _snapshot(snapshot_id: int, timestamp_ms: str, **more: Any) -> list[dict[str
         "manifest-list": timestamp_ms,
         "summary": {"operation": "append"},
         "schema-id": 0,
-        **more,
+        **fields,
     }
     ref = {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": snapshot_id}
     return [{"action": "add-snapshot", "snapshot": snapshot}, ref]
@@ -30,16 +30,18 @@ def _snapshot(snapshot_id: int, timestamp_ms: str, **more: Any) -> list[dict[str
 
 async def _create(lake: Lake, name: str, *updates: dict[str, Any]) -> Answer:
     """Create a table with the commit that ends Spark's CREATE TABLE AS SELECT."""
-    created = [*creation_updates(str(uuid4()), SCHEMA), *updates]
-    body = {"requirements": [{"type": "assert-create"}], "updates": created}
+    updates_of_creation = [*creation_updates(str(uuid4()), SCHEMA), *updates]
+    body = {"requirements": [{"type": "assert-create"}], "updates": updates_of_creation}
     return await lake("wendy", "POST", f"/v1/namespaces/mine/tables/{name}", body)
 
 
 async def test_new_table_may_have_files_in_locations_of_its_properties(lake: Lake) -> None:
     home = (await lake.folder("mine")).parent
     place, data = home / "ctas", home / "data-of-ctas"
-    data_manifest = manifest(place / "metadata" / "m.avro", [file_of(f"file://{data}/a.parquet", 1, 9)], 5)
-    list_location = manifest_list(place / "metadata" / "l.avro", [data_manifest])
+    data_manifest = write_manifest(
+        place / "metadata" / "m.avro", [build_data_file(f"file://{data}/a.parquet", 1, 9)], 5
+    )
+    list_location = write_manifest_list(place / "metadata" / "l.avro", [data_manifest])
     answer = await _create(
         lake,
         "ctas",
@@ -53,8 +55,10 @@ async def test_new_table_may_have_files_in_locations_of_its_properties(lake: Lak
 async def test_replaced_table_may_have_files_in_its_new_locations(lake: Lake) -> None:
     home = (await lake.folder("mine")).parent
     place, data = home / "rtas", home / "data-of-rtas"
-    data_manifest = manifest(place / "metadata" / "m.avro", [file_of(f"file://{data}/a.parquet", 1, 9)], 5)
-    list_location = manifest_list(place / "metadata" / "l.avro", [data_manifest])
+    data_manifest = write_manifest(
+        place / "metadata" / "m.avro", [build_data_file(f"file://{data}/a.parquet", 1, 9)], 5
+    )
+    list_location = write_manifest_list(place / "metadata" / "l.avro", [data_manifest])
     updates = [
         {"action": "set-location", "location": f"file://{place}"},
         {"action": "set-properties", "updates": {"write.data.path": f"file://{data}"}},
@@ -66,11 +70,11 @@ async def test_replaced_table_may_have_files_in_its_new_locations(lake: Lake) ->
 
 
 async def test_location_set_and_removed_by_one_commit_does_not_belong_to_the_table(lake: Lake) -> None:
-    home, theirs = (await lake.folder("mine")).parent, await lake.folder("theirs")
-    location = f"file://{theirs}/metadata/snap.avro"
+    home, foreign_folder = (await lake.folder("mine")).parent, await lake.folder("theirs")
+    location = f"file://{foreign_folder}/metadata/snap.avro"
     place = {"action": "set-location", "location": f"file://{home}/x"}
-    by_location = [{"action": "set-location", "location": f"file://{theirs}"}, place]
-    set_path = {"action": "set-properties", "updates": {"write.data.path": f"file://{theirs}"}}
+    by_location = [{"action": "set-location", "location": f"file://{foreign_folder}"}, place]
+    set_path = {"action": "set-properties", "updates": {"write.data.path": f"file://{foreign_folder}"}}
     by_property = [place, set_path, {"action": "remove-properties", "removals": ["write.data.path"]}]
     for updates in (by_location, by_property):
         answer = await _create(lake, "x", *updates, *_snapshot(5, location))
@@ -79,8 +83,8 @@ async def test_location_set_and_removed_by_one_commit_does_not_belong_to_the_tab
 
 
 async def test_malformed_updates_are_a_bad_request(lake: Lake) -> None:
-    mine = await lake.folder("mine")
-    list_location = manifest_list(mine / "metadata" / "l.avro", [])
+    own_folder = await lake.folder("mine")
+    list_location = write_manifest_list(own_folder / "metadata" / "l.avro", [])
     for updates in (
         [{"action": "set-location"}, *_snapshot(5, list_location)],
         [{"action": "set-location", "location": 5}, *_snapshot(5, list_location)],

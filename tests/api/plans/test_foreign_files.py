@@ -18,9 +18,9 @@ from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from tests.api.client import SCHEMA, Answer, Api, set_properties
-from tests.api.plans.planned import JAVA, KINDS, PYICEBERG, STYLE, file_of
+from tests.api.plans.planned import JAVA, KINDS, PYICEBERG, STYLE, build_data_file
 from tests.planner.lakes.lake import DataFile
-from tests.planner.lakes.manifests import ADDED, DELETED, EXISTING, Entry, Manifest, list_bytes, manifest_bytes
+from tests.planner.lakes.manifests import ADDED, DELETED, EXISTING, Entry, Manifest, build_manifest_bytes, list_bytes
 from tests.server.rig import running
 
 SECRET = "planted-secret"
@@ -43,8 +43,8 @@ class Lake:
     async def __call__(
         self, principal: str, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
     ) -> Answer:
-        sent = {"Authorization": f"Bearer {self._secrets[principal]}", **(headers or {})}
-        return await self._api(method, path, body, headers=sent)
+        request_headers = {"Authorization": f"Bearer {self._secrets[principal]}", **(headers or {})}
+        return await self._api(method, path, body, headers=request_headers)
 
     @property
     def planner(self) -> Planner:
@@ -64,14 +64,14 @@ class Lake:
         The server did not write the file, so its name has no digest.
         """
         body = {"name": "forged", "schema": SCHEMA}
-        created = (await self("wendy", "POST", "/v1/namespaces/mine/tables", body)).json
-        written = Path(created["metadata-location"].removeprefix("file://"))
-        path = written.with_name("v1.metadata.json")
-        path.write_bytes(written.read_bytes())
+        created_table = (await self("wendy", "POST", "/v1/namespaces/mine/tables", body)).json
+        metadata_path = Path(created_table["metadata-location"].removeprefix("file://"))
+        path = metadata_path.with_name("v1.metadata.json")
+        path.write_bytes(metadata_path.read_bytes())
         body = {"name": "forged", "metadata-location": f"file://{path}", "overwrite": True}
         assert (await self("root", "POST", "/v1/namespaces/mine/register", body)).status == 200
         self._api.server.components.catalog.documents.cache.clear()
-        return path, created["metadata"]
+        return path, created_table["metadata"]
 
     def overwrite_metadata(self, path: Path, metadata: dict[str, Any]) -> None:
         """Replace a metadata file, and make the server read it again."""
@@ -81,16 +81,18 @@ class Lake:
     async def plan(self, principal: str, namespace: str) -> Answer:
         return await self(principal, "POST", f"/v1/namespaces/{namespace}/tables/t/plan", {})
 
-    async def commit(self, principal: str, namespace: str, snapshot_id: int, manifest_list: str, **more: Any) -> Answer:
-        loaded = await self.metadata(namespace)
+    async def commit(
+        self, principal: str, namespace: str, snapshot_id: int, manifest_list: str, **options: Any
+    ) -> Answer:
+        metadata = await self.metadata(namespace)
         snapshot = {
             "snapshot-id": snapshot_id,
-            "sequence-number": loaded["last-sequence-number"] + 1,
-            "timestamp-ms": loaded["last-updated-ms"] + 1,
+            "sequence-number": metadata["last-sequence-number"] + 1,
+            "timestamp-ms": metadata["last-updated-ms"] + 1,
             "manifest-list": manifest_list,
             "summary": {"operation": "append"},
-            "schema-id": loaded["current-schema-id"],
-            **more,
+            "schema-id": metadata["current-schema-id"],
+            **options,
         }
         ref = {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": snapshot_id}
         updates = [{"action": "add-snapshot", "snapshot": snapshot}, ref]
@@ -99,11 +101,11 @@ class Lake:
         )
 
 
-def manifest(
+def write_manifest(
     path: Path, files: list[DataFile], snapshot_id: int, *, status: int = ADDED, write: bool = True
 ) -> Manifest:
     entries = [Entry(status, snapshot_id, 1, 1, file) for file in files]
-    data = manifest_bytes(
+    data = build_manifest_bytes(
         entries, version=2, content=0, style=STYLE, spec_id=0, fields=(), kinds=KINDS, schema={**SCHEMA, "schema-id": 0}
     )
     if write:
@@ -113,7 +115,7 @@ def manifest(
     return Manifest(f"file://{path}", len(data), 0, 0, 1, 1, snapshot_id, entries, None, counts=counts)
 
 
-def manifest_list(path: Path, manifests: list[Manifest]) -> str:
+def write_manifest_list(path: Path, manifests: list[Manifest]) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
     listing = [(one, None) for one in manifests]
     path.write_bytes(list_bytes(listing, version=2, style=STYLE, header={"format-version": "2"}))
@@ -132,48 +134,52 @@ async def lake(tmp_path: Path) -> AsyncIterator[Lake]:
             assert (await lake("root", "POST", "/v1/namespaces", {"namespace": [namespace]})).status == 200
             body = {"name": "t", "schema": SCHEMA}
             assert (await lake("root", "POST", f"/v1/namespaces/{namespace}/tables", body)).status == 200
-        theirs = await lake.folder("theirs")
-        secret = file_of(f"file://{theirs}/data/{SECRET}.parquet", 1, 9, text=(SECRET, SECRET))
-        data_manifest = manifest(theirs / "metadata" / "m.avro", [secret], 1)
-        list_location = manifest_list(theirs / "metadata" / "snap.avro", [data_manifest])
+        foreign_folder = await lake.folder("theirs")
+        secret = build_data_file(f"file://{foreign_folder}/data/{SECRET}.parquet", 1, 9, text=(SECRET, SECRET))
+        data_manifest = write_manifest(foreign_folder / "metadata" / "m.avro", [secret], 1)
+        list_location = write_manifest_list(foreign_folder / "metadata" / "snap.avro", [data_manifest])
         assert (await lake.commit("root", "theirs", 1, list_location)).status == 200
         assert SECRET in (await lake.plan("rita", "theirs")).raw.decode()
         yield lake
 
 
 async def test_confined_writer_cannot_commit_files_of_another_table(lake: Lake) -> None:
-    mine, theirs = await lake.folder("mine"), await lake.folder("theirs")
-    secret = file_of(f"file://{theirs}/data/{SECRET}.parquet", 1, 9)
-    foreign = manifest(theirs / "metadata" / "m.avro", [secret], 1, write=False)
-    own = manifest(mine / "metadata" / "own.avro", [file_of(f"file://{mine}/data/a.parquet", 1, 9)], 7)
+    own_folder, foreign_folder = await lake.folder("mine"), await lake.folder("theirs")
+    secret = build_data_file(f"file://{foreign_folder}/data/{SECRET}.parquet", 1, 9)
+    foreign = write_manifest(foreign_folder / "metadata" / "m.avro", [secret], 1, write=False)
+    own_manifest = write_manifest(
+        own_folder / "metadata" / "own.avro", [build_data_file(f"file://{own_folder}/data/a.parquet", 1, 9)], 7
+    )
     attempts = {
-        "its manifest list": f"file://{theirs}/metadata/snap.avro",
-        "its manifest": manifest_list(mine / "metadata" / "l1.avro", [foreign]),
-        "its manifest beside own": manifest_list(mine / "metadata" / "l2.avro", [own, foreign]),
+        "its manifest list": f"file://{foreign_folder}/metadata/snap.avro",
+        "its manifest": write_manifest_list(own_folder / "metadata" / "l1.avro", [foreign]),
+        "its manifest beside own": write_manifest_list(own_folder / "metadata" / "l2.avro", [own_manifest, foreign]),
     }
     for status in (ADDED, EXISTING):
-        naming = manifest(mine / "metadata" / f"n{status}.avro", [secret], 7, status=status)
-        attempts[f"its file with status {status}"] = manifest_list(mine / "metadata" / f"l3{status}.avro", [naming])
-    dotted = file_of(f"file://{mine}/../../theirs/data/{SECRET}.parquet", 1, 9)
-    naming = manifest(mine / "metadata" / "dots.avro", [dotted], 7)
-    attempts["its file, by dots"] = manifest_list(mine / "metadata" / "l4.avro", [naming])
+        naming = write_manifest(own_folder / "metadata" / f"n{status}.avro", [secret], 7, status=status)
+        attempts[f"its file with status {status}"] = write_manifest_list(
+            own_folder / "metadata" / f"l3{status}.avro", [naming]
+        )
+    dotted = build_data_file(f"file://{own_folder}/../../theirs/data/{SECRET}.parquet", 1, 9)
+    naming = write_manifest(own_folder / "metadata" / "dots.avro", [dotted], 7)
+    attempts["its file, by dots"] = write_manifest_list(own_folder / "metadata" / "l4.avro", [naming])
     for number, (description, location) in enumerate(attempts.items()):
         answer = await lake.commit("wendy", "mine", 100 + number, location)
         assert answer.status in (400, 403), (description, answer.raw)
         assert SECRET not in (await lake.plan("wendy", "mine")).raw.decode(), description
-    unlisted = {"manifest-list": None, "manifests": [f"file://{theirs}/metadata/m.avro"]}
+    unlisted = {"manifest-list": None, "manifests": [f"file://{foreign_folder}/metadata/m.avro"]}
     assert (await lake.commit("wendy", "mine", 200, "", **unlisted)).status in (400, 403)
     statistics = {
         "snapshot-id": 1,
-        "statistics-path": f"file://{theirs}/metadata/stats.puffin",
+        "statistics-path": f"file://{foreign_folder}/metadata/stats.puffin",
         "file-size-in-bytes": 4,
         "file-footer-size-in-bytes": 1,
         "blob-metadata": [],
     }
     body = {"requirements": [], "updates": [{"action": "set-statistics", "snapshot-id": 1, "statistics": statistics}]}
-    refused = await lake("wendy", "POST", "/v1/namespaces/mine/tables/t", body)
-    assert refused.status == 400
-    assert "outside" in refused.error[2]
+    refusal = await lake("wendy", "POST", "/v1/namespaces/mine/tables/t", body)
+    assert refusal.status == 400
+    assert "outside" in refusal.error[2]
 
 
 async def test_commit_that_names_a_file_behind_a_symbolic_link_is_rejected(lake: Lake) -> None:
@@ -181,15 +187,15 @@ async def test_commit_that_names_a_file_behind_a_symbolic_link_is_rejected(lake:
 
     The server does not follow a link either that is created after the commit.
     """
-    mine, theirs = await lake.folder("mine"), await lake.folder("theirs")
-    (mine / "data").mkdir(exist_ok=True)
-    (mine / "link").symlink_to(theirs)
-    (mine / "metadata" / "snap-link.avro").symlink_to(theirs / "metadata" / "snap.avro")
-    (mine / "data" / "link.parquet").symlink_to(theirs / "data" / f"{SECRET}.parquet")
-    behind = f"file://{mine}/link"
+    own_folder, foreign_folder = await lake.folder("mine"), await lake.folder("theirs")
+    (own_folder / "data").mkdir(exist_ok=True)
+    (own_folder / "link").symlink_to(foreign_folder)
+    (own_folder / "metadata" / "snap-link.avro").symlink_to(foreign_folder / "metadata" / "snap.avro")
+    (own_folder / "data" / "link.parquet").symlink_to(foreign_folder / "data" / f"{SECRET}.parquet")
+    behind = f"file://{own_folder}/link"
     attempts = {
         "its manifest list": f"{behind}/metadata/snap.avro",
-        "its manifest list, by a link in its place": f"file://{mine}/metadata/snap-link.avro",
+        "its manifest list, by a link in its place": f"file://{own_folder}/metadata/snap-link.avro",
     }
     for principal in ("wendy", "root"):
         for number, (description, location) in enumerate(attempts.items()):
@@ -209,33 +215,42 @@ async def test_commit_that_names_a_file_behind_a_symbolic_link_is_rejected(lake:
         updates = [{"action": "set-statistics", "snapshot-id": 1, "statistics": statistics}]
         answer = await lake(principal, "POST", "/v1/namespaces/mine/tables/t", {"requirements": [], "updates": updates})
         assert (answer.status, "symbolic link" in answer.error[2]) == (400, True), (principal, answer.raw)
-    for number, path in enumerate((f"{behind}/data/{SECRET}.parquet", f"file://{mine}/data/link.parquet")):
-        naming = manifest(mine / "metadata" / f"behind{number}.avro", [file_of(path, 1, 9)], 7)
-        listed_manifest_list = manifest_list(mine / "metadata" / f"behind-list{number}.avro", [naming])
+    for number, path in enumerate((f"{behind}/data/{SECRET}.parquet", f"file://{own_folder}/data/link.parquet")):
+        naming = write_manifest(own_folder / "metadata" / f"behind{number}.avro", [build_data_file(path, 1, 9)], 7)
+        listed_manifest_list = write_manifest_list(own_folder / "metadata" / f"behind-list{number}.avro", [naming])
         answer = await lake.commit("wendy", "mine", 310 + number, listed_manifest_list)
         assert (answer.status, "symbolic link" in answer.error[2]) == (400, True), answer.raw
-    hidden = manifest(mine / "metadata" / "hidden.avro", [file_of(f"file://{mine}/data/a.parquet", 1, 9)], 7)
-    listed_manifest_list = manifest_list(mine / "metadata" / "hidden-list.avro", [hidden])
-    (mine / "metadata" / "hidden.avro").rename(theirs / "metadata" / "hidden.avro")
-    (mine / "metadata" / "hidden.avro").symlink_to(theirs / "metadata" / "hidden.avro")
+    hidden = write_manifest(
+        own_folder / "metadata" / "hidden.avro", [build_data_file(f"file://{own_folder}/data/a.parquet", 1, 9)], 7
+    )
+    listed_manifest_list = write_manifest_list(own_folder / "metadata" / "hidden-list.avro", [hidden])
+    (own_folder / "metadata" / "hidden.avro").rename(foreign_folder / "metadata" / "hidden.avro")
+    (own_folder / "metadata" / "hidden.avro").symlink_to(foreign_folder / "metadata" / "hidden.avro")
     assert (await lake.commit("wendy", "mine", 320, listed_manifest_list)).status == 400
 
 
 async def test_confined_writer_can_commit_files_in_the_table(lake: Lake) -> None:
-    mine = await lake.folder("mine")
-    own = manifest(mine / "metadata" / "own.avro", [file_of(f"file://{mine}/data/a.parquet", 1, 9)], 7)
-    list_location = manifest_list(mine / "metadata" / "l.avro", [own])
+    own_folder = await lake.folder("mine")
+    own_manifest = write_manifest(
+        own_folder / "metadata" / "own.avro", [build_data_file(f"file://{own_folder}/data/a.parquet", 1, 9)], 7
+    )
+    list_location = write_manifest_list(own_folder / "metadata" / "l.avro", [own_manifest])
     assert (await lake.commit("wendy", "mine", 7, list_location)).status == 200
     assert b"a.parquet" in (await lake.plan("wendy", "mine")).raw
 
 
 async def test_files_overwritten_after_their_commit_are_checked_when_they_are_planned(lake: Lake) -> None:
-    mine, theirs = await lake.folder("mine"), await lake.folder("theirs")
-    own = manifest(mine / "metadata" / "own.avro", [file_of(f"file://{mine}/data/a.parquet", 1, 9)], 7)
-    list_location = manifest_list(mine / "metadata" / "l.avro", [own])
+    own_folder, foreign_folder = await lake.folder("mine"), await lake.folder("theirs")
+    own_manifest = write_manifest(
+        own_folder / "metadata" / "own.avro", [build_data_file(f"file://{own_folder}/data/a.parquet", 1, 9)], 7
+    )
+    list_location = write_manifest_list(own_folder / "metadata" / "l.avro", [own_manifest])
     assert (await lake.commit("wendy", "mine", 7, list_location)).status == 200
-    secret = file_of(f"file://{theirs}/data/{SECRET}.parquet", 1, 9)
-    manifest_list(mine / "metadata" / "l.avro", [manifest(theirs / "metadata" / "m.avro", [secret], 1, write=False)])
+    secret = build_data_file(f"file://{foreign_folder}/data/{SECRET}.parquet", 1, 9)
+    write_manifest_list(
+        own_folder / "metadata" / "l.avro",
+        [write_manifest(foreign_folder / "metadata" / "m.avro", [secret], 1, write=False)],
+    )
     for principal in ("wendy", "root"):
         answer = await lake.plan(principal, "mine")
         assert answer.error[:2] == (403, "ForbiddenException")
@@ -251,30 +266,38 @@ async def test_plan_reads_neither_manifests_nor_manifest_lists_of_another_table(
 
     For clients that poll, such as Java's, the server reads the manifest list before it plans.
     """
-    theirs = (await lake.folder("theirs")) / "metadata"
-    path, own = await lake.table_of_another_catalog()
-    secret = file_of(f"file://{theirs.parent}/data/{SECRET}.parquet", 1, 9)
-    secret_manifest = manifest(theirs / "m.avro", [secret], 1, write=False)
+    foreign_metadata_folder = (await lake.folder("theirs")) / "metadata"
+    path, own_metadata_path = await lake.table_of_another_catalog()
+    secret = build_data_file(f"file://{foreign_metadata_folder.parent}/data/{SECRET}.parquet", 1, 9)
+    secret_manifest = write_manifest(foreign_metadata_folder / "m.avro", [secret], 1, write=False)
     longer = replace(secret_manifest, length=secret_manifest.length + 1000)
-    missing = manifest(theirs / "missing.avro", [secret], 1, write=False)
-    damaged = manifest(theirs / "damaged.avro", [secret], 1)
-    (theirs / "damaged.avro").write_bytes(b"x" * damaged.length)
-    lists = [f"file://{theirs}/{name}.avro" for name in ("snap", "damaged", "missing")]
-    for number, listed in enumerate((secret_manifest, longer, damaged, missing, replace(missing, content=1))):
-        lists.append(manifest_list(path.with_name(f"l{number}.avro"), [listed]))
+    missing_manifest = write_manifest(foreign_metadata_folder / "missing.avro", [secret], 1, write=False)
+    damaged_manifest = write_manifest(foreign_metadata_folder / "damaged.avro", [secret], 1)
+    (foreign_metadata_folder / "damaged.avro").write_bytes(b"x" * damaged_manifest.length)
+    lists = [f"file://{foreign_metadata_folder}/{name}.avro" for name in ("snap", "damaged", "missing")]
+    for number, listed_manifest in enumerate(
+        (secret_manifest, longer, damaged_manifest, missing_manifest, replace(missing_manifest, content=1))
+    ):
+        lists.append(write_manifest_list(path.with_name(f"l{number}.avro"), [listed_manifest]))
     answers = set()
     for location in lists:
         snapshot = {
             "snapshot-id": 7,
             "sequence-number": 1,
-            "timestamp-ms": own["last-updated-ms"] + 1,
+            "timestamp-ms": own_metadata_path["last-updated-ms"] + 1,
             "manifest-list": location,
             "summary": {"operation": "append"},
             "schema-id": 0,
         }
         refs = {"main": {"type": "branch", "snapshot-id": 7}}
-        forged = {**own, "snapshots": [snapshot], "current-snapshot-id": 7, "last-sequence-number": 1, "refs": refs}
-        lake.overwrite_metadata(path, forged)
+        forged_table = {
+            **own_metadata_path,
+            "snapshots": [snapshot],
+            "current-snapshot-id": 7,
+            "last-sequence-number": 1,
+            "refs": refs,
+        }
+        lake.overwrite_metadata(path, forged_table)
         for client in (PYICEBERG, JAVA):
             answer = await lake("wendy", "POST", "/v1/namespaces/mine/tables/forged/plan", {}, client)
             answers.add((answer.status, *answer.error[1:]))
@@ -282,13 +305,16 @@ async def test_plan_reads_neither_manifests_nor_manifest_lists_of_another_table(
 
 
 async def test_manifest_that_names_a_file_of_another_table_is_not_planned(lake: Lake) -> None:
-    mine, theirs = await lake.folder("mine"), await lake.folder("theirs")
-    files = [file_of(f"file://{mine}/data/a.parquet", 1, 9), file_of(f"file://{theirs}/data/{SECRET}.parquet", 1, 9)]
-    naming = manifest(mine / "metadata" / "own.avro", files, 7)
-    list_location = manifest_list(mine / "metadata" / "l.avro", [naming])
+    own_folder, foreign_folder = await lake.folder("mine"), await lake.folder("theirs")
+    files = [
+        build_data_file(f"file://{own_folder}/data/a.parquet", 1, 9),
+        build_data_file(f"file://{foreign_folder}/data/{SECRET}.parquet", 1, 9),
+    ]
+    naming = write_manifest(own_folder / "metadata" / "own.avro", files, 7)
+    list_location = write_manifest_list(own_folder / "metadata" / "l.avro", [naming])
     assert (await lake.commit("root", "mine", 7, list_location)).status == 200, "who may write everything may say so"
     assert (await lake.plan("wendy", "mine")).error[0] == 403
-    allowed = {"seamark.allowed-locations": f"file://{theirs}/data"}
+    allowed = {"seamark.allowed-locations": f"file://{foreign_folder}/data"}
     table = "/v1/namespaces/mine/tables/t"
     assert (await lake("wendy", "POST", table, set_properties(**allowed))).error[0] == 403
     assert (await lake.plan("wendy", "mine")).error[0] == 403
@@ -297,26 +323,28 @@ async def test_manifest_that_names_a_file_of_another_table_is_not_planned(lake: 
 
 
 async def test_only_an_unconfined_writer_may_add_files_outside_all_tables(lake: Lake, tmp_path: Path) -> None:
-    mine = await lake.folder("mine")
+    own_folder = await lake.folder("mine")
     legacy = f"file://{tmp_path}/warehouse/legacy/hive/p=1/a.parquet"
-    naming = manifest(mine / "metadata" / "own.avro", [file_of(legacy, 1, 9)], 7)
-    list_location = manifest_list(mine / "metadata" / "l.avro", [naming])
+    naming = write_manifest(own_folder / "metadata" / "own.avro", [build_data_file(legacy, 1, 9)], 7)
+    list_location = write_manifest_list(own_folder / "metadata" / "l.avro", [naming])
     assert (await lake.commit("wendy", "mine", 7, list_location)).status == 400
     assert (await lake.commit("root", "mine", 7, list_location)).status == 200
     assert legacy in (await lake.plan("wendy", "mine")).raw.decode()
     # A merge of manifests copies the existing entries.
-    files = [file_of(legacy, 1, 9), file_of(f"file://{mine}/data/b.parquet", 1, 9)]
-    merged = manifest(mine / "metadata" / "merged.avro", files, 7, status=EXISTING)
-    list_location = manifest_list(mine / "metadata" / "l2.avro", [merged])
+    files = [build_data_file(legacy, 1, 9), build_data_file(f"file://{own_folder}/data/b.parquet", 1, 9)]
+    merged_manifest = write_manifest(own_folder / "metadata" / "merged.avro", files, 7, status=EXISTING)
+    list_location = write_manifest_list(own_folder / "metadata" / "l2.avro", [merged_manifest])
     assert (await lake.commit("wendy", "mine", 8, list_location, **{"parent-snapshot-id": 7})).status == 200
 
 
 @pytest.mark.parametrize("is_kept", [None, "table-uuid", "location"])
 async def test_overwritten_metadata_opens_no_file_of_another_table(lake: Lake, is_kept: str | None) -> None:
     """A table's writers may be able to overwrite its metadata file."""
-    theirs = await lake.metadata("theirs")
-    path, own = await lake.table_of_another_catalog()
-    path.write_text(json.dumps(theirs if is_kept is None else {**theirs, is_kept: own[is_kept]}))
+    foreign_metadata = await lake.metadata("theirs")
+    path, own_metadata_path = await lake.table_of_another_catalog()
+    path.write_text(
+        json.dumps(foreign_metadata if is_kept is None else {**foreign_metadata, is_kept: own_metadata_path[is_kept]})
+    )
     answer = await lake("wendy", "POST", "/v1/namespaces/mine/tables/forged/plan", {})
     assert answer.error[0] == 403
     for route in ("files", "partitions"):
@@ -326,32 +354,34 @@ async def test_overwritten_metadata_opens_no_file_of_another_table(lake: Lake, i
 
 async def test_native_commit_uses_locations_of_the_database_and_not_of_the_metadata_file(lake: Lake) -> None:
     """A user who may write the table's folder can put another location or path into its metadata file."""
-    theirs = await lake.metadata("theirs")
+    foreign_metadata = await lake.metadata("theirs")
     path, metadata = await lake.table_of_another_catalog()
-    own = metadata["location"]
-    forged = {**metadata["properties"], "write.data.path": f"{theirs['location']}/data"}
-    path.write_text(json.dumps({**metadata, "properties": forged}))
+    own_location = metadata["location"]
+    forged_properties = {**metadata["properties"], "write.data.path": f"{foreign_metadata['location']}/data"}
+    path.write_text(json.dumps({**metadata, "properties": forged_properties}))
 
     async def send(principal: str, file: str) -> int:
-        added = {"spec-id": 0, "content": "data", "file-path": file, "file-format": "parquet", "partition": []}
-        added |= {"file-size-in-bytes": 100, "record-count": 1}
-        return (await lake(principal, "POST", "/api/v1/tables/mine/forged/commit", {"add": [added]})).status
+        added_file = {"spec-id": 0, "content": "data", "file-path": file, "file-format": "parquet", "partition": []}
+        added_file |= {"file-size-in-bytes": 100, "record-count": 1}
+        return (await lake(principal, "POST", "/api/v1/tables/mine/forged/commit", {"add": [added_file]})).status
 
-    assert await send("wendy", f"{theirs['location']}/data/{SECRET}.parquet") == 403
-    assert await send("wendy", f"{own}/data/0.parquet") == 200
+    assert await send("wendy", f"{foreign_metadata['location']}/data/{SECRET}.parquet") == 403
+    assert await send("wendy", f"{own_location}/data/0.parquet") == 200
 
 
 async def test_rejected_plan_leaves_no_view_that_the_rightful_table_would_use(lake: Lake) -> None:
     """The server caches views by the path of the manifest list, and builds them with the specs of the first table."""
     folder = await lake.folder("theirs")
-    file = file_of(f"file://{folder}/data/2.parquet", 1, 9)
-    list_location = manifest_list(
-        folder / "metadata" / "l2.avro", [manifest(folder / "metadata" / "m2.avro", [file], 2)]
+    file = build_data_file(f"file://{folder}/data/2.parquet", 1, 9)
+    list_location = write_manifest_list(
+        folder / "metadata" / "l2.avro", [write_manifest(folder / "metadata" / "m2.avro", [file], 2)]
     )
     assert (await lake.commit("root", "theirs", 2, list_location)).status == 200
-    theirs = await lake.metadata("theirs")
-    path, own = await lake.table_of_another_catalog()
-    path.write_text(json.dumps({**theirs, **{name: own[name] for name in ("table-uuid", "location")}}))
+    foreign_metadata = await lake.metadata("theirs")
+    path, own_metadata_path = await lake.table_of_another_catalog()
+    path.write_text(
+        json.dumps({**foreign_metadata, **{name: own_metadata_path[name] for name in ("table-uuid", "location")}})
+    )
     before = lake.planner.stats().views
     answer = await lake("wendy", "POST", "/v1/namespaces/mine/tables/forged/plan", {})
     assert answer.error[0] == 403
@@ -362,16 +392,20 @@ async def test_rejected_plan_leaves_no_view_that_the_rightful_table_would_use(la
 
 @pytest.mark.parametrize("many", [1, 100])
 async def test_path_with_dots_after_the_tables_prefix_is_not_planned(lake: Lake, many: int) -> None:
-    mine, theirs = await lake.folder("mine"), await lake.folder("theirs")
-    list_location = manifest_list(
-        mine / "metadata" / "l.avro",
-        [manifest(mine / "metadata" / "own.avro", [file_of(f"file://{mine}/data/a.parquet", 1, 9)], 7)],
+    own_folder, foreign_folder = await lake.folder("mine"), await lake.folder("theirs")
+    list_location = write_manifest_list(
+        own_folder / "metadata" / "l.avro",
+        [
+            write_manifest(
+                own_folder / "metadata" / "own.avro", [build_data_file(f"file://{own_folder}/data/a.parquet", 1, 9)], 7
+            )
+        ],
     )
     assert (await lake.commit("wendy", "mine", 7, list_location)).status == 200
-    files = [file_of(f"file://{mine}/data/{number}.parquet", 1, 9) for number in range(many)]
-    dotted = file_of(f"file://{mine}/../../theirs/{theirs.name}/data/{SECRET}.parquet", 1, 9)
-    overwritten = manifest(mine / "metadata" / "own.avro", [*files, dotted], 7)
-    manifest_list(mine / "metadata" / "l.avro", [overwritten])
+    files = [build_data_file(f"file://{own_folder}/data/{number}.parquet", 1, 9) for number in range(many)]
+    dotted = build_data_file(f"file://{own_folder}/../../theirs/{foreign_folder.name}/data/{SECRET}.parquet", 1, 9)
+    overwritten = write_manifest(own_folder / "metadata" / "own.avro", [*files, dotted], 7)
+    write_manifest_list(own_folder / "metadata" / "l.avro", [overwritten])
     answer = await lake.plan("rita", "mine")
     assert answer.error[0] == 403
     assert SECRET not in answer.raw.decode()
@@ -380,38 +414,46 @@ async def test_path_with_dots_after_the_tables_prefix_is_not_planned(lake: Lake,
 @pytest.mark.parametrize("overwritten", ["manifest", "manifest list", "dots"])
 async def test_expiration_neither_deletes_nor_reads_files_of_another_table(lake: Lake, overwritten: str) -> None:
     """Expiration deletes the files of an expired snapshot only in the table's own locations."""
-    mine, theirs = await lake.folder("mine"), await lake.folder("theirs")
-    metadata = mine / "metadata"
+    own_folder, foreign_folder = await lake.folder("mine"), await lake.folder("theirs")
+    metadata = own_folder / "metadata"
     for number in (7, 8):
-        own = manifest(metadata / f"m{number}.avro", [file_of(f"file://{mine}/data/{number}.parquet", 1, 9)], number)
-        list_location = manifest_list(metadata / f"l{number}.avro", [own])
+        own_manifest = write_manifest(
+            metadata / f"m{number}.avro", [build_data_file(f"file://{own_folder}/data/{number}.parquet", 1, 9)], number
+        )
+        list_location = write_manifest_list(metadata / f"l{number}.avro", [own_manifest])
         assert (await lake.commit("wendy", "mine", number, list_location)).status == 200
-    secret = theirs / "data" / f"{SECRET}.parquet"
-    for path in (secret, mine / "data" / "7.parquet", mine / "data" / "8.parquet"):
+    secret = foreign_folder / "data" / f"{SECRET}.parquet"
+    for path in (secret, own_folder / "data" / "7.parquet", own_folder / "data" / "8.parquet"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"rows")
-    location = f"file://{secret}" if overwritten == "manifest" else f"file://{mine}/../{theirs.name}/data/{secret.name}"
+    location = (
+        f"file://{secret}"
+        if overwritten == "manifest"
+        else f"file://{own_folder}/../{foreign_folder.name}/data/{secret.name}"
+    )
     if overwritten == "manifest list":
-        foreign = manifest(theirs / "metadata" / "m.avro", [file_of(f"file://{secret}", 1, 9)], 1, write=False)
-        manifest_list(metadata / "l7.avro", [foreign])
+        foreign = write_manifest(
+            foreign_folder / "metadata" / "m.avro", [build_data_file(f"file://{secret}", 1, 9)], 1, write=False
+        )
+        write_manifest_list(metadata / "l7.avro", [foreign])
     else:
-        own = file_of(f"file://{mine}/data/7.parquet", 1, 9)
-        listing = [manifest(metadata / "m7.avro", [own, file_of(location, 1, 9)], 7)]
-        manifest_list(metadata / "l7.avro", listing)
-    before = {path for path in theirs.rglob("*") if path.is_file()}
+        own_manifest = build_data_file(f"file://{own_folder}/data/7.parquet", 1, 9)
+        listing = [write_manifest(metadata / "m7.avro", [own_manifest, build_data_file(location, 1, 9)], 7)]
+        write_manifest_list(metadata / "l7.avro", listing)
+    before = {path for path in foreign_folder.rglob("*") if path.is_file()}
     route = "/api/v1/tables/mine/t/expire-snapshots"
     body = {"older-than-ms": 1 << 60, "retain-last": 1}
     assert (await lake("rita", "POST", route, body)).status == 403
     assert (await lake("wendy", "POST", "/api/v1/tables/theirs/t/expire-snapshots", body)).status == 403
     answer = await lake("wendy", "POST", route, body)
     assert SECRET not in answer.raw.decode()
-    assert {path for path in theirs.rglob("*") if path.is_file()} == before
+    assert {path for path in foreign_folder.rglob("*") if path.is_file()} == before
     if overwritten == "manifest list":
         assert answer.status == 403
-        assert (mine / "data" / "7.parquet").exists()
+        assert (own_folder / "data" / "7.parquet").exists()
     else:
         assert (answer.status, answer.json["snapshots"], answer.json["content-files"]) == (200, 1, 1)
-        assert [path.name for path in (mine / "data").iterdir()] == ["8.parquet"]
+        assert [path.name for path in (own_folder / "data").iterdir()] == ["8.parquet"]
         assert not (metadata / "m7.avro").exists()
 
 
@@ -421,18 +463,18 @@ async def test_expiration_keeps_a_live_file_whose_path_is_spelled_differently(
 ) -> None:
     if many:
         monkeypatch.setattr(unused_files, "_COMPARED_MAX", 0)
-    mine = await lake.folder("mine")
+    own_folder = await lake.folder("mine")
     for number, prefix in ((7, "file://"), (8, "file:")):
-        file = file_of(f"{prefix}{mine}/data/7.parquet", 1, 9)
-        own = manifest(mine / "metadata" / f"m{number}.avro", [file], number)
-        list_location = manifest_list(mine / "metadata" / f"l{number}.avro", [own])
+        file = build_data_file(f"{prefix}{own_folder}/data/7.parquet", 1, 9)
+        own_manifest = write_manifest(own_folder / "metadata" / f"m{number}.avro", [file], number)
+        list_location = write_manifest_list(own_folder / "metadata" / f"l{number}.avro", [own_manifest])
         assert (await lake.commit("root", "mine", number, list_location)).status == 200
-    (mine / "data").mkdir(exist_ok=True)
-    (mine / "data" / "7.parquet").write_bytes(b"rows")
+    (own_folder / "data").mkdir(exist_ok=True)
+    (own_folder / "data" / "7.parquet").write_bytes(b"rows")
     body = {"older-than-ms": 1 << 60, "retain-last": 1}
     answer = await lake("wendy", "POST", "/api/v1/tables/mine/t/expire-snapshots", body)
     assert (answer.json["snapshots"], answer.json["content-files"]) == (1, 0)
-    assert (mine / "data" / "7.parquet").exists()
+    assert (own_folder / "data" / "7.parquet").exists()
 
 
 async def test_expiration_deletes_nothing_in_a_folder_named_only_by_overwritten_metadata(
@@ -445,8 +487,10 @@ async def test_expiration_deletes_nothing_in_a_folder_named_only_by_overwritten_
     folder = Path(metadata["location"].removeprefix("file://")) / "metadata"
     snapshots = []
     for number in (7, 8):
-        files = [file_of(f"file://{legacy}/{number - 6}.parquet", 1, 9)]
-        list_location = manifest_list(folder / f"l{number}.avro", [manifest(folder / f"m{number}.avro", files, number)])
+        files = [build_data_file(f"file://{legacy}/{number - 6}.parquet", 1, 9)]
+        list_location = write_manifest_list(
+            folder / f"l{number}.avro", [write_manifest(folder / f"m{number}.avro", files, number)]
+        )
         snapshots.append(
             {
                 "snapshot-id": number,
@@ -457,7 +501,7 @@ async def test_expiration_deletes_nothing_in_a_folder_named_only_by_overwritten_
                 "schema-id": 0,
             }
         )
-    forged = {
+    forged_table = {
         **metadata,
         "properties": {"write.data.path": f"file://{legacy}"},
         "snapshots": snapshots,
@@ -466,7 +510,7 @@ async def test_expiration_deletes_nothing_in_a_folder_named_only_by_overwritten_
         "last-updated-ms": metadata["last-updated-ms"] + 9,
         "refs": {"main": {"type": "branch", "snapshot-id": 8}},
     }
-    path.write_text(json.dumps(forged))
+    path.write_text(json.dumps(forged_table))
     body = {"older-than-ms": 1 << 60, "retain-last": 1}
     answer = await lake("wendy", "POST", "/api/v1/tables/mine/forged/expire-snapshots", body)
     assert answer.status in (200, 403), answer.raw
@@ -474,22 +518,28 @@ async def test_expiration_deletes_nothing_in_a_folder_named_only_by_overwritten_
 
 
 async def test_manifest_rewrite_reads_no_file_of_another_table(lake: Lake) -> None:
-    mine, theirs = await lake.folder("mine"), await lake.folder("theirs")
+    own_folder, foreign_folder = await lake.folder("mine"), await lake.folder("theirs")
     for number in (7, 8):
-        own = manifest(mine / "metadata" / f"m{number}.avro", [file_of(f"file://{mine}/data/7.parquet", 1, 9)], number)
-        list_location = manifest_list(mine / "metadata" / f"l{number}.avro", [own])
+        own_manifest = write_manifest(
+            own_folder / "metadata" / f"m{number}.avro",
+            [build_data_file(f"file://{own_folder}/data/7.parquet", 1, 9)],
+            number,
+        )
+        list_location = write_manifest_list(own_folder / "metadata" / f"l{number}.avro", [own_manifest])
         assert (await lake.commit("wendy", "mine", number, list_location)).status == 200
-    secret = file_of(f"file://{theirs}/data/{SECRET}.parquet", 1, 9)
-    foreign = [manifest(theirs / "metadata" / f"m{number}.avro", [secret], number) for number in (1, 2, 3)]
-    manifest_list(mine / "metadata" / "l8.avro", foreign)
-    before = {path for path in (*theirs.rglob("*"), *mine.rglob("*")) if path.is_file()}
+    secret = build_data_file(f"file://{foreign_folder}/data/{SECRET}.parquet", 1, 9)
+    foreign = [
+        write_manifest(foreign_folder / "metadata" / f"m{number}.avro", [secret], number) for number in (1, 2, 3)
+    ]
+    write_manifest_list(own_folder / "metadata" / "l8.avro", foreign)
+    before = {path for path in (*foreign_folder.rglob("*"), *own_folder.rglob("*")) if path.is_file()}
     route, body = "/api/v1/tables/mine/t/rewrite-manifests", {"min-count": 2}
     assert (await lake("rita", "POST", route, body)).status == 403
     assert (await lake("wendy", "POST", "/api/v1/tables/theirs/t/rewrite-manifests", body)).status == 403
     answer = await lake("wendy", "POST", route, body)
     assert answer.status == 403, answer.raw
     assert SECRET not in answer.raw.decode()
-    assert {path for path in (*theirs.rglob("*"), *mine.rglob("*")) if path.is_file()} == before
+    assert {path for path in (*foreign_folder.rglob("*"), *own_folder.rglob("*")) if path.is_file()} == before
 
 
 @pytest.mark.parametrize("folder", ["of nobody", "of another table"])
@@ -498,8 +548,8 @@ async def test_orphan_removal_deletes_nothing_in_a_folder_named_only_by_overwrit
 ) -> None:
     path, metadata = await lake.table_of_another_catalog()
     other = await lake.folder("theirs") if folder == "of another table" else tmp_path / "warehouse" / "legacy"
-    own = Path(metadata["location"].removeprefix("file://"))
-    left, foreign = own / "data" / "left.parquet", other / "data" / f"{SECRET}.parquet"
+    own_location = Path(metadata["location"].removeprefix("file://"))
+    left, foreign = own_location / "data" / "left.parquet", other / "data" / f"{SECRET}.parquet"
     for file in (left, foreign):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(b"rows")

@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 
 from tests.api.client import SCHEMA, Answer, set_properties
 from tests.api.plans import test_foreign_files
-from tests.api.plans.planned import KINDS, STYLE, file_of
-from tests.api.plans.test_foreign_files import SECRET, Lake, manifest, manifest_list
+from tests.api.plans.planned import KINDS, STYLE, build_data_file
+from tests.api.plans.test_foreign_files import SECRET, Lake, write_manifest, write_manifest_list
 from tests.planner.lakes.lake import DataFile
-from tests.planner.lakes.manifests import ADDED, DELETED, EXISTING, Entry, Manifest, manifest_bytes
+from tests.planner.lakes.manifests import ADDED, DELETED, EXISTING, Entry, Manifest, build_manifest_bytes
 
 lake = test_foreign_files.lake
 
@@ -34,43 +34,60 @@ def _write_secret_file(path: Path) -> DataFile:
 
 async def _send_change(lake: Lake, value: str, **body: Any) -> Answer:
     """Send a change that fails if a row with this text was added since the table was empty."""
-    mine = await lake.folder("mine")
-    added = {"spec-id": 0, "content": "data", "file-path": f"file://{mine}/data/x{value}.parquet", "partition": []}
-    added |= {"file-format": "parquet", "file-size-in-bytes": 100, "record-count": 1}
+    own_folder = await lake.folder("mine")
+    added_file = {
+        "spec-id": 0,
+        "content": "data",
+        "file-path": f"file://{own_folder}/data/x{value}.parquet",
+        "partition": [],
+    }
+    added_file |= {"file-format": "parquet", "file-size-in-bytes": 100, "record-count": 1}
     scope = {"filter": {"type": "eq", "term": "data", "value": value}}
-    body = {"add": [added], "read-snapshot-id": None, "scope": scope, **body}
+    body = {"add": [added_file], "read-snapshot-id": None, "scope": scope, **body}
     return await lake("wendy", "POST", "/api/v1/tables/mine/t/commit", body)
 
 
 async def test_change_is_not_compared_with_rows_of_another_table(lake: Lake) -> None:
-    mine, theirs = await lake.folder("mine"), await lake.folder("theirs")
-    secret = _write_secret_file(theirs / "data" / "victim.parquet")
-    own = manifest(mine / "metadata" / "own.avro", [file_of(f"file://{mine}/data/a.parquet", 1, 9)], 7)
-    list_location = manifest_list(mine / "metadata" / "l.avro", [own])
+    own_folder, foreign_folder = await lake.folder("mine"), await lake.folder("theirs")
+    secret = _write_secret_file(foreign_folder / "data" / "victim.parquet")
+    own_manifest = write_manifest(
+        own_folder / "metadata" / "own.avro", [build_data_file(f"file://{own_folder}/data/a.parquet", 1, 9)], 7
+    )
+    list_location = write_manifest_list(own_folder / "metadata" / "l.avro", [own_manifest])
     assert (await lake.commit("wendy", "mine", 7, list_location)).status == 200
     # The test overwrites both after the commit.
-    manifest_list(mine / "metadata" / "l.avro", [manifest(mine / "metadata" / "own.avro", [secret], 7)])
+    write_manifest_list(
+        own_folder / "metadata" / "l.avro", [write_manifest(own_folder / "metadata" / "own.avro", [secret], 7)]
+    )
     for value in (SECRET, "another"):
         assert (await _send_change(lake, value)).error[:2] == (403, "ForbiddenException"), value
 
 
 async def test_change_is_still_compared_with_rows_of_its_own_table(lake: Lake) -> None:
-    mine = await lake.folder("mine")
-    own = manifest(mine / "metadata" / "own.avro", [_write_secret_file(mine / "data" / "a.parquet")], 7)
-    list_location = manifest_list(mine / "metadata" / "l.avro", [own])
+    own_folder = await lake.folder("mine")
+    own_manifest = write_manifest(
+        own_folder / "metadata" / "own.avro", [_write_secret_file(own_folder / "data" / "a.parquet")], 7
+    )
+    list_location = write_manifest_list(own_folder / "metadata" / "l.avro", [own_manifest])
     assert (await lake.commit("wendy", "mine", 7, list_location)).status == 200
     assert (await _send_change(lake, SECRET)).error[0] == 409
     assert (await _send_change(lake, "another")).status == 200
 
 
 async def test_change_reads_no_manifest_or_list_of_another_table(lake: Lake) -> None:
-    mine, theirs = await lake.folder("mine"), await lake.folder("theirs")
-    own = manifest(mine / "metadata" / "own.avro", [file_of(f"file://{mine}/data/a.parquet", 1, 9)], 7)
-    second = manifest_list(mine / "metadata" / "l8.avro", [own])
-    assert (await lake.commit("wendy", "mine", 7, manifest_list(mine / "metadata" / "l7.avro", [own]))).status == 200
+    mine, foreign_folder = await lake.folder("mine"), await lake.folder("theirs")
+    own_manifest = write_manifest(
+        mine / "metadata" / "own.avro", [build_data_file(f"file://{mine}/data/a.parquet", 1, 9)], 7
+    )
+    second = write_manifest_list(mine / "metadata" / "l8.avro", [own_manifest])
+    assert (
+        await lake.commit("wendy", "mine", 7, write_manifest_list(mine / "metadata" / "l7.avro", [own_manifest]))
+    ).status == 200
     assert (await lake.commit("wendy", "mine", 8, second, **{"parent-snapshot-id": 7})).status == 200
-    foreign = manifest(theirs / "metadata" / "m.avro", [file_of(f"file://{theirs}/x", 1, 9)], 7, write=False)
-    manifest_list(mine / "metadata" / "l7.avro", [foreign])  # The manifest list of an earlier snapshot
+    foreign = write_manifest(
+        foreign_folder / "metadata" / "m.avro", [build_data_file(f"file://{foreign_folder}/x", 1, 9)], 7, write=False
+    )
+    write_manifest_list(mine / "metadata" / "l7.avro", [foreign])  # The manifest list of an earlier snapshot
     remove = {"add": [], "scope": None, "remove": [{"file-path": f"file://{mine}/data/a.parquet"}]}
     for body in ({}, remove):
         answer = await _send_change(lake, "another", **body)
@@ -83,20 +100,22 @@ def _manifest(
 ) -> Manifest:
     """Return a manifest whose list entry counts `counts` added and existing files."""
     schema = {**SCHEMA, "schema-id": 0}
-    data = manifest_bytes(entries, version=2, content=0, style=STYLE, spec_id=0, fields=(), kinds=KINDS, schema=schema)
+    data = build_manifest_bytes(
+        entries, version=2, content=0, style=STYLE, spec_id=0, fields=(), kinds=KINDS, schema=schema
+    )
     if write:
         path.write_bytes(data)
-    reported = {
+    reported_files = {
         status: (count, 100 * count) for status, count in zip((ADDED, EXISTING, DELETED), (*counts, 0), strict=True)
     }
     numbers = (0, 0, sequence, sequence, snapshot_id)
-    return Manifest(f"file://{path}", len(data), *numbers, entries, None, counts=reported)
+    return Manifest(f"file://{path}", len(data), *numbers, entries, None, counts=reported_files)
 
 
 async def test_rebase_copies_no_manifest_of_another_table(lake: Lake) -> None:
-    mine, theirs = [await lake.folder(name) / "metadata" for name in ("mine", "theirs")]
-    mine.mkdir(exist_ok=True)
-    a, b, c, n = (file_of(f"file://{mine.parent}/data/{name}.parquet", 1, 9) for name in "abcn")
+    own_folder, theirs = [await lake.folder(name) / "metadata" for name in ("mine", "theirs")]
+    own_folder.mkdir(exist_ok=True)
+    a, b, c, n = (build_data_file(f"file://{own_folder.parent}/data/{name}.parquet", 1, 9) for name in "abcn")
 
     async def commit(
         snapshot_id: int,
@@ -110,7 +129,7 @@ async def test_rebase_copies_no_manifest_of_another_table(lake: Lake) -> None:
             "snapshot-id": snapshot_id,
             "sequence-number": sequence,
             "timestamp-ms": (await lake.metadata("mine"))["last-updated-ms"] + 1,
-            "manifest-list": manifest_list(mine / f"l{snapshot_id}.avro", manifests),
+            "manifest-list": write_manifest_list(own_folder / f"l{snapshot_id}.avro", manifests),
             "summary": {"operation": "append", "added-data-files": "2"},
             "schema-id": 0,
         }
@@ -120,23 +139,27 @@ async def test_rebase_copies_no_manifest_of_another_table(lake: Lake) -> None:
         body = {"requirements": [demand], "updates": [{"action": "add-snapshot", "snapshot": snapshot}, ref]}
         return (await lake(principal, "POST", "/v1/namespaces/mine/tables/t", body)).status
 
-    secrets = [Entry(ADDED, 2, None, None, file_of(f"file://{theirs}/{SECRET}-{i}.parquet", 1, 9)) for i in range(2)]
+    secrets = [
+        Entry(ADDED, 2, None, None, build_data_file(f"file://{theirs}/{SECRET}-{i}.parquet", 1, 9)) for i in range(2)
+    ]
     victim = _manifest(theirs / "v.avro", secrets, 2, 2, 2, 0)
-    reported = _manifest(theirs / "v.avro", secrets, 2, 9, 1, 1, write=False)
+    reported_manifest = _manifest(theirs / "v.avro", secrets, 2, 9, 1, 1, write=False)
     table = "/v1/namespaces/mine/tables/t"
     assert (await lake("wendy", "POST", table, set_properties(**{"seamark.commit.rebase": "append"}))).status == 200
-    first = _manifest(mine / "m1.avro", [Entry(ADDED, 11, None, None, a)], 11, 1, 1, 0)
+    first = _manifest(own_folder / "m1.avro", [Entry(ADDED, 11, None, None, a)], 11, 1, 1, 0)
     assert await commit(11, "main", None, 1, [first]) == 200
     ref = {"action": "set-snapshot-ref", "ref-name": "b", "type": "branch", "snapshot-id": 11}
     assert (await lake("wendy", "POST", table, {"requirements": [], "updates": [ref]})).status == 200
-    merged = [Entry(EXISTING, 11, 1, 1, a), Entry(ADDED, 12, None, None, b)]
-    assert await commit(12, "b", 11, 2, [_manifest(mine / "m2.avro", merged, 12, 2, 1, 1)]) == 200
-    third = _manifest(mine / "m3.avro", [Entry(ADDED, 13, None, None, c)], 13, 3, 1, 0)
+    merged_entries = [Entry(EXISTING, 11, 1, 1, a), Entry(ADDED, 12, None, None, b)]
+    assert await commit(12, "b", 11, 2, [_manifest(own_folder / "m2.avro", merged_entries, 12, 2, 1, 1)]) == 200
+    third = _manifest(own_folder / "m3.avro", [Entry(ADDED, 13, None, None, c)], 13, 3, 1, 0)
     assert await commit(13, "main", 11, 3, [first, third]) == 200
     # The test overwrites it after the commit: the list of the current snapshot names the other table's manifest.
-    manifest_list(mine / "l13.avro", [first, third, victim])
+    write_manifest_list(own_folder / "l13.avro", [first, third, victim])
     stale = [Entry(EXISTING, 11, 1, 1, a), Entry(ADDED, 2, None, None, n)]
-    own = _manifest(mine / "n1.avro", stale, 2, 9, 1, 1)
-    assert await commit(2, "b", 11, 9, [own, reported]) == 400
-    assert await commit(2, "b", 11, 9, [own, reported], "root") == 409, "who may write everything rebases none either"
-    assert not list(mine.glob("*-m*.avro")), "the server has written no manifest"
+    own_manifest = _manifest(own_folder / "n1.avro", stale, 2, 9, 1, 1)
+    assert await commit(2, "b", 11, 9, [own_manifest, reported_manifest]) == 400
+    assert await commit(2, "b", 11, 9, [own_manifest, reported_manifest], "root") == 409, (
+        "who may write everything rebases none either"
+    )
+    assert not list(own_folder.glob("*-m*.avro")), "the server has written no manifest"

@@ -89,21 +89,25 @@ def _supplier(number: int) -> dict[str, Any]:
     return {"s_key": number, "s_region": REGIONS[number % 4], "s_nation": number % 25, "s_rate": 0.5}
 
 
-def supplier(predicate: str | None = None, **more: Any) -> dict[str, Any]:
+def build_supplier_join(predicate: str | None = None, **fields: Any) -> dict[str, Any]:
     options = {} if predicate is None else {"predicate": predicate}
-    return {"table": ["db", "supplier"], "on": {"f_supplier": "s_key"}, **options, **more}
+    return {"table": ["db", "supplier"], "on": {"f_supplier": "s_key"}, **options, **fields}
 
 
 async def test_files_that_may_have_a_row_of_the_joined_table_are_kept(star: Star) -> None:
-    assert await star.find_kept_files(supplier("s_key BETWEEN 250 AND 449")) == [2, 3, 4]
-    assert await star.find_kept_files(supplier("s_key IN (255, 1990)")) == [2, 19]
-    assert await star.find_kept_files(supplier("s_key BETWEEN 250 AND 1449")) == list(range(2, 15))
-    assert await star.find_kept_files(supplier("s_key > 5000")) == []
+    assert await star.find_kept_files(build_supplier_join("s_key BETWEEN 250 AND 449")) == [2, 3, 4]
+    assert await star.find_kept_files(build_supplier_join("s_key IN (255, 1990)")) == [2, 19]
+    assert await star.find_kept_files(build_supplier_join("s_key BETWEEN 250 AND 1449")) == list(range(2, 15))
+    assert await star.find_kept_files(build_supplier_join("s_key > 5000")) == []
 
 
 async def test_outcome_of_each_join_is_reported_parents_first(star: Star) -> None:
     nation = {"table": ["db", "nation"], "on": {"s_nation": "n_key"}, "predicate": "n_name = 'n03'"}
-    joins = [supplier("s_region = 'ASIA'", joins=[nation]), supplier("s_key < 700"), supplier("s_key < 0")]
+    joins = [
+        build_supplier_join("s_region = 'ASIA'", joins=[nation]),
+        build_supplier_join("s_key < 700"),
+        build_supplier_join("s_key < 0"),
+    ]
     plan = await star.plan(*joins)
     assert plan["joins"] == [
         {"table": ["db", "supplier"], "snapshot-id": 1, "keys": 20, "used": True},
@@ -117,42 +121,48 @@ async def test_outcome_of_each_join_is_reported_parents_first(star: Star) -> Non
 
 async def test_join_columns_ignore_case_and_all_conditions_apply(star: Star) -> None:
     upper = {"table": ["db", "supplier"], "on": {"F_SUPPLIER": "S_Key"}, "predicate": "S_KEY BETWEEN 100 AND 999"}
-    assert await star.find_kept_files(upper, supplier("s_key BETWEEN 500 AND 1999"), where="f_key < 7000") == [5, 6]
+    assert await star.find_kept_files(
+        upper, build_supplier_join("s_key BETWEEN 500 AND 1999"), where="f_key < 7000"
+    ) == [5, 6]
 
 
 async def test_only_plans_with_the_same_keys_share_a_name(star: Star) -> None:
-    first = (await star.plan(supplier("s_key BETWEEN 250 AND 749")))["name"]
-    assert (await star.plan(supplier("s_key >= 250 AND s_key < 750")))["name"] == first
-    assert (await star.plan(supplier("s_key BETWEEN 250 AND 748")))["name"] != first
-    assert (await star.plan(supplier("s_key BETWEEN 250 AND 749"), predicate="f_key > 0"))["name"] != first
-    few = (await star.plan(supplier("s_key = 250")))["name"]
-    assert few not in (first, (await star.plan())["name"])
+    first = (await star.plan(build_supplier_join("s_key BETWEEN 250 AND 749")))["name"]
+    assert (await star.plan(build_supplier_join("s_key >= 250 AND s_key < 750")))["name"] == first
+    assert (await star.plan(build_supplier_join("s_key BETWEEN 250 AND 748")))["name"] != first
+    assert (await star.plan(build_supplier_join("s_key BETWEEN 250 AND 749"), predicate="f_key > 0"))["name"] != first
+    selective_plan = (await star.plan(build_supplier_join("s_key = 250")))["name"]
+    assert selective_plan not in (first, (await star.plan())["name"])
     await star.supplier.commit([star.supplier.file([_supplier(5000)])])
-    second_plan = await star.plan(supplier("s_key BETWEEN 250 AND 749"))
+    second_plan = await star.plan(build_supplier_join("s_key BETWEEN 250 AND 749"))
     assert (second_plan["name"], second_plan["joins"][0]["snapshot-id"]) == (first, 2)
 
 
 async def test_joined_table_is_read_at_the_requested_snapshot_and_a_commit_reads_only_new_files(star: Star) -> None:
-    assert (await star.plan(supplier("s_key >= 1900")))["joins"][0]["keys"] == 100
+    assert (await star.plan(build_supplier_join("s_key >= 1900")))["joins"][0]["keys"] == 100
     for file in star.supplier.data:  # The columns of the table are in memory now.
         Path(file.path.removeprefix("file://")).unlink()
     await star.supplier.commit([star.supplier.file([_supplier(number) for number in range(1950, 2050)])])
-    reported = (await star.plan(supplier("s_key >= 1900")))["joins"][0]
-    assert (reported["keys"], reported["snapshot-id"]) == (150, 2)
-    reported = (await star.plan(supplier("s_key >= 1950", **{"snapshot-id": 1})))["joins"][0]
-    assert (reported["keys"], reported["snapshot-id"]) == (50, 1)
+    join_report = (await star.plan(build_supplier_join("s_key >= 1900")))["joins"][0]
+    assert (join_report["keys"], join_report["snapshot-id"]) == (150, 2)
+    join_report = (await star.plan(build_supplier_join("s_key >= 1950", **{"snapshot-id": 1})))["joins"][0]
+    assert (join_report["keys"], join_report["snapshot-id"]) == (50, 1)
 
 
 async def test_join_that_keys_cannot_decide_is_skipped_with_a_reason(star: Star) -> None:
     floats = {"table": ["db", "supplier"], "on": {"f_rate": "s_rate"}, "predicate": "s_key = 5"}
     kinds = {"table": ["db", "supplier"], "on": {"f_supplier": "s_region"}}
-    plan = await star.plan(floats, kinds, supplier("s_key = 255"))
+    plan = await star.plan(floats, kinds, build_supplier_join("s_key = 255"))
     assert [(join["used"], join["keys"]) for join in plan["joins"]] == [(False, None), (False, None), (True, 1)]
     assert "cannot be compared by keys" in plan["joins"][0]["reason"]
     assert plan["files"] == 1
     # If a join has several columns, the server uses those that it can use.
-    both = {"table": ["db", "supplier"], "on": {"f_rate": "s_rate", "f_supplier": "s_key"}, "predicate": "s_key = 5"}
-    assert await star.find_kept_files(both) == [0]
+    two_column_join = {
+        "table": ["db", "supplier"],
+        "on": {"f_rate": "s_rate", "f_supplier": "s_key"},
+        "predicate": "s_key = 5",
+    }
+    assert await star.find_kept_files(two_column_join) == [0]
 
 
 @pytest.mark.parametrize(
@@ -166,7 +176,7 @@ async def test_join_that_keys_cannot_decide_is_skipped_with_a_reason(star: Star)
 async def test_joined_table_over_a_limit_is_skipped(tmp_path: Path, settings: dict[str, Any], reason: str) -> None:
     async with running(tmp_path, **settings) as server:
         star = await create_star(Api(server))
-        plan = await star.plan(supplier("s_region = 'ASIA'"))
+        plan = await star.plan(build_supplier_join("s_region = 'ASIA'"))
         assert [join["used"] for join in plan["joins"]] == [False]
         assert reason in plan["joins"][0]["reason"]
         assert plan["files"] == 20
@@ -174,7 +184,7 @@ async def test_joined_table_over_a_limit_is_skipped(tmp_path: Path, settings: di
 
 async def test_missing_data_file_skips_the_join(star: Star) -> None:
     Path(star.supplier.data[0].path.removeprefix("file://")).unlink()
-    plan = await star.plan(supplier("s_key = 255"))
+    plan = await star.plan(build_supplier_join("s_key = 255"))
     assert (plan["joins"][0]["used"], plan["files"]) == (False, 20)
 
 
@@ -182,23 +192,23 @@ def nest_joins(levels: int) -> dict[str, Any]:
     join: dict[str, Any] = {"table": ["db", "supplier"], "on": {"s_key": "s_key"}}
     for _ in range(levels - 2):
         join = {**join, "joins": [join]}
-    return supplier(joins=[join])
+    return build_supplier_join(joins=[join])
 
 
 async def test_invalid_joins_are_rejected_with_the_reason(star: Star) -> None:
     cases: list[tuple[list[dict[str, Any]], str]] = [
-        ([supplier("nosuch = 5")], "db.supplier: "),
-        ([supplier("s_key =")], "db.supplier: "),
+        ([build_supplier_join("nosuch = 5")], "db.supplier: "),
+        ([build_supplier_join("s_key =")], "db.supplier: "),
         ([{"table": ["db", "supplier"], "on": {"nosuch": "s_key"}}], "'nosuch'"),
         ([{"table": ["db", "supplier"], "on": {"f_supplier": "nosuch"}}], "'nosuch'"),
         ([{"table": ["db", "supplier"], "on": {}}], "has 0 columns"),
         ([{"table": ["supplier"], "on": {"f_supplier": "s_key"}}], "needs the levels"),
         ([{"table": ["db", ""], "on": {"f_supplier": "s_key"}}], "is empty"),
         ([{"table": ["db", "supplier"]}], "on"),
-        ([{**supplier(), "where": "true"}], "where"),
-        ([supplier(**{"snapshot-id": 77})], "Cannot find snapshot 77"),
+        ([{**build_supplier_join(), "where": "true"}], "where"),
+        ([build_supplier_join(**{"snapshot-id": 77})], "Cannot find snapshot 77"),
         ([nest_joins(5)], "deeper than 4"),
-        ([supplier()] * 33, "has 33 joins"),
+        ([build_supplier_join()] * 33, "has 33 joins"),
     ]
     for joins, expected in cases:
         for route in ("plan-tables", "explain"):
@@ -211,7 +221,7 @@ async def test_invalid_joins_are_rejected_with_the_reason(star: Star) -> None:
 async def test_missing_joined_table_is_not_found(star: Star) -> None:
     for table in (["db", "nosuch"], ["nosuch", "supplier"]):
         join = {"table": table, "on": {"f_supplier": "s_key"}}
-        answer = await star("POST", f"{OWN_ROUTES}/fact/plan-tables", {"joins": [supplier(), join]})
+        answer = await star("POST", f"{OWN_ROUTES}/fact/plan-tables", {"joins": [build_supplier_join(), join]})
         assert answer.status == 404
         assert "does not exist" in answer.error[2]
 
@@ -226,12 +236,12 @@ async def test_request_without_the_right_to_read_a_joined_table_is_rejected(tmp_
     async with running(tmp_path, auth="token") as server:
         root, rita = (UserApi(server, secrets[name]) for name in grants)
         await create_star(root)
-        created = await root("POST", "/v1/namespaces/secret/tables", {"name": "d", "schema": SCHEMA})
-        assert created.status == 200, created.raw
-        theirs = {"table": ["secret", "d"], "on": {"f_supplier": "id"}}
-        deeper = supplier(joins=[{"table": ["secret", "d"], "on": {"s_key": "id"}}])
+        created_table = await root("POST", "/v1/namespaces/secret/tables", {"name": "d", "schema": SCHEMA})
+        assert created_table.status == 200, created_table.raw
+        hidden_join = {"table": ["secret", "d"], "on": {"f_supplier": "id"}}
+        deeper = build_supplier_join(joins=[{"table": ["secret", "d"], "on": {"s_key": "id"}}])
         missing = {"table": ["secret", "nosuch"], "on": {"f_supplier": "id"}}
-        for joins, status in (([supplier()], 200), ([theirs], 403), ([deeper], 403), ([missing], 403)):
+        for joins, status in (([build_supplier_join()], 200), ([hidden_join], 403), ([deeper], 403), ([missing], 403)):
             for route in ("plan-tables", "explain"):
                 answer = await rita("POST", f"{OWN_ROUTES}/fact/{route}", {"joins": joins})
                 assert answer.status == status, answer.raw
@@ -240,7 +250,7 @@ async def test_request_without_the_right_to_read_a_joined_table_is_rejected(tmp_
 
 async def test_client_sends_joins_and_reports_their_outcome(star: Star) -> None:
     client = SeamarkClient(star.server.url)
-    join = supplier("s_key BETWEEN 250 AND 449")
+    join = build_supplier_join("s_key BETWEEN 250 AND 449")
     plans = await asyncio.to_thread(client.plan_table, "db.fact", joins=[join])
     explained = await asyncio.to_thread(client.explain, "db.fact", joins=[join])
     assert plans.files == explained.files == 3
@@ -258,11 +268,15 @@ async def test_remote_index_prunes_by_keys_only_once_it_is_local(tmp_path: Path)
         star = await create_star(Api(server))
         await star.fact.index("i", "bitmap", ["f_supplier"], star.fact.data)
         storage = delay_whole_files(server)
-        answer = (await star("POST", f"{OWN_ROUTES}/fact/explain", {"joins": [supplier(MISSING_SUPPLIERS)]})).json
+        answer = (
+            await star("POST", f"{OWN_ROUTES}/fact/explain", {"joins": [build_supplier_join(MISSING_SUPPLIERS)]})
+        ).json
         assert (answer["files"], answer["complete"]) == (20, False)
         storage.let_go()
         for _ in range(1000):
-            answer = (await star("POST", f"{OWN_ROUTES}/fact/explain", {"joins": [supplier(MISSING_SUPPLIERS)]})).json
+            answer = (
+                await star("POST", f"{OWN_ROUTES}/fact/explain", {"joins": [build_supplier_join(MISSING_SUPPLIERS)]})
+            ).json
             if answer["complete"]:
                 break
             await asyncio.sleep(0.05)
@@ -277,10 +291,10 @@ async def test_damaged_index_never_loses_a_file_of_a_join(tmp_path: Path, part: 
             await star.fact.index(f"i_{column}", "bitmap", [column], star.fact.data)
         for path in tmp_path.glob("warehouse/**/*.puffin"):
             data = bytearray(path.read_bytes())
-            for at in range(part, len(data), max(8, len(data) // 60)):
-                data[at] ^= 0x55
+            for offset in range(part, len(data), max(8, len(data) // 60)):
+                data[offset] ^= 0x55
             path.write_bytes(data)
-        joins = [supplier(f"{MISSING_SUPPLIERS} OR s_key = 705")]
+        joins = [build_supplier_join(f"{MISSING_SUPPLIERS} OR s_key = 705")]
         assert 7 in await star.find_kept_files(*joins, where="f_key < 9000 AND f_key <> 3")
 
 
@@ -306,8 +320,8 @@ async def test_narrowest_conditions_are_used_when_there_are_too_many(star: Star)
     for name in ("f_key", "f_supplier"):
         assert await star.fact.index(name, "bitmap", [name], star.fact.data)
     where = " AND ".join(f"f_key > {number}" for number in range(601, 641))
-    assert await star.find_kept_files(supplier("s_key BETWEEN 0 AND 50"), where=where) == []
-    assert await star.find_kept_files(supplier("s_key BETWEEN 0 AND 65"), where=where) == [0]
+    assert await star.find_kept_files(build_supplier_join("s_key BETWEEN 0 AND 50"), where=where) == []
+    assert await star.find_kept_files(build_supplier_join("s_key BETWEEN 0 AND 65"), where=where) == [0]
 
 
 async def test_joined_table_that_decodes_to_more_than_the_limit_is_skipped(tmp_path: Path) -> None:
@@ -315,12 +329,12 @@ async def test_joined_table_that_decodes_to_more_than_the_limit_is_skipped(tmp_p
         api = Api(server)
         fact = await StarTable.create(api, "fact", FACT)
         await fact.commit([fact.file([_sale(100 * number)]) for number in range(3)])
-        wide = await StarTable.create(api, "wide", [Col(1, "w_key", "long"), Col(2, "w_text", "string")])
-        await wide.commit([wide.file([{"w_key": key, "w_text": f"{key} " * 1000} for key in range(1000)])])
+        wide_table = await StarTable.create(api, "wide", [Col(1, "w_key", "long"), Col(2, "w_text", "string")])
+        await wide_table.commit([wide_table.file([{"w_key": key, "w_text": f"{key} " * 1000} for key in range(1000)])])
         join = {"table": ["db", "wide"], "on": {"f_supplier": "w_key"}, "predicate": "w_text = '5 5'"}
         answer = await api("POST", f"{OWN_ROUTES}/fact/plan-tables", {"joins": [join]})
         assert answer.status == 200, answer.raw
-        (reported,) = answer.json["joins"]
-        assert not reported["used"]
-        assert "decoded it takes more than 1,048,576 bytes" in reported["reason"]
+        (join_report,) = answer.json["joins"]
+        assert not join_report["used"]
+        assert "decoded it takes more than 1,048,576 bytes" in join_report["reason"]
         assert answer.json["files"] == 3

@@ -14,7 +14,7 @@ from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.planner.scan.request import BoundScan
 from seamark.metaserver.store.model import Entry
 from tests.api.client import SCHEMA, Api
-from tests.api.plans.planned import EQ_5, PYICEBERG, T, append, numbers, tens
+from tests.api.plans.planned import EQ_5, PYICEBERG, T, append, build_ten_id_files, list_planned_numbers
 from tests.server.rig import running
 from tests.server.test_bodies import make_tokens
 
@@ -53,7 +53,7 @@ async def test_plan_that_reads_very_much_is_answered_later(
     while (answer := await api_with_files("GET", plan)).json["status"] == "submitted":
         await asyncio.sleep(0.01)
     assert answer.json["status"] == "completed"
-    assert numbers(answer) == [0]
+    assert list_planned_numbers(answer) == [0]
     assert (await api_with_files("GET", plan)).json == answer.json, "it may be asked for again"
     assert slow.plan_count == 1, "and is not made again for that"
 
@@ -63,12 +63,12 @@ async def test_plan_id_is_known_to_every_replica(tmp_path: Path, monkeypatch: py
     async with running(tmp_path) as first, running(tmp_path) as second:
         first_api, second_api = Api(first), Api(second)
         await first_api.table()
-        await append(first_api, "t", tens(3), snapshot_id=1)
+        await append(first_api, "t", build_ten_id_files(3), snapshot_id=1)
         plan_id = (await first_api("POST", f"{T}/plan", {})).json["plan-id"]
         slow.go.set()
         while (answer := await second_api("GET", f"{T}/plan/{plan_id}")).json["status"] == "submitted":
             await asyncio.sleep(0.01)
-        assert numbers(answer) == [0, 1, 2]
+        assert list_planned_numbers(answer) == [0, 1, 2]
         assert (await second_api("DELETE", f"{T}/plan/{plan_id}")).status == 204
         other = await second_api("GET", f"/v1/namespaces/db/tables/t/plan/{plan_id[:-4]}AAAA")
         assert other.error[:2] == (404, "NoSuchPlanIdException")
@@ -104,7 +104,7 @@ async def test_principal_cancels_its_own_plan_and_not_another_principals(
         assert (
             await send_as("root", "POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA})
         ).status == 200
-        await append(cast(Api, partial(send_as, "root")), "t", tens(3), snapshot_id=1)
+        await append(cast(Api, partial(send_as, "root")), "t", build_ten_id_files(3), snapshot_id=1)
         rita, ron = [
             (await send_as(principal, "POST", f"{T}/plan", {})).json["plan-id"] for principal in ("rita", "ron")
         ]
@@ -116,7 +116,7 @@ async def test_principal_cancels_its_own_plan_and_not_another_principals(
         slow.go.set()
         answer = await task
         assert answer.json["status"] == "completed"
-        assert numbers(answer) == [0, 1, 2]
+        assert list_planned_numbers(answer) == [0, 1, 2]
 
 
 async def test_pyiceberg_which_does_not_poll_waits_for_its_plan(
@@ -124,7 +124,7 @@ async def test_pyiceberg_which_does_not_poll_waits_for_its_plan(
 ) -> None:
     slow = SlowPlanner(monkeypatch, 10_000_000)
     slow.go.set()
-    assert numbers(await api_with_files("POST", f"{T}/plan", {"filter": EQ_5}, headers=PYICEBERG)) == [0]
+    assert list_planned_numbers(await api_with_files("POST", f"{T}/plan", {"filter": EQ_5}, headers=PYICEBERG)) == [0]
 
 
 async def test_plan_whose_id_is_too_long_for_a_url_is_awaited(
@@ -141,5 +141,5 @@ async def test_server_stops_while_plans_are_running(tmp_path: Path, monkeypatch:
     async with running(tmp_path, drain_timeout_s=2) as server:
         api = Api(server)
         await api.table()
-        await append(api, "t", tens(3), snapshot_id=1)
+        await append(api, "t", build_ten_id_files(3), snapshot_id=1)
         assert (await api("POST", f"{T}/plan", {})).json["status"] == "submitted"

@@ -14,7 +14,7 @@ from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.store.model import Entry
 from tests.api.client import SCHEMA, Answer, Api
-from tests.api.plans.planned import PYICEBERG, T, append, numbers, pages, tens
+from tests.api.plans.planned import PYICEBERG, T, append, build_ten_id_files, list_planned_numbers, read_all_pages
 from tests.server.rig import running
 
 
@@ -24,29 +24,31 @@ async def paging_api(tmp_path: Path) -> AsyncIterator[Api]:
     async with running(tmp_path, plan_inline_limit=2, plan_page_size=4) as server:
         api = Api(server)
         await api.table()
-        await append(api, "t", tens(30), snapshot_id=1, manifests=3)
+        await append(api, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)
         yield api
 
 
 async def test_plan_tasks_cover_each_file_once_when_files_exceed_one_answer(paging_api: Api) -> None:
-    whole = await paging_api("POST", f"{T}/plan", {})
-    assert whole.json["file-scan-tasks"] == []
-    assert len(whole.json["plan-tasks"]) == 8
-    assert await pages(paging_api, whole) == list(range(30))
+    whole_plan = await paging_api("POST", f"{T}/plan", {})
+    assert whole_plan.json["file-scan-tasks"] == []
+    assert len(whole_plan.json["plan-tasks"]) == 8
+    assert await read_all_pages(paging_api, whole_plan) == list(range(30))
     answer = await paging_api("POST", f"{T}/plan", {"filter": {"type": "gt-eq", "term": "id", "value": 200}})
     assert len(answer.json["plan-tasks"]) == 3
-    assert await pages(paging_api, answer) == list(range(20, 30))
-    few = await paging_api("POST", f"{T}/plan", {"filter": {"type": "gt-eq", "term": "id", "value": 280}})
-    assert "plan-tasks" not in few.json
-    assert numbers(few) == [28, 29]
+    assert await read_all_pages(paging_api, answer) == list(range(20, 30))
+    small_plan = await paging_api("POST", f"{T}/plan", {"filter": {"type": "gt-eq", "term": "id", "value": 280}})
+    assert "plan-tasks" not in small_plan.json
+    assert list_planned_numbers(small_plan) == [28, 29]
 
 
 async def test_every_page_follows_the_options_for_residuals_and_sequence_numbers(paging_api: Api) -> None:
     """Seamark's client sends these options. Other clients receive only the fields of the standard."""
     where = {"filter": {"type": "gt", "term": "id", "value": 5}}
     for is_seamark, options in ((True, {"seamark": {"residuals": False, "sequence-numbers": True}}), (False, {})):
-        whole = await paging_api("POST", f"{T}/plan", {**where, **options})
-        pages = [await paging_api("POST", f"{T}/tasks", {"plan-task": token}) for token in whole.json["plan-tasks"]]
+        whole_plan = await paging_api("POST", f"{T}/plan", {**where, **options})
+        pages = [
+            await paging_api("POST", f"{T}/tasks", {"plan-task": token}) for token in whole_plan.json["plan-tasks"]
+        ]
         tasks = [task for page in pages for task in page.json["file-scan-tasks"]]
         assert len(tasks) == 30
         assert all(("residual-filter" in task) is not is_seamark for task in tasks)
@@ -55,21 +57,21 @@ async def test_every_page_follows_the_options_for_residuals_and_sequence_numbers
     assert wrong.error[:2] == (400, "BadRequestException")
 
 
-async def test_pages_belong_to_their_plan_whatever_is_committed_later(paging_api: Api) -> None:
-    whole = await paging_api("POST", f"{T}/plan", {"filter": {"type": "gt-eq", "term": "id", "value": 100}})
-    await append(paging_api, "t", tens(60)[30:], snapshot_id=2, parent=1)
-    renamed = {**SCHEMA, "schema-id": 1, "fields": [{**SCHEMA["fields"][0], "name": "key"}, SCHEMA["fields"][1]]}
+async def test_later_commits_do_not_change_the_pages_of_a_plan(paging_api: Api) -> None:
+    whole_plan = await paging_api("POST", f"{T}/plan", {"filter": {"type": "gt-eq", "term": "id", "value": 100}})
+    await append(paging_api, "t", build_ten_id_files(60)[30:], snapshot_id=2, parent=1)
+    renamed_schema = {**SCHEMA, "schema-id": 1, "fields": [{**SCHEMA["fields"][0], "name": "key"}, SCHEMA["fields"][1]]}
     other = {"id": 3, "name": "id", "required": False, "type": "string"}
-    renamed["fields"].append(other)
+    renamed_schema["fields"].append(other)
     change = {
         "requirements": [],
         "updates": [
-            {"action": "add-schema", "schema": renamed},
+            {"action": "add-schema", "schema": renamed_schema},
             {"action": "set-current-schema", "schema-id": -1},
         ],
     }
     assert (await paging_api("POST", T, change)).status == 200
-    assert await pages(paging_api, whole) == list(range(10, 30))
+    assert await read_all_pages(paging_api, whole_plan) == list(range(10, 30))
 
 
 async def test_any_replica_answers_a_plan_task(tmp_path: Path) -> None:
@@ -77,9 +79,9 @@ async def test_any_replica_answers_a_plan_task(tmp_path: Path) -> None:
     async with running(tmp_path, **settings) as first, running(tmp_path, **settings) as second:
         first_api, second_api = Api(first), Api(second)
         await first_api.table()
-        await append(first_api, "t", tens(30), snapshot_id=1)
-        whole = await first_api("POST", f"{T}/plan", {})
-        assert await pages(second_api, whole) == list(range(30))
+        await append(first_api, "t", build_ten_id_files(30), snapshot_id=1)
+        whole_plan = await first_api("POST", f"{T}/plan", {})
+        assert await read_all_pages(second_api, whole_plan) == list(range(30))
 
 
 async def test_replica_that_kept_fewer_files_answers_pages_without_loss(
@@ -90,25 +92,25 @@ async def test_replica_that_kept_fewer_files_answers_pages_without_loss(
     So pages divide the view, not the plan's result.
     """
     where = {"filter": {"type": "in", "term": "id", "values": [15, 95, 105, 185, 255]}}
-    whole = await paging_api("POST", f"{T}/plan", where)
-    assert await pages(paging_api, whole) == [1, 9, 10, 18, 25]
+    whole_plan = await paging_api("POST", f"{T}/plan", where)
+    assert await read_all_pages(paging_api, whole_plan) == [1, 9, 10, 18, 25]
     plan = Planner.plan
 
     async def keeps_everything(self: Planner, bound_scan: BoundScan, entry: Entry) -> Any:
-        whole = BoundScan.bind(bound_scan.metadata, ScanRequest(snapshot_id=bound_scan.options.snapshot_id))
-        return await plan(self, whole, entry)
+        whole_plan = BoundScan.bind(bound_scan.metadata, ScanRequest(snapshot_id=bound_scan.options.snapshot_id))
+        return await plan(self, whole_plan, entry)
 
     monkeypatch.setattr(Planner, "plan", keeps_everything)
-    assert await pages(paging_api, whole) == list(range(30))
+    assert await read_all_pages(paging_api, whole_plan) == list(range(30))
 
 
 async def test_plan_task_is_valid_for_its_table_while_its_snapshot_exists(paging_api: Api) -> None:
     token = (await paging_api("POST", f"{T}/plan", {})).json["plan-tasks"][0]
     await paging_api.table("u")
-    await append(paging_api, "u", tens(3), snapshot_id=1)
+    await append(paging_api, "u", build_ten_id_files(3), snapshot_id=1)
     other = await paging_api("POST", "/v1/namespaces/db/tables/u/tasks", {"plan-task": token})
     assert other.error[:2] == (404, "NoSuchPlanTaskException")
-    await append(paging_api, "t", tens(3), snapshot_id=2)
+    await append(paging_api, "t", build_ten_id_files(3), snapshot_id=2)
     expire = {"requirements": [], "updates": [{"action": "remove-snapshots", "snapshot-ids": [1]}]}
     assert (await paging_api("POST", T, expire)).status == 200
     answer_after_expiry = await paging_api("POST", f"{T}/tasks", {"plan-task": token})
@@ -123,28 +125,28 @@ async def expire(api: Api, *snapshot_ids: int) -> None:
 
 async def test_pages_of_an_incremental_scan_work_after_its_start_expired(paging_api: Api) -> None:
     """The start snapshot is exclusive. After its expiry, scans from it continue to work, and so do their pages."""
-    await append(paging_api, "t", tens(60)[30:], snapshot_id=2, parent=1)
+    await append(paging_api, "t", build_ten_id_files(60)[30:], snapshot_id=2, parent=1)
     between = {"start-snapshot-id": 1, "end-snapshot-id": 2}
     before = await paging_api("POST", f"{T}/plan", between)
     await expire(paging_api, 1)
-    assert await pages(paging_api, before) == list(range(30, 60))
-    assert await pages(paging_api, await paging_api("POST", f"{T}/plan", between)) == list(range(30, 60))
+    assert await read_all_pages(paging_api, before) == list(range(30, 60))
+    assert await read_all_pages(paging_api, await paging_api("POST", f"{T}/plan", between)) == list(range(30, 60))
 
 
 async def test_pages_of_an_incremental_scan_lose_no_file_when_snapshots_expire(paging_api: Api) -> None:
     """A scan without a start begins with the oldest snapshot. The expiry of that snapshot must not change the pages."""
-    await append(paging_api, "t", tens(60)[30:], snapshot_id=2, parent=1)
-    await append(paging_api, "t", tens(90)[60:], snapshot_id=3, parent=2)
-    whole = await paging_api("POST", f"{T}/plan", {"end-snapshot-id": 3})
-    assert await pages(paging_api, whole) == list(range(90))
+    await append(paging_api, "t", build_ten_id_files(60)[30:], snapshot_id=2, parent=1)
+    await append(paging_api, "t", build_ten_id_files(90)[60:], snapshot_id=3, parent=2)
+    whole_plan = await paging_api("POST", f"{T}/plan", {"end-snapshot-id": 3})
+    assert await read_all_pages(paging_api, whole_plan) == list(range(90))
     await expire(paging_api, 1)
-    for token in whole.json["plan-tasks"]:
+    for token in whole_plan.json["plan-tasks"]:
         answer = await paging_api("POST", f"{T}/tasks", {"plan-task": token})
         assert answer.error[:2] == (404, "NoSuchPlanTaskException")
-    later = await paging_api("POST", f"{T}/plan", {"end-snapshot-id": 3})
-    assert await pages(paging_api, later) == list(range(30, 90))
+    later_plan = await paging_api("POST", f"{T}/plan", {"end-snapshot-id": 3})
+    assert await read_all_pages(paging_api, later_plan) == list(range(30, 90))
     await expire(paging_api, 2)
-    for token in later.json["plan-tasks"]:
+    for token in later_plan.json["plan-tasks"]:
         answer = await paging_api("POST", f"{T}/tasks", {"plan-task": token})
         assert answer.error[:2] == (404, "NoSuchPlanTaskException")
 
@@ -156,11 +158,11 @@ async def test_filter_too_long_for_tokens_is_answered_in_one_page(
     async with running(tmp_path, plan_inline_limit=2, plan_page_size=4) as server:
         api = Api(server)
         await api.table()
-        await append(api, "t", tens(30), snapshot_id=1)
+        await append(api, "t", build_ten_id_files(30), snapshot_id=1)
         values = [n * 7919 % 10_007 for n in range(3_000)]
         long = await api("POST", f"{T}/plan", {"filter": {"type": "in", "term": "id", "values": values}})
         assert "plan-tasks" not in long.json
-        assert numbers(long) == list(range(30))
+        assert list_planned_numbers(long) == list(range(30))
 
 
 JAVA = {"X-Client-Version": "Apache Iceberg 1.12.0"}
@@ -192,7 +194,7 @@ async def api_with_small_pages(tmp_path: Path) -> AsyncIterator[Api]:
     async with running(tmp_path, plan_residual_bytes=50_000) as server:
         api = Api(server)
         await api.table()
-        await append(api, "t", tens(30), snapshot_id=1)
+        await append(api, "t", build_ten_id_files(30), snapshot_id=1)
         yield api
 
 
@@ -200,9 +202,9 @@ async def api_with_small_pages(tmp_path: Path) -> AsyncIterator[Api]:
 async def test_client_that_filters_only_by_residuals_gets_them_whole_on_smaller_pages(
     api_with_small_pages: Api, headers: dict[str, str]
 ) -> None:
-    whole = await api_with_small_pages("POST", f"{T}/plan", {"filter": LONG_IN_FILTER}, headers=headers)
-    assert len(whole.json["plan-tasks"]) > 5
-    tasks = await fetch_tasks(api_with_small_pages, whole, headers, 60_000)
+    whole_plan = await api_with_small_pages("POST", f"{T}/plan", {"filter": LONG_IN_FILTER}, headers=headers)
+    assert len(whole_plan.json["plan-tasks"]) > 5
+    tasks = await fetch_tasks(api_with_small_pages, whole_plan, headers, 60_000)
     assert [Path(task["data-file"]["file-path"]).stem for task in tasks] == [f"{n:06d}" for n in range(30)]
     assert all(task["residual-filter"] == {**LONG_IN_FILTER, "values": ANY} for task in tasks)
     assert all(sorted(task["residual-filter"]["values"]) == sorted(LONG_IN_FILTER["values"]) for task in tasks)
@@ -216,9 +218,9 @@ async def test_client_that_filters_rows_again_gets_short_residuals_in_one_answer
         ({}, None),
     ):
         answer = await api_with_small_pages("POST", f"{T}/plan", {"filter": LONG_IN_FILTER}, headers=headers)
-        assert numbers(answer) == list(range(30))
-        reported = [task.get("residual-filter") for task in answer.json["file-scan-tasks"]]
-        assert {one and one["type"] for one in reported} == {residual}
+        assert list_planned_numbers(answer) == list(range(30))
+        residuals = [task.get("residual-filter") for task in answer.json["file-scan-tasks"]]
+        assert {one and one["type"] for one in residuals} == {residual}
     # The answer is not the cached answer of another client.
     second_answer = await api_with_small_pages("POST", f"{T}/plan", {"filter": LONG_IN_FILTER}, headers=JAVA)
     assert "plan-tasks" in second_answer.json
@@ -228,7 +230,7 @@ async def test_plan_tasks_of_a_client_that_filters_again_are_split_for_one_that_
     async with running(tmp_path, plan_residual_bytes=50_000, plan_inline_limit=2) as server:
         api = Api(server)
         await api.table()
-        await append(api, "t", tens(30), snapshot_id=1)
+        await append(api, "t", build_ten_id_files(30), snapshot_id=1)
         short = await api("POST", f"{T}/plan", {"filter": LONG_IN_FILTER}, headers={**JAVA, **SHORT_RESIDUALS})
         assert len(short.json["plan-tasks"]) == 2
         tasks = await fetch_tasks(api, short, JAVA, 60_000)
@@ -240,9 +242,9 @@ async def test_plan_task_too_large_for_one_answer_is_split_again(
     api_with_small_pages: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("seamark.metaserver.planner.scan.tokens.TOKENS_BYTES_MAX", 20_000)
-    whole = await api_with_small_pages("POST", f"{T}/plan", {"filter": LONG_IN_FILTER}, headers=JAVA)
-    assert 2 <= len(whole.json["plan-tasks"]) < 5
-    tasks = await fetch_tasks(api_with_small_pages, whole, JAVA, 60_000)
+    whole_plan = await api_with_small_pages("POST", f"{T}/plan", {"filter": LONG_IN_FILTER}, headers=JAVA)
+    assert 2 <= len(whole_plan.json["plan-tasks"]) < 5
+    tasks = await fetch_tasks(api_with_small_pages, whole_plan, JAVA, 60_000)
     assert len(tasks) == len({task["data-file"]["file-path"] for task in tasks}) == 30
 
 
@@ -250,15 +252,15 @@ async def test_filter_too_long_for_plan_tasks_and_exact_residuals_is_rejected_wi
     api_with_small_pages: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("seamark.metaserver.planner.scan.tokens.TOKENS_BYTES_MAX", 2_000)
-    refused = await api_with_small_pages("POST", f"{T}/plan", {"filter": LONG_IN_FILTER}, headers=JAVA)
-    assert refused.error[:2] == (400, "BadRequestException")
-    assert all(one in refused.error[2] for one in ("X-Seamark-Residuals: short", "scan-planning-mode=client"))
-    assert numbers(
+    refusal = await api_with_small_pages("POST", f"{T}/plan", {"filter": LONG_IN_FILTER}, headers=JAVA)
+    assert refusal.error[:2] == (400, "BadRequestException")
+    assert all(one in refusal.error[2] for one in ("X-Seamark-Residuals: short", "scan-planning-mode=client"))
+    assert list_planned_numbers(
         await api_with_small_pages("POST", f"{T}/plan", {"filter": LONG_IN_FILTER}, headers={**JAVA, **SHORT_RESIDUALS})
     ) == list(range(30))
 
 
 async def test_unknown_value_of_the_residuals_header_is_rejected(paging_api: Api) -> None:
-    refused = await paging_api("POST", f"{T}/plan", {}, headers={"X-Seamark-Residuals": "brief"})
-    assert refused.error[:2] == (400, "BadRequestException")
-    assert "'brief'" in refused.error[2]
+    refusal = await paging_api("POST", f"{T}/plan", {}, headers={"X-Seamark-Residuals": "brief"})
+    assert refusal.error[:2] == (400, "BadRequestException")
+    assert "'brief'" in refusal.error[2]

@@ -7,8 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from tests.api.client import Answer
-from tests.api.plans.planned import append, tens
-from tests.api.plans.test_plan_tables import LEASE_S, OWN_TABLES, STANDARD_TABLES, PlanApi, open_plan_api, plans
+from tests.api.plans.planned import append, build_ten_id_files
+from tests.api.plans.test_plan_tables import (
+    LEASE_S,
+    OWN_TABLES,
+    STANDARD_TABLES,
+    PlanApi,
+    list_plan_files,
+    open_plan_api,
+)
 from tests.planner.lakes.entries import read_data_files, read_manifest_list
 
 PLANS = {"X-Seamark-Plans": "trino-1"}
@@ -59,23 +66,23 @@ async def test_plan_is_a_snapshot_only_for_requests_with_its_header(plan_api: Pl
 
 
 async def test_etag_depends_on_the_plans_in_the_answer(plan_api: PlanApi) -> None:
-    async def tag(name: str | None = None, query: str = "", **more: str) -> tuple[int, str]:
-        headers = {**PLANS, **more, **({} if name is None else {"If-None-Match": name})}
+    async def tag(name: str | None = None, query: str = "", **options: str) -> tuple[int, str]:
+        headers = {**PLANS, **options, **({} if name is None else {"If-None-Match": name})}
         answer = await plan_api("GET", f"{STANDARD_TABLES}/t{query}", headers=headers)
         assert "X-Seamark-Plans" in answer.headers["Vary"]
         return answer.status, answer.headers["ETag"]
 
     for query in ("", "?snapshots=refs"):
-        without = (await tag(query=query))[1]
+        untagged = (await tag(query=query))[1]
         plan_id = (await make_plan(plan_api, f"id = 5 OR id = {10 * len(query) + 25}"))["plan-snapshot-id"]
-        status, within = await tag(without, query)
-        assert (status, within != without) == (200, True)
-        assert await tag(within, query) == (304, within)
+        status, tagged = await tag(untagged, query)
+        assert (status, tagged != untagged) == (200, True)
+        assert await tag(tagged, query) == (304, tagged)
         answer = await plan_api("GET", f"{STANDARD_TABLES}/t", headers={**PLANS, "Accept-Encoding": "gzip"})
         raw = answer.raw if answer.raw[:1] == b"{" else gzip.decompress(answer.raw)
         assert str(plan_id).encode() in raw
         await request_lease(plan_api, [plan_id], 0)
-        assert await tag(within, query) == (200, without)
+        assert await tag(tagged, query) == (200, untagged)
 
 
 async def test_catalog_with_the_header_resolves_no_plan_names(plan_api: PlanApi) -> None:
@@ -100,7 +107,7 @@ async def test_plan_made_as_a_snapshot_has_no_usable_name(plan_api: PlanApi, tmp
     """A reader can compute the name under which the database stores the plan. The server must not accept it."""
     await make_plan(plan_api)
     store = plan_api.server.components.store
-    digests = {plan.name[:32] for plan in plans(tmp_path)}
+    digests = {plan.name[:32] for plan in list_plan_files(tmp_path)}
     assert len(digests) == 1
     for digest in digests:
         name = f"t~plan~{digest}"
@@ -136,7 +143,7 @@ async def test_plan_withdrawn_by_one_holder_stays_for_another(plan_api: PlanApi)
 async def test_plan_is_read_with_the_schema_of_its_request(plan_api: PlanApi) -> None:
     """Under a later schema, `id` may be another column."""
     before = (await make_plan(plan_api))["plan-snapshot-id"]
-    renamed = {
+    renamed_snapshot = {
         "type": "struct",
         "schema-id": 1,
         "fields": [
@@ -145,7 +152,7 @@ async def test_plan_is_read_with_the_schema_of_its_request(plan_api: PlanApi) ->
         ],
     }
     updates = [
-        {"action": "add-schema", "schema": renamed, "last-column-id": 3},
+        {"action": "add-schema", "schema": renamed_snapshot, "last-column-id": 3},
         {"action": "set-current-schema", "schema-id": -1},
     ]
     assert (await plan_api("POST", f"{STANDARD_TABLES}/t", {"requirements": [], "updates": updates})).status == 200
@@ -157,7 +164,7 @@ async def test_plan_is_read_with_the_schema_of_its_request(plan_api: PlanApi) ->
 async def test_commit_that_removes_a_plans_snapshot_drops_only_the_plan(plan_api: PlanApi) -> None:
     """Spark's expire_snapshots commits this through a catalog with the header, and then deletes the plan's files."""
     plan_id = (await make_plan(plan_api))["plan-snapshot-id"]
-    await append(plan_api, "t", tens(31)[30:], snapshot_id=2, parent=1)
+    await append(plan_api, "t", build_ten_id_files(31)[30:], snapshot_id=2, parent=1)
     updates = [{"action": "remove-snapshots", "snapshot-ids": [1, plan_id]}]
     uuid = (await plan_api.load("t"))["metadata"]["table-uuid"]
     body = {"requirements": [{"type": "assert-table-uuid", "uuid": uuid}], "updates": updates}
@@ -176,33 +183,33 @@ async def test_commit_that_removes_a_plans_snapshot_drops_only_the_plan(plan_api
 
 async def test_plan_removed_by_a_commit_is_made_anew_when_requested_again(plan_api: PlanApi, tmp_path: Path) -> None:
     first_id = (await make_plan(plan_api))["plan-snapshot-id"]
-    files = set(plans(tmp_path))
+    files = set(list_plan_files(tmp_path))
     body = {"requirements": [], "updates": [{"action": "remove-snapshots", "snapshot-ids": [first_id]}]}
     assert (await plan_api("POST", f"{STANDARD_TABLES}/t", body, headers=PLANS)).status == 200
     second_id = (await make_plan(plan_api))["plan-snapshot-id"]
     assert second_id != first_id
     assert (await plan_api.server.components.housekeeping.round())["plan_tables_cleaned"] == 1
-    assert files.isdisjoint(plans(tmp_path))
+    assert files.isdisjoint(list_plan_files(tmp_path))
     assert set(await load_snapshots(plan_api)) == {1, second_id}
 
 
 async def test_commit_cannot_make_a_plans_snapshot_part_of_the_table(plan_api: PlanApi) -> None:
     plan_id = (await make_plan(plan_api))["plan-snapshot-id"]
     snapshot = (await load_snapshots(plan_api))[plan_id]
-    renamed = {**snapshot, "sequence-number": 2, "snapshot-id": 5, "parent-snapshot-id": 1}
-    refused = [
+    renamed_snapshot = {**snapshot, "sequence-number": 2, "snapshot-id": 5, "parent-snapshot-id": 1}
+    refusals = [
         [{"action": "add-snapshot", "snapshot": {**snapshot, "sequence-number": 2}}],
-        [{"action": "Add-Snapshot", "snapshot": renamed}],
+        [{"action": "Add-Snapshot", "snapshot": renamed_snapshot}],
         [{"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": plan_id}],
         [{"action": "set-snapshot-ref", "ref-name": "kept", "type": "tag", "snapshot-id": plan_id}],
     ]
-    for updates in refused:
+    for updates in refusals:
         answer = await plan_api("POST", f"{STANDARD_TABLES}/t", {"requirements": [], "updates": updates}, headers=PLANS)
         assert answer.error[:2] == (400, "BadRequestException")
     expected = {"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": plan_id}
     answer = await plan_api("POST", f"{STANDARD_TABLES}/t", {"requirements": [expected], "updates": []}, headers=PLANS)
     assert answer.error[:2] == (409, "CommitFailedException")
-    await append(plan_api, "t", tens(31)[30:], snapshot_id=2, parent=1)
+    await append(plan_api, "t", build_ten_id_files(31)[30:], snapshot_id=2, parent=1)
     assert {one["snapshot-id"] for one in (await plan_api.load("t"))["metadata"]["snapshots"]} == {1, 2}
 
 
@@ -233,8 +240,8 @@ async def test_invalid_plans_header_or_lease_is_rejected(plan_api: PlanApi) -> N
 async def test_plan_cannot_be_registered_as_a_table(plan_api: PlanApi) -> None:
     """The server deletes the plan's files after the end of its lease."""
     plan = await make_plan(plan_api, headers={})
-    loaded = await plan_api("GET", f"{STANDARD_TABLES}/{plan['name']}")
-    location = loaded.json["metadata-location"]
+    loaded_table = await plan_api("GET", f"{STANDARD_TABLES}/{plan['name']}")
+    location = loaded_table.json["metadata-location"]
     register = STANDARD_TABLES.replace("/tables", "/register")
     for body in ({"name": "u"}, {"name": "t", "overwrite": True}):
         answer = await plan_api("POST", register, {**body, "metadata-location": location})

@@ -15,7 +15,7 @@ from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from tests.api.client import SCHEMA, VIEW_VERSION, Answer, Api, set_properties
-from tests.api.plans.planned import EQ_5, append, tens
+from tests.api.plans.planned import EQ_5, append, build_ten_id_files
 from tests.planner.lakes.entries import read_data_files, read_manifest_list
 from tests.server.rig import OffsetClock, RunningServer, running
 
@@ -30,8 +30,10 @@ class UserApi(Api):
         super().__init__(server)
         self._login = {"Authorization": f"Bearer {secret}"}
 
-    async def __call__(self, method: str, path: str, body: Any = None, **more: Any) -> Answer:
-        return await super().__call__(method, path, body, headers={**self._login, **more.pop("headers", {})}, **more)
+    async def __call__(self, method: str, path: str, body: Any = None, **options: Any) -> Answer:
+        return await super().__call__(
+            method, path, body, headers={**self._login, **options.pop("headers", {})}, **options
+        )
 
 
 class PlanApi(Api):
@@ -59,8 +61,8 @@ class PlanApi(Api):
         return numbers(await self.load(name))
 
 
-def numbers(loaded: dict[str, Any]) -> list[int]:
-    (snapshot,) = loaded["metadata"]["snapshots"]
+def numbers(loaded_table: dict[str, Any]) -> list[int]:
+    (snapshot,) = loaded_table["metadata"]["snapshots"]
     paths = read_data_files(read_manifest_list(snapshot["manifest-list"]), 2)
     return sorted(int(path.rpartition("/")[2].removesuffix(".parquet")) for path in paths)
 
@@ -73,11 +75,11 @@ async def open_plan_api(tmp_path: Path, **arguments: Any) -> AsyncIterator[PlanA
         plan_api = PlanApi(server)
         plan_api.clock = clock
         await plan_api.table()
-        await append(plan_api, "t", tens(30), snapshot_id=1, manifests=3)
+        await append(plan_api, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)
         yield plan_api
 
 
-def plans(tmp_path: Path) -> list[Path]:
+def list_plan_files(tmp_path: Path) -> list[Path]:
     """Return the files of plan tables below the warehouse."""
     return [path for path in tmp_path.glob("warehouse/**/_seamark/plans/**/*") if path.is_file()]
 
@@ -96,13 +98,13 @@ async def test_plan_answer_has_the_name_of_a_table_with_its_files(plan_api: Plan
     assert name == name.lower()
     assert name.startswith("t~plan~")
     assert now_ms + LEASE_S * 900 < expires_ms <= now_ms + LEASE_S * 1000
-    loaded = await plan_api.load(name)
-    assert numbers(loaded) == [9, 10, 11]
+    loaded_table = await plan_api.load(name)
+    assert numbers(loaded_table) == [9, 10, 11]
     table = await plan_api.load("t")
     same = ("table-uuid", "format-version", "schemas", "partition-specs", "current-schema-id", "last-sequence-number")
-    assert all(loaded["metadata"][key] == table["metadata"][key] for key in same)
-    assert loaded["metadata"]["current-snapshot-id"] == 1
-    assert loaded["config"]["scan-planning-mode"] == "client"
+    assert all(loaded_table["metadata"][key] == table["metadata"][key] for key in same)
+    assert loaded_table["metadata"]["current-snapshot-id"] == 1
+    assert loaded_table["config"]["scan-planning-mode"] == "client"
     assert table["config"]["scan-planning-mode"] == "server"
     assert (await plan_api("HEAD", f"{STANDARD_TABLES}/{name}")).status == 204
 
@@ -181,7 +183,7 @@ async def test_no_plan_table_is_made_when_the_plan_keeps_more_than_the_requested
         assert plan["files"] == 10
         assert (plan["name"] is not None) == (share >= 10 / 30), share
         assert (plan["expires-at-ms"] is None) == (plan["name"] is None)
-        assert bool(plans(tmp_path)) == (expected is not None or share == 0.0)
+        assert bool(list_plan_files(tmp_path)) == (expected is not None or share == 0.0)
     # The answer does not reveal either that the plan exists.
     assert (await plan_api.plan(predicate="id < 100", **{"kept-max": 0.2}))["name"] is None
     assert (await plan_api.plan(predicate="id < -5", **{"kept-max": 0.0}))["name"] is not None
@@ -191,10 +193,10 @@ async def test_no_plan_table_is_made_when_it_would_rewrite_more_entries_than_the
     async with running(tmp_path, plan_table_files_limit=4) as server:
         api = Api(server)
         await api.table()
-        await append(api, "t", tens(30), snapshot_id=1, manifests=3)
-        for predicate, named in (("id < 40", True), ("id < 50", False), ("id < 100", True), ("id < 150", False)):
+        await append(api, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)
+        for predicate, is_listed in (("id < 40", True), ("id < 50", False), ("id < 100", True), ("id < 150", False)):
             body = (await api("POST", f"{OWN_TABLES}/t/plan-tables", {"predicate": predicate})).json
-            assert (body["name"] is not None) == named, predicate
+            assert (body["name"] is not None) == is_listed, predicate
 
 
 @pytest.mark.parametrize("limits", [{"plan_table_files_limit": 4}, {"plan_tables_limit": 0}])
@@ -210,7 +212,7 @@ async def test_reader_that_a_plan_table_would_mislead_gets_the_reason_instead(
         api = Api(server)
         for name, spec in (("t", {"fields": [field]}), ("plain", {"fields": []})):
             await api.table(name, **{"partition-spec": spec})
-            await append(api, name, tens(30), snapshot_id=1, manifests=3)
+            await append(api, name, build_ten_id_files(30), snapshot_id=1, manifests=3)
             body = {"predicate": "id < 50", "hide-partitions": True}
             new_body = (await api("POST", f"{OWN_TABLES}/{name}/plan-tables", body)).json
             assert new_body["name"] is None
@@ -226,7 +228,7 @@ async def test_number_of_plan_tables_is_limited_by_the_setting(tmp_path: Path) -
     async with running(tmp_path, plan_tables_limit=2) as server:
         api = Api(server)
         await api.table()
-        await append(api, "t", tens(30), snapshot_id=1, manifests=3)
+        await append(api, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)
         plan = [
             (await api("POST", f"{OWN_TABLES}/t/plan-tables", {"predicate": f"id = {n}"})).json for n in (5, 15, 25, 5)
         ]
@@ -237,13 +239,13 @@ async def test_number_of_plan_tables_is_limited_by_the_setting(tmp_path: Path) -
 
 async def test_identical_plans_share_a_name_and_its_files(plan_api: PlanApi, tmp_path: Path) -> None:
     first = await plan_api.plan(predicate="id = 5")
-    files = plans(tmp_path)
+    files = list_plan_files(tmp_path)
     assert len(files) == 3
     assert await plan_api.plan(filter=EQ_5) == first
     assert await plan_api.plan(predicate="5 = id", **{"snapshot-id": 1}) == first
-    assert plans(tmp_path) == files
+    assert list_plan_files(tmp_path) == files
     assert (await plan_api.plan(predicate="id = 6"))["name"] != first["name"]
-    await append(plan_api, "t", tens(30)[:1], snapshot_id=2, parent=1)
+    await append(plan_api, "t", build_ten_id_files(30)[:1], snapshot_id=2, parent=1)
     assert (await plan_api.plan(predicate="id = 5", **{"snapshot-id": 1}))["name"] != first["name"], "other metadata"
 
 
@@ -258,14 +260,14 @@ async def test_incomplete_plan_is_not_shared(tmp_path: Path) -> None:
 async def test_only_one_of_concurrent_identical_plans_is_made(plan_api: PlanApi, tmp_path: Path) -> None:
     results = await asyncio.gather(*(plan_api.plan(predicate="id = 5") for _ in range(20)))
     assert len({result["name"] for result in results}) == 1
-    assert len(plans(tmp_path)) == 3
+    assert len(list_plan_files(tmp_path)) == 3
 
 
 async def test_concurrent_requests_for_one_plan_leave_one_set_of_files(plan_api: PlanApi, tmp_path: Path) -> None:
     """Single flight joins neither requests with different leases nor requests to two processes."""
     results = await asyncio.gather(*(plan_api.plan(predicate="id = 5", **{"lease-s": 100 + each}) for each in range(8)))
     (name,) = {result["name"] for result in results}
-    assert len(plans(tmp_path)) == 3
+    assert len(list_plan_files(tmp_path)) == 3
     assert await plan_api.files_of_plan(name) == [0]
     assert max(result["expires-at-ms"] for result in results) > plan_api.clock.now_ms() + 100_000
 
@@ -292,7 +294,7 @@ async def test_lease_has_the_requested_length_up_to_the_limit(plan_api: PlanApi)
 
 async def test_requested_plan_is_renewed_after_half_of_its_lease(plan_api: PlanApi, tmp_path: Path) -> None:
     plan = await plan_api.plan(predicate="id = 5")
-    files = plans(tmp_path)
+    files = list_plan_files(tmp_path)
     plan_api.clock.ahead_ms += LEASE_S * 400
     assert await plan_api.plan(predicate="id = 5") == plan
     plan_api.clock.ahead_ms += LEASE_S * 200
@@ -302,16 +304,16 @@ async def test_requested_plan_is_renewed_after_half_of_its_lease(plan_api: PlanA
     plan_api.clock.ahead_ms += LEASE_S * 1100
     assert (await plan_api("HEAD", f"{STANDARD_TABLES}/{plan['name']}")).status == 404
     # The plan's files still exist, so another lease reuses them.
-    back = await plan_api.plan(predicate="id = 5")
-    assert back["name"] == plan["name"]
-    assert plans(tmp_path) == files
-    assert await plan_api.files_of_plan(back["name"]) == [0]
+    plan_again = await plan_api.plan(predicate="id = 5")
+    assert plan_again["name"] == plan["name"]
+    assert list_plan_files(tmp_path) == files
+    assert await plan_api.files_of_plan(plan_again["name"]) == [0]
 
 
-async def test_name_can_be_renewed_whatever_happens_to_its_table(plan_api: PlanApi, tmp_path: Path) -> None:
+async def test_plan_name_can_be_renewed_after_any_change_to_its_table(plan_api: PlanApi, tmp_path: Path) -> None:
     """A waiting statement renews the name, because a repeated request after a commit would make another plan."""
     name = (await plan_api.plan(predicate="id = 5"))["name"]
-    await append(plan_api, "t", tens(31)[30:], snapshot_id=2, parent=1)
+    await append(plan_api, "t", build_ten_id_files(31)[30:], snapshot_id=2, parent=1)
     assert (await plan_api.plan(predicate="id = 5", **{"snapshot-id": 1}))["name"] != name
     for _ in range(4):
         plan_api.clock.ahead_ms += LEASE_S * 900
@@ -341,21 +343,21 @@ async def test_files_are_deleted_after_the_lease_and_the_plan_can_be_made_again(
     other = await plan_api.plan(predicate="id = 15", **{"lease-s": 1000})
     plan_api.clock.ahead_ms += (LEASE_S + GRACE_S - 1) * 1000
     assert (await plan_api.server.components.housekeeping.round())["plan_tables_cleaned"] == 0
-    assert len(plans(tmp_path)) == 6
+    assert len(list_plan_files(tmp_path)) == 6
     plan_api.clock.ahead_ms += 2000
     assert (await plan_api.server.components.housekeeping.round())["plan_tables_cleaned"] == 1
-    assert len(plans(tmp_path)) == 3
+    assert len(list_plan_files(tmp_path)) == 3
     assert await plan_api.files_of_plan(other["name"]) == [1]
     assert await plan_api.server.components.store.list_retired_plan_tables(None, 10) == []
     second_plan = await plan_api.plan(predicate="id = 5")
     assert second_plan["name"] == plan["name"]
     assert await plan_api.files_of_plan(second_plan["name"]) == [0]
-    assert len(plans(tmp_path)) == 6
+    assert len(list_plan_files(tmp_path)) == 6
 
 
 async def test_plan_whose_files_are_about_to_be_deleted_is_made_anew(plan_api: PlanApi, tmp_path: Path) -> None:
     plan = await plan_api.plan(predicate="id = 5")
-    plan_files_before = set(plans(tmp_path))
+    plan_files_before = set(list_plan_files(tmp_path))
     plan_api.clock.ahead_ms += (LEASE_S + GRACE_S + 1) * 1000
     objects, delete = plan_api.server.components.objects, plan_api.server.components.objects.delete
 
@@ -367,7 +369,7 @@ async def test_plan_whose_files_are_about_to_be_deleted_is_made_anew(plan_api: P
 
     objects.delete = meanwhile  # type: ignore[method-assign]
     assert (await plan_api.server.components.housekeeping.round())["plan_tables_cleaned"] == 1
-    assert plan_files_before.isdisjoint(plans(tmp_path))
+    assert plan_files_before.isdisjoint(list_plan_files(tmp_path))
     assert await plan_api.files_of_plan(plan["name"]) == [0]
 
 
@@ -378,7 +380,7 @@ async def test_plan_table_name_belongs_to_the_table_it_was_made_for(plan_api: Pl
     assert (await plan_api("GET", path)).error[:2] == (404, "NoSuchTableException")
     await plan_api.table()
     assert (await plan_api("GET", path)).error[:2] == (404, "NoSuchTableException")
-    await append(plan_api, "t", tens(3), snapshot_id=1)
+    await append(plan_api, "t", build_ten_id_files(3), snapshot_id=1)
     new_plan = await plan_api.plan(predicate="id = 5")
     assert new_plan["name"] != plan["name"]
     assert await plan_api.files_of_plan(new_plan["name"]) == [0]
@@ -390,7 +392,7 @@ async def test_plan_table_name_belongs_to_the_table_it_was_made_for(plan_api: Pl
 
 async def test_plan_table_survives_commits_and_the_expiry_of_its_snapshot(plan_api: PlanApi) -> None:
     plan = await plan_api.plan(predicate="id = 5")
-    await append(plan_api, "t", tens(31)[30:], snapshot_id=2, parent=1)
+    await append(plan_api, "t", build_ten_id_files(31)[30:], snapshot_id=2, parent=1)
     assert await plan_api.files_of_plan(plan["name"]) == [0]
     removal = {"requirements": [], "updates": [{"action": "remove-snapshots", "snapshot-ids": [1]}]}
     assert (await plan_api("POST", f"{STANDARD_TABLES}/t", removal)).status == 200
@@ -401,13 +403,15 @@ async def test_plan_table_survives_commits_and_the_expiry_of_its_snapshot(plan_a
 
 async def test_plan_table_of_a_mixed_case_table_has_a_lower_case_name(plan_api: PlanApi) -> None:
     await plan_api.table("Größe T")
-    await append(plan_api, "Gr%C3%B6%C3%9Fe%20T", tens(3), snapshot_id=1)
+    await append(plan_api, "Gr%C3%B6%C3%9Fe%20T", build_ten_id_files(3), snapshot_id=1)
     plan = await plan_api.plan("Gr%C3%B6%C3%9Fe%20T", predicate="id = 15")
     assert plan["name"].startswith("größe t~plan~")
-    loaded = await plan_api("GET", f"{STANDARD_TABLES}/gr%C3%B6%C3%9Fe%20t~plan~{plan['name'].rpartition('~')[2]}")
-    assert numbers(loaded.json) == [1]
+    loaded_table = await plan_api(
+        "GET", f"{STANDARD_TABLES}/gr%C3%B6%C3%9Fe%20t~plan~{plan['name'].rpartition('~')[2]}"
+    )
+    assert numbers(loaded_table.json) == [1]
     await plan_api.table("x" * 250)
-    await append(plan_api, "x" * 250, tens(3), snapshot_id=1)
+    await append(plan_api, "x" * 250, build_ten_id_files(3), snapshot_id=1)
     assert (await plan_api.plan("x" * 250, predicate="id = 15"))["name"] is None, "there is no room for the name"
 
 
@@ -441,8 +445,8 @@ async def test_requests_that_change_or_create_a_table_with_a_plan_name_are_rejec
     name = (await plan_api.plan(predicate="id = 5"))["name"]
     create = {"name": NAME, "schema": SCHEMA}
     view = {**create, "view-version": VIEW_VERSION, "properties": {}}
-    loaded = await plan_api.load("t")
-    register = {"name": NAME, "metadata-location": loaded["metadata-location"]}
+    loaded_table = await plan_api.load("t")
+    register = {"name": NAME, "metadata-location": loaded_table["metadata-location"]}
     change = {"identifier": {"namespace": ["db"], "name": name}, **set_properties(a="b")}
     staged = {"requirements": [{"type": "assert-create"}], "updates": []}
 
@@ -502,7 +506,7 @@ async def test_plan_table_requires_the_same_rights_as_its_table(tmp_path: Path) 
     async with running(tmp_path, auth="token") as server:
         root, rita, deep = (UserApi(server, secrets[name]) for name in grants)
         await root.table()
-        await append(root, "t", tens(30), snapshot_id=1, manifests=3)
+        await append(root, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)
         answer = await rita("POST", f"{OWN_TABLES}/t/plan-tables", {"predicate": "id = 5"})
         assert answer.status == 200, "a reader's right"
         name = answer.json["name"]
@@ -515,8 +519,8 @@ async def test_plan_table_requires_the_same_rights_as_its_table(tmp_path: Path) 
             ("POST", f"{STANDARD_TABLES}/{name}/plan", {}),
             ("POST", f"{OWN_TABLES}/{name}/lease", {}),
         ):
-            refused = (await deep(method, path, body)).error
-            assert refused[:2] == (403, "ForbiddenException")
+            refusal = (await deep(method, path, body)).error
+            assert refusal[:2] == (403, "ForbiddenException")
         by_plan = (await deep("GET", f"{STANDARD_TABLES}/{name}")).error
         assert by_plan == (await deep("GET", f"{STANDARD_TABLES}/t")).error
         assert (await deep("HEAD", f"{STANDARD_TABLES}/{name}")).status == 403
@@ -526,8 +530,8 @@ async def test_plan_table_requires_the_same_rights_as_its_table(tmp_path: Path) 
 
 async def test_purge_deletes_unknown_files_of_plan_tables(plan_api: PlanApi, tmp_path: Path) -> None:
     await plan_api.plan(predicate="id = 5")
-    (plans(tmp_path)[0].parent / "left-by-a-crash.avro").write_bytes(b"Obj")
+    (list_plan_files(tmp_path)[0].parent / "left-by-a-crash.avro").write_bytes(b"Obj")
     assert (await plan_api("DELETE", f"{STANDARD_TABLES}/t?purgeRequested=true")).status == 204
     plan_api.clock.ahead_ms += 30 * 86_400_000
     await plan_api.server.components.housekeeping.round()
-    assert plans(tmp_path) == []
+    assert list_plan_files(tmp_path) == []

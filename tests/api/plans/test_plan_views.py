@@ -12,8 +12,16 @@ from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from tests.api.client import VIEW_VERSION, Api, set_properties
-from tests.api.plans.planned import append, tens
-from tests.api.plans.test_plan_tables import GRACE_S, LEASE_S, STANDARD_TABLES, PlanApi, UserApi, open_plan_api, plans
+from tests.api.plans.planned import append, build_ten_id_files
+from tests.api.plans.test_plan_tables import (
+    GRACE_S,
+    LEASE_S,
+    STANDARD_TABLES,
+    PlanApi,
+    UserApi,
+    list_plan_files,
+    open_plan_api,
+)
 from tests.server.rig import running
 
 VIEWS, OWN_VIEWS = "/v1/namespaces/db/views", "/api/v1/views/db"
@@ -22,49 +30,51 @@ OWNER_PROPERTIES = {"trino.run-as-owner": "anna", "comment": "hers"}
 TABLE_POSITION = TEXT.index(" t ") + 1
 
 
-def version(text: str = TEXT, **more: Any) -> dict[str, Any]:
+def build_version(text: str = TEXT, **fields: Any) -> dict[str, Any]:
     spark = {"type": "sql", "sql": "SELECT `id` FROM t", "dialect": "spark"}
     trino = {"type": "sql", "sql": text, "dialect": "trino"}
-    return {**VIEW_VERSION, "representations": [spark, trino], "default-catalog": "lake", **more}
+    return {**VIEW_VERSION, "representations": [spark, trino], "default-catalog": "lake", **fields}
 
 
-async def view_request(api: Api, name: str = "v", at: int = TABLE_POSITION, **more: Any) -> dict[str, Any]:
+async def build_view_request(
+    api: Api, name: str = "v", position: int = TABLE_POSITION, **fields: Any
+) -> dict[str, Any]:
     """Plan `t`, and return the body of a request for a plan view of the current view and this plan."""
-    loaded = (await api("GET", f"{VIEWS}/{name}")).json
+    loaded_view = (await api("GET", f"{VIEWS}/{name}")).json
     plan = (await api("POST", "/api/v1/tables/db/t/plan-tables", {"predicate": "id = 5"})).json["name"]
-    table = {"start": at, "end": at + 1, "plan": ["db", plan], "alias": True}
-    location = loaded["metadata-location"]
-    return {"metadata-location": location, "predicate": '"id" = 5', "tables": [table], **more}
+    table = {"start": position, "end": position + 1, "plan": ["db", plan], "alias": True}
+    location = loaded_view["metadata-location"]
+    return {"metadata-location": location, "predicate": '"id" = 5', "tables": [table], **fields}
 
 
-async def make_plan_view(api: Api, **more: Any) -> str:
-    answer = await api("POST", f"{OWN_VIEWS}/v/plan-views", await view_request(api, **more))
+async def make_plan_view(api: Api, **options: Any) -> str:
+    answer = await api("POST", f"{OWN_VIEWS}/v/plan-views", await build_view_request(api, **options))
     assert answer.status == 200, answer.raw
     return str(answer.json["name"])
 
 
-def text_of(loaded: dict[str, Any]) -> str:
-    ((only,),) = [one["representations"] for one in loaded["metadata"]["versions"]]
+def read_text(loaded_view: dict[str, Any]) -> str:
+    ((only,),) = [one["representations"] for one in loaded_view["metadata"]["versions"]]
     assert only["dialect"] == "trino"
     return str(only["sql"])
 
 
 async def test_plan_view_is_the_view_with_another_text(plan_api: PlanApi) -> None:
-    await plan_api.view(**{"view-version": version()}, properties=OWNER_PROPERTIES)
-    body = await view_request(plan_api)
+    await plan_api.view(**{"view-version": build_version()}, properties=OWNER_PROPERTIES)
+    body = await build_view_request(plan_api)
     answer = await plan_api("POST", f"{OWN_VIEWS}/v/plan-views", body)
     assert answer.status == 200, answer.raw
     name = answer.json["name"]
     assert name.startswith("v~plan~")
     assert name == name.lower()
     assert plan_api.clock.now_ms() < answer.json["expires-at-ms"] <= plan_api.clock.now_ms() + LEASE_S * 1000
-    loaded, view = (await plan_api("GET", f"{VIEWS}/{name}")).json, (await plan_api("GET", f"{VIEWS}/v")).json
+    loaded_view, view = (await plan_api("GET", f"{VIEWS}/{name}")).json, (await plan_api("GET", f"{VIEWS}/v")).json
     plan = body["tables"][0]["plan"][1]
     inner = TEXT.replace(" t ", f' "{plan}" AS "t" ')
-    assert text_of(loaded) == f'SELECT * FROM (\n{inner}\n) AS "v" WHERE "id" = 5'
+    assert read_text(loaded_view) == f'SELECT * FROM (\n{inner}\n) AS "v" WHERE "id" = 5'
     same = ("view-uuid", "properties", "schemas", "current-version-id", "location", "format-version")
-    assert all(loaded["metadata"][key] == view["metadata"][key] for key in same)
-    (version_of,) = loaded["metadata"]["versions"]
+    assert all(loaded_view["metadata"][key] == view["metadata"][key] for key in same)
+    (version_of,) = loaded_view["metadata"]["versions"]
     (stored_version,) = view["metadata"]["versions"]
     del version_of["representations"], stored_version["representations"]
     assert version_of == stored_version
@@ -85,15 +95,15 @@ async def test_table_reference_may_have_any_form(
     plan_api: PlanApi, reference: str, default: list[str], replacement: str
 ) -> None:
     text = f"SELECT x.id, x.data FROM {reference} x"
-    await plan_api.view(**{"view-version": version(text, **{"default-namespace": default})})
-    body = await view_request(plan_api)
+    await plan_api.view(**{"view-version": build_version(text, **{"default-namespace": default})})
+    body = await build_view_request(plan_api)
     start = text.index(f" {reference} ") + 1
     body["tables"][0] |= {"start": start, "end": start + len(reference), "alias": False}
     answer = await plan_api("POST", f"{OWN_VIEWS}/v/plan-views", body)
     assert answer.status == 200, answer.raw
     plan = body["tables"][0]["plan"][1]
-    loaded = (await plan_api("GET", f"{VIEWS}/{answer.json['name']}")).json
-    assert f"FROM {replacement.format(plan=plan)} x" in text_of(loaded)
+    loaded_view = (await plan_api("GET", f"{VIEWS}/{answer.json['name']}")).json
+    assert f"FROM {replacement.format(plan=plan)} x" in read_text(loaded_view)
 
 
 @pytest.mark.parametrize(
@@ -116,8 +126,8 @@ async def test_table_reference_may_have_any_form(
 async def test_only_the_name_of_the_planned_table_is_replaced(
     plan_api: PlanApi, text: str, start: int, end: int
 ) -> None:
-    await plan_api.view(**{"view-version": version(text)})
-    body = await view_request(plan_api)
+    await plan_api.view(**{"view-version": build_version(text)})
+    body = await build_view_request(plan_api)
     body["tables"][0] |= {"start": start, "end": end}
     answer = await plan_api("POST", f"{OWN_VIEWS}/v/plan-views", body)
     assert answer.error[:2] == (400, "BadRequestException")
@@ -125,7 +135,7 @@ async def test_only_the_name_of_the_planned_table_is_replaced(
 
 
 async def test_invalid_requests_for_plan_views_are_rejected(plan_api: PlanApi) -> None:
-    await plan_api.view(**{"view-version": version()})
+    await plan_api.view(**{"view-version": build_version()})
     cases: list[tuple[dict[str, Any], int]] = [
         ({"predicate": "nothing = 5"}, 400),
         ({"predicate": "id = 5) UNION SELECT * FROM (u"}, 400),
@@ -138,22 +148,22 @@ async def test_invalid_requests_for_plan_views_are_rejected(plan_api: PlanApi) -
         ({"tables": [{"start": TABLE_POSITION, "end": TABLE_POSITION + 1, "plan": ["db", f"t~plan~{'0' * 32}"]}]}, 404),
     ]
     for changes, status in cases:
-        answer = await plan_api("POST", f"{OWN_VIEWS}/v/plan-views", {**await view_request(plan_api), **changes})
+        answer = await plan_api("POST", f"{OWN_VIEWS}/v/plan-views", {**await build_view_request(plan_api), **changes})
         assert answer.status == status, (changes, answer.raw)
 
 
 async def test_overlapping_places_and_views_without_trino_text_are_rejected(plan_api: PlanApi) -> None:
-    await plan_api.view(**{"view-version": version()})
-    body = await view_request(plan_api)
+    await plan_api.view(**{"view-version": build_version()})
+    body = await build_view_request(plan_api)
     answer = await plan_api("POST", f"{OWN_VIEWS}/v/plan-views", {**body, "tables": body["tables"] * 2})
     assert answer.error[:2] == (400, "BadRequestException")
     await plan_api.view("w")
-    assert (await plan_api("POST", f"{OWN_VIEWS}/w/plan-views", await view_request(plan_api, "w"))).status == 400
+    assert (await plan_api("POST", f"{OWN_VIEWS}/w/plan-views", await build_view_request(plan_api, "w"))).status == 400
     assert (await plan_api("POST", f"{OWN_VIEWS}/none/plan-views", body)).status == 404
 
 
 async def test_plan_view_name_belongs_to_the_view_as_it_was_read(plan_api: PlanApi) -> None:
-    await plan_api.view(**{"view-version": version()}, properties=OWNER_PROPERTIES)
+    await plan_api.view(**{"view-version": build_version()}, properties=OWNER_PROPERTIES)
     name = await make_plan_view(plan_api)
     assert (await plan_api("POST", f"{VIEWS}/v", set_properties(**{"trino.run-as-owner": "bert"}))).status == 200
     assert (await plan_api("GET", f"{VIEWS}/{name}")).status == 404, "it would run by another one's rights"
@@ -163,7 +173,7 @@ async def test_plan_view_name_belongs_to_the_view_as_it_was_read(plan_api: PlanA
     assert (await plan_api("DELETE", f"{VIEWS}/v")).status == 204
     for view_name in (name, other):
         assert (await plan_api("GET", f"{VIEWS}/{view_name}")).status == 404
-    await plan_api.view(**{"view-version": version()}, properties=OWNER_PROPERTIES)
+    await plan_api.view(**{"view-version": build_version()}, properties=OWNER_PROPERTIES)
     assert (await plan_api("GET", f"{VIEWS}/{other}")).status == 404, "of the same name, and another view"
 
 
@@ -172,27 +182,27 @@ OUTER_VIEW_TEXT = "SELECT id FROM db.\"V\" WHERE data <> 'x' "
 
 async def make_view_request(api: Api, name: str) -> dict[str, Any]:
     """Return the body of a request for a plan view of `w` that reads the plan view `name` of `v`."""
-    await api.view("w", **{"view-version": version(OUTER_VIEW_TEXT)})
+    await api.view("w", **{"view-version": build_version(OUTER_VIEW_TEXT)})
     location = (await api("GET", f"{VIEWS}/w")).json["metadata-location"]
-    at = OUTER_VIEW_TEXT.index("db.")
-    table = {"start": at, "end": at + len('db."V"'), "plan": ["db", name], "alias": True}
+    position = OUTER_VIEW_TEXT.index("db.")
+    table = {"start": position, "end": position + len('db."V"'), "plan": ["db", name], "alias": True}
     return {"metadata-location": location, "predicate": "id > 4", "tables": [table]}
 
 
 async def test_plan_view_of_an_outer_view_may_use_the_plan_view_of_its_inner_view(plan_api: PlanApi) -> None:
-    await plan_api.view(**{"view-version": version()}, properties=OWNER_PROPERTIES)
+    await plan_api.view(**{"view-version": build_version()}, properties=OWNER_PROPERTIES)
     inner = await make_plan_view(plan_api)
     body = await make_view_request(plan_api, inner)
     answer = await plan_api("POST", f"{OWN_VIEWS}/w/plan-views", body)
     assert answer.status == 200, answer.raw
-    loaded = (await plan_api("GET", f"{VIEWS}/{answer.json['name']}")).json
+    loaded_view = (await plan_api("GET", f"{VIEWS}/{answer.json['name']}")).json
     text = OUTER_VIEW_TEXT.replace('db."V"', f'db."{inner}" AS "V"')
-    assert text_of(loaded) == f'SELECT * FROM (\n{text}\n) AS "w" WHERE id > 4'
-    assert loaded["metadata"]["properties"] == {}, "the inner view's owner is its own"
+    assert read_text(loaded_view) == f'SELECT * FROM (\n{text}\n) AS "w" WHERE id > 4'
+    assert loaded_view["metadata"]["properties"] == {}, "the inner view's owner is its own"
 
 
 async def test_inner_name_must_be_a_plan_of_the_same_view(plan_api: PlanApi) -> None:
-    await plan_api.view(**{"view-version": version()})
+    await plan_api.view(**{"view-version": build_version()})
     inner = await make_plan_view(plan_api)
     body = await make_view_request(plan_api, inner)
     (table,) = body["tables"]
@@ -215,7 +225,7 @@ async def test_inner_name_must_be_a_plan_of_the_same_view(plan_api: PlanApi) -> 
 
 async def test_plan_view_over_a_changed_inner_view_names_a_missing_view(plan_api: PlanApi) -> None:
     """Trino fails on the name, and the proxy then runs the statement without plans."""
-    await plan_api.view(**{"view-version": version()}, properties=OWNER_PROPERTIES)
+    await plan_api.view(**{"view-version": build_version()}, properties=OWNER_PROPERTIES)
     inner = await make_plan_view(plan_api)
     body = await make_view_request(plan_api, inner)
     outer = (await plan_api("POST", f"{OWN_VIEWS}/w/plan-views", body)).json["name"]
@@ -235,11 +245,11 @@ async def test_plan_view_over_a_changed_inner_view_names_a_missing_view(plan_api
 
 
 async def test_leases_and_files_of_plan_views_equal_those_of_plan_tables(plan_api: PlanApi, tmp_path: Path) -> None:
-    await plan_api.view(**{"view-version": version()})
+    await plan_api.view(**{"view-version": build_version()})
     name = await make_plan_view(plan_api)
-    before = len(plans(tmp_path))
+    before = len(list_plan_files(tmp_path))
     assert await make_plan_view(plan_api) == name, "who asks for the same shares it"
-    assert len(plans(tmp_path)) == before
+    assert len(list_plan_files(tmp_path)) == before
     plan_api.clock.ahead_ms += LEASE_S * 900
     answer = await plan_api("POST", f"/api/v1/tables/db/{name}/lease", {})
     assert answer.status == 200, answer.raw
@@ -249,12 +259,12 @@ async def test_leases_and_files_of_plan_views_equal_those_of_plan_tables(plan_ap
     assert (await plan_api("GET", f"{VIEWS}/{name}")).status == 404
     plan_api.clock.ahead_ms += GRACE_S * 1000
     await plan_api.server.components.housekeeping.round()
-    assert plans(tmp_path) == []
+    assert list_plan_files(tmp_path) == []
     assert (await plan_api("GET", f"{VIEWS}/{await make_plan_view(plan_api)}")).status == 200
 
 
 async def test_plan_view_is_never_listed_and_cannot_be_changed(plan_api: PlanApi) -> None:
-    await plan_api.view(**{"view-version": version()})
+    await plan_api.view(**{"view-version": build_version()})
     name = await make_plan_view(plan_api)
     identifiers = (await plan_api("GET", VIEWS)).json["identifiers"]
     assert [identifier["name"] for identifier in identifiers] == ["v"]
@@ -265,7 +275,7 @@ async def test_plan_view_is_never_listed_and_cannot_be_changed(plan_api: PlanApi
         "destination": {"namespace": ["db"], "name": "mine"},
     }
     assert (await plan_api("POST", "/v1/views/rename", renaming)).status in (400, 404)
-    body = await view_request(plan_api)
+    body = await build_view_request(plan_api)
     assert (await plan_api("POST", f"{OWN_VIEWS}/{name}/plan-views", body)).status == 404
     assert (await plan_api("POST", f"/api/v1/tables/db/{name}/plan-tables", {})).status == 404
     assert (await plan_api("GET", f"{VIEWS}/{name}")).status == 200
@@ -273,8 +283,8 @@ async def test_plan_view_is_never_listed_and_cannot_be_changed(plan_api: PlanApi
 
 async def test_number_of_plan_views_is_limited_by_the_setting(tmp_path: Path) -> None:
     async with open_plan_api(tmp_path, plan_tables_limit=1) as plan_api:
-        await plan_api.view(**{"view-version": version()})
-        answer = await plan_api("POST", f"{OWN_VIEWS}/v/plan-views", await view_request(plan_api))
+        await plan_api.view(**{"view-version": build_version()})
+        answer = await plan_api("POST", f"{OWN_VIEWS}/v/plan-views", await build_view_request(plan_api))
         assert answer.json == {"name": None, "expires-at-ms": None}
 
 
@@ -295,9 +305,9 @@ async def test_making_a_plan_view_requires_rights_to_change_the_view_and_read_it
         principal = {name: UserApi(server, secret) for name, secret in secrets.items()}
         root = principal["root"]
         await root.table()
-        await append(root, "t", tens(30), snapshot_id=1, manifests=3)
-        await root.view(**{"view-version": version()})
-        body = await view_request(root)
+        await append(root, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)
+        await root.view(**{"view-version": build_version()})
+        body = await build_view_request(root)
         assert (await principal["reader"]("POST", f"{OWN_VIEWS}/v/plan-views", body)).status == 403
         assert (await principal["nobody"]("POST", f"{OWN_VIEWS}/v/plan-views", body)).status == 403
         answer = await principal["writer"]("POST", f"{OWN_VIEWS}/v/plan-views", body)
@@ -309,18 +319,18 @@ async def test_making_a_plan_view_requires_rights_to_change_the_view_and_read_it
         assert (await principal["nobody"]("HEAD", f"{VIEWS}/{name}")).status == 403
 
         assert (await root("POST", "/v1/namespaces", {"namespace": ["views"]})).status == 200
-        created = {"name": "v", "schema": (await root("GET", f"{VIEWS}/v")).json["metadata"]["schemas"][0]}
-        created |= {"view-version": version(), "properties": {}}
-        loaded = (await root("POST", "/v1/namespaces/views/views", created)).json
-        body["metadata-location"] = loaded["metadata-location"]
+        create_request = {"name": "v", "schema": (await root("GET", f"{VIEWS}/v")).json["metadata"]["schemas"][0]}
+        create_request |= {"view-version": build_version(), "properties": {}}
+        loaded_view = (await root("POST", "/v1/namespaces/views/views", create_request)).json
+        body["metadata-location"] = loaded_view["metadata-location"]
         assert (await principal["views"]("POST", "/api/v1/views/views/v/plan-views", body)).status == 403
         assert (await principal["both"]("POST", "/api/v1/views/views/v/plan-views", body)).status == 200
 
-        inner = created | {"name": "w", "view-version": version("SELECT id, data FROM db.v")}
-        loaded = (await root("POST", "/v1/namespaces/views/views", inner)).json
+        inner = create_request | {"name": "w", "view-version": build_version("SELECT id, data FROM db.v")}
+        loaded_view = (await root("POST", "/v1/namespaces/views/views", inner)).json
         (table,) = body["tables"]
         table |= {"start": 21, "end": 25, "plan": ["db", name]}
-        body["metadata-location"] = loaded["metadata-location"]
+        body["metadata-location"] = loaded_view["metadata-location"]
         for who_asks, status in (("views", 403), ("reader", 403), ("both", 200)):
             answer = await principal[who_asks]("POST", "/api/v1/views/views/w/plan-views", body)
             assert answer.status == status, f"{who_asks}: the views behind it are to be read, too"
@@ -334,12 +344,12 @@ async def test_no_user_can_write_a_text_that_runs_with_another_users_rights(tmp_
     async with running(tmp_path, auth="token") as server:
         root, wendy = (UserApi(server, secrets[name]) for name in ("root", "wendy"))
         await root.table()
-        await append(root, "t", tens(30), snapshot_id=1, manifests=3)
+        await append(root, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)
         subquery = '"id" = 5 OR id IN (SELECT id FROM theirs.secret)'
         for owner, may_write in (("anna", False), ("wendy", True), (None, True)):
             properties = {} if owner is None else {"trino.run-as-owner": owner}
-            await root.view(**{"view-version": version(), "properties": properties})
-            body = await view_request(root)
+            await root.view(**{"view-version": build_version(), "properties": properties})
+            body = await build_view_request(root)
             assert (await root("POST", f"{OWN_VIEWS}/v/plan-views", body)).status == 200
             assert (await wendy("POST", f"{OWN_VIEWS}/v/plan-views", body)).status == (200 if may_write else 403)
             # A view without an owner runs with the rights of its reader.

@@ -18,8 +18,8 @@ from tests.api.plans.test_plan_views import (
     TABLE_POSITION,
     TEXT,
     VIEWS,
-    text_of,
-    version,
+    build_version,
+    read_text,
 )
 
 GUARD = "IF(current_user = 'o''hara', TRUE, CAST('this plan belongs to another user' AS BOOLEAN))"
@@ -28,19 +28,19 @@ GUARD = "IF(current_user = 'o''hara', TRUE, CAST('this plan belongs to another u
 @pytest.fixture
 async def plan_api(tmp_path: Path) -> AsyncIterator[PlanApi]:
     async with open_plan_api(tmp_path) as plan_api:
-        await plan_api.view(**{"view-version": version()}, properties=OWNER_PROPERTIES)
+        await plan_api.view(**{"view-version": build_version()}, properties=OWNER_PROPERTIES)
         yield plan_api
 
 
-async def view_request(plan_api: PlanApi, **more: Any) -> dict[str, Any]:
+async def view_request(plan_api: PlanApi, **fields: Any) -> dict[str, Any]:
     plan = (await make_plan(plan_api))["plan-snapshot-id"]
     location = (await plan_api("GET", f"{VIEWS}/v")).json["metadata-location"]
     table = {"start": TABLE_POSITION, "end": TABLE_POSITION + 1, "table": ["db", "t"], "plan-snapshot-id": plan}
-    return {"metadata-location": location, "predicate": '"id" = 5', "tables": [table], "reader": "o'hara", **more}
+    return {"metadata-location": location, "predicate": '"id" = 5', "tables": [table], "reader": "o'hara", **fields}
 
 
-async def make_plan_view(plan_api: PlanApi, **more: Any) -> dict[str, Any]:
-    answer = await plan_api("POST", f"{OWN_VIEWS}/v/plan-views", await view_request(plan_api, **more), headers=PLANS)
+async def make_plan_view(plan_api: PlanApi, **fields: Any) -> dict[str, Any]:
+    answer = await plan_api("POST", f"{OWN_VIEWS}/v/plan-views", await view_request(plan_api, **fields), headers=PLANS)
     assert answer.status == 200, answer.raw
     body: dict[str, Any] = answer.json
     return body
@@ -49,11 +49,11 @@ async def make_plan_view(plan_api: PlanApi, **more: Any) -> dict[str, Any]:
 async def test_plan_views_tables_are_versions_and_its_rows_are_visible_to_one_user(plan_api: PlanApi) -> None:
     body = await view_request(plan_api)
     answer = await plan_api("POST", f"{OWN_VIEWS}/v/plan-views", body, headers=PLANS)
-    loaded = (await plan_api("GET", f"{VIEWS}/{answer.json['name']}", headers=PLANS)).json
+    loaded_view = (await plan_api("GET", f"{VIEWS}/{answer.json['name']}", headers=PLANS)).json
     plan = body["tables"][0]["plan-snapshot-id"]
     text = TEXT.replace(" t ", f" t FOR VERSION AS OF {plan} ", 1)
-    assert text_of(loaded) == f'SELECT * FROM (\n{text}\n) AS "v" WHERE {GUARD} AND ("id" = 5\n)'
-    assert loaded["metadata"]["properties"] == OWNER_PROPERTIES
+    assert read_text(loaded_view) == f'SELECT * FROM (\n{text}\n) AS "v" WHERE {GUARD} AND ("id" = 5\n)'
+    assert loaded_view["metadata"]["properties"] == OWNER_PROPERTIES
 
 
 async def test_plan_view_name_resolves_only_with_its_header_until_it_is_withdrawn(plan_api: PlanApi) -> None:
@@ -95,15 +95,15 @@ async def test_plan_view_requires_the_current_view_and_plans_that_are_shown(plan
 
 
 async def test_plan_view_checks_all_columns_of_an_inner_view(plan_api: PlanApi) -> None:
-    await plan_api.view("w", **{"view-version": version(OUTER_VIEW_TEXT)})
+    await plan_api.view("w", **{"view-version": build_version(OUTER_VIEW_TEXT)})
     inner = (await make_plan_view(plan_api))["name"]
     location = (await plan_api("GET", f"{VIEWS}/w")).json["metadata-location"]
-    at = OUTER_VIEW_TEXT.index("db.")
-    table = {"start": at, "end": at + len('db."V"'), "plan": ["db", inner], "alias": True}
+    position = OUTER_VIEW_TEXT.index("db.")
+    table = {"start": position, "end": position + len('db."V"'), "plan": ["db", inner], "alias": True}
     body = {"metadata-location": location, "predicate": "id > 4", "tables": [table], "reader": "o'hara"}
     answer = await plan_api("POST", f"{OWN_VIEWS}/w/plan-views", body, headers=PLANS)
     assert answer.status == 200, answer.raw
-    text = text_of((await plan_api("GET", f"{VIEWS}/{answer.json['name']}", headers=PLANS)).json)
+    text = read_text((await plan_api("GET", f"{VIEWS}/{answer.json['name']}", headers=PLANS)).json)
     assert text.startswith('WITH "~0" AS (SELECT "id", "data" FROM db."V" WHERE FALSE) SELECT * FROM (\n')
     assert f'db."{inner}" AS "V"' in text
     assert GUARD in text
@@ -113,10 +113,10 @@ async def test_contradictory_parts_of_a_request_are_rejected(plan_api: PlanApi) 
     body = await view_request(plan_api)
     (table,) = body["tables"]
     name = (await plan_api.plan(predicate="id = 5"))["name"]
-    without = {key: value for key, value in body.items() if key != "reader"}
+    body_without_reader = {key: value for key, value in body.items() if key != "reader"}
     wrong: list[tuple[dict[str, Any], dict[str, str], int]] = [
         (body, {}, 400),
-        (without, PLANS, 400),
+        (body_without_reader, PLANS, 400),
         ({**body, "reader": ""}, PLANS, 400),
         ({**body, "tables": [{**table, "plan": ["db", name]}]}, PLANS, 400),
         ({**body, "tables": [{**table, "table": ["t"]}]}, PLANS, 400),

@@ -29,15 +29,25 @@ from seamark.metaserver.planner.scan.request import BoundScan, ScanOptions, bind
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import RemoveGrant
-from tests.api.client import SCHEMA, Api, new_key, set_properties
+from tests.api.client import SCHEMA, Api, create_key, set_properties
 from tests.api.client import Answer as Response
-from tests.api.plans.planned import EQ_5, PYICEBERG, T, append, file_of, numbers, pages, paths, tens
+from tests.api.plans.planned import (
+    EQ_5,
+    PYICEBERG,
+    T,
+    append,
+    build_data_file,
+    build_ten_id_files,
+    list_planned_numbers,
+    paths,
+    read_all_pages,
+)
 from tests.server.rig import running
 
 
 async def test_plan_without_a_filter_has_every_file(api_with_files: Api) -> None:
     answer = await api_with_files("POST", f"{T}/plan", {})
-    assert numbers(answer) == list(range(30))
+    assert list_planned_numbers(answer) == list(range(30))
     assert set(answer.json) == {"status", "file-scan-tasks"}
     assert answer.json["status"] == "completed"
     assert all(task["residual-filter"] is True for task in answer.json["file-scan-tasks"])
@@ -45,16 +55,16 @@ async def test_plan_without_a_filter_has_every_file(api_with_files: Api) -> None
 
 async def test_plan_has_the_files_that_may_match_and_their_residuals(api_with_files: Api) -> None:
     answer = await api_with_files("POST", f"{T}/plan", {"filter": EQ_5, "select": ["id"], "case-sensitive": True})
-    assert numbers(answer) == [0]
+    assert list_planned_numbers(answer) == [0]
     assert answer.json["file-scan-tasks"][0]["residual-filter"] == EQ_5
-    assert numbers(
+    assert list_planned_numbers(
         await api_with_files("POST", f"{T}/plan", {"filter": {"type": "gt", "term": "id", "value": 285}})
     ) == [
         28,
         29,
     ]
-    nothing = await api_with_files("POST", f"{T}/plan", {"filter": {"type": "lt", "term": "id", "value": 0}})
-    assert nothing.json == {"status": "completed", "file-scan-tasks": []}
+    empty_plan = await api_with_files("POST", f"{T}/plan", {"filter": {"type": "lt", "term": "id", "value": 0}})
+    assert empty_plan.json == {"status": "completed", "file-scan-tasks": []}
 
 
 async def test_cached_answer_is_accounted_with_the_headers_in_its_key(
@@ -83,21 +93,26 @@ async def test_plan_of_a_table_without_a_snapshot_has_no_files(api: Api) -> None
 async def test_names_ignore_case_on_request(api_with_files: Api) -> None:
     upper = {"type": "eq", "term": "ID", "value": 5}
     assert (await api_with_files("POST", f"{T}/plan", {"filter": upper})).error[:2] == (400, "BadRequestException")
-    assert numbers(await api_with_files("POST", f"{T}/plan", {"filter": upper, "case-sensitive": False})) == [0]
+    assert list_planned_numbers(
+        await api_with_files("POST", f"{T}/plan", {"filter": upper, "case-sensitive": False})
+    ) == [0]
 
 
 async def test_snapshot_and_range_of_snapshots_can_be_planned(api: Api) -> None:
     await api.table()
-    files = tens(6)
+    files = build_ten_id_files(6)
     await append(api, "t", files[:2], snapshot_id=1)
     await append(api, "t", files[2:4], snapshot_id=2, parent=1)
     await append(api, "t", files[4:], snapshot_id=3, parent=2)
-    assert numbers(await api("POST", f"{T}/plan", {})) == list(range(6))
-    assert numbers(await api("POST", f"{T}/plan", {"snapshot-id": 1, "use-snapshot-schema": True})) == [0, 1]
-    assert numbers(await api("POST", f"{T}/plan", {"snapshot-id": 2})) == [0, 1, 2, 3]
+    assert list_planned_numbers(await api("POST", f"{T}/plan", {})) == list(range(6))
+    assert list_planned_numbers(await api("POST", f"{T}/plan", {"snapshot-id": 1, "use-snapshot-schema": True})) == [
+        0,
+        1,
+    ]
+    assert list_planned_numbers(await api("POST", f"{T}/plan", {"snapshot-id": 2})) == [0, 1, 2, 3]
     between = {"start-snapshot-id": 1, "end-snapshot-id": 3}
-    assert numbers(await api("POST", f"{T}/plan", between)) == [2, 3, 4, 5]
-    assert numbers(
+    assert list_planned_numbers(await api("POST", f"{T}/plan", between)) == [2, 3, 4, 5]
+    assert list_planned_numbers(
         await api("POST", f"{T}/plan", {**between, "filter": {"type": "gt", "term": "id", "value": 45}})
     ) == [4, 5]
 
@@ -144,7 +159,7 @@ async def test_missing_objects_are_not_found_with_the_error_types_clients_know(a
 
 async def test_snapshot_that_is_its_own_ancestor_is_rejected_in_an_incremental_scan(api: Api) -> None:
     await api.table()
-    await append(api, "t", tens(1), snapshot_id=1, parent=1)
+    await append(api, "t", build_ten_id_files(1), snapshot_id=1, parent=1)
     answer = await api("POST", f"{T}/plan", {"end-snapshot-id": 1})
     assert answer.error[:2] == (400, "BadRequestException")
     assert "ancestor" in answer.error[2]
@@ -164,7 +179,7 @@ async def test_statistics_are_returned_for_the_requested_fields(api_with_files: 
 async def test_statistics_of_a_new_column_can_be_requested_at_once(api_with_files: Api) -> None:
     """The scan may also use the snapshot's schema, which is the same as before."""
     scan: dict[str, Any] = {"snapshot-id": 1, "use-snapshot-schema": True}
-    assert len(numbers(await api_with_files("POST", f"{T}/plan", scan))) == 30
+    assert len(list_planned_numbers(await api_with_files("POST", f"{T}/plan", scan))) == 30
     fields = [*SCHEMA["fields"], {"id": 3, "name": "extra", "required": False, "type": "string"}]
     change = {
         "requirements": [],
@@ -174,26 +189,30 @@ async def test_statistics_of_a_new_column_can_be_requested_at_once(api_with_file
         ],
     }
     assert (await api_with_files("POST", T, change)).status == 200
-    assert len(numbers(await api_with_files("POST", f"{T}/plan", {**scan, "stats-fields": ["extra"]}))) == 30
+    assert (
+        len(list_planned_numbers(await api_with_files("POST", f"{T}/plan", {**scan, "stats-fields": ["extra"]}))) == 30
+    )
 
 
 async def test_swapped_column_names_prune_no_file_that_matches_under_either_meaning(api: Api) -> None:
     """Spark uses the current names together with the snapshot's schema. In time travel it uses the snapshot's names."""
     fields = [{"id": n, "name": name, "required": False, "type": "long"} for n, name in ((1, "id"), (2, "other"))]
     await api.table(schema={"type": "struct", "schema-id": 0, "fields": fields})
-    await append(api, "t", tens(6), snapshot_id=1)
+    await append(api, "t", build_ten_id_files(6), snapshot_id=1)
     scan = {"snapshot-id": 1, "use-snapshot-schema": True, "filter": EQ_5}
-    assert numbers(await api("POST", f"{T}/plan", scan)) == [0]
+    assert list_planned_numbers(await api("POST", f"{T}/plan", scan)) == [0]
     for names in (("x", "other"), ("x", "id"), ("other", "id")):
-        renamed = [{**field, "name": name} for field, name in zip(fields, names, strict=True)]
-        schema = {"type": "struct", "schema-id": 9, "fields": renamed}
+        renamed_fields = [{**field, "name": name} for field, name in zip(fields, names, strict=True)]
+        schema = {"type": "struct", "schema-id": 9, "fields": renamed_fields}
         updates = [{"action": "add-schema", "schema": schema}, {"action": "set-current-schema", "schema-id": -1}]
         assert (await api("POST", T, {"requirements": [], "updates": updates})).status == 200
         answer = await api("POST", f"{T}/plan", scan, headers={"X-Client-Version": "Apache Iceberg 1.12.0"})
-        assert numbers(answer) == ([*range(6)] if "id" in names else [0])
+        assert list_planned_numbers(answer) == ([*range(6)] if "id" in names else [0])
         assert answer.json["file-scan-tasks"][0]["residual-filter"] is True
-    await append(api, "t", tens(2), snapshot_id=2)
-    assert numbers(await api("POST", f"{T}/plan", scan)) == [0], "an older snapshot is asked for by its own names alone"
+    await append(api, "t", build_ten_id_files(2), snapshot_id=2)
+    assert list_planned_numbers(await api("POST", f"{T}/plan", scan)) == [0], (
+        "an older snapshot is asked for by its own names alone"
+    )
 
 
 NAME_REUSE_CASES: list[tuple[str, dict[str, Any], dict[str, Any], Any]] = [
@@ -236,16 +255,16 @@ NAME_REUSE_CASES: list[tuple[str, dict[str, Any], dict[str, Any], Any]] = [
 
 
 @pytest.mark.parametrize(
-    ("then", "now", "where"), [case[1:] for case in NAME_REUSE_CASES], ids=[case[0] for case in NAME_REUSE_CASES]
+    ("old_schema", "now", "where"), [case[1:] for case in NAME_REUSE_CASES], ids=[case[0] for case in NAME_REUSE_CASES]
 )
 async def test_name_reused_with_another_type_is_planned_under_either_schema(
-    api: Api, then: dict[str, Any], now: dict[str, Any], where: dict[str, Any]
+    api: Api, old_schema: dict[str, Any], now: dict[str, Any], where: dict[str, Any]
 ) -> None:
     """Each filter is valid for one of the two types only."""
     key = {"id": 1, "name": "id", "required": False, "type": "long"}
-    first = {"id": 2, "name": "f", "required": False, **then}
+    first = {"id": 2, "name": "f", "required": False, **old_schema}
     await api.table(schema={"type": "struct", "schema-id": 0, "fields": [key, first]})
-    await append(api, "t", tens(4), snapshot_id=1)
+    await append(api, "t", build_ten_id_files(4), snapshot_id=1)
     assert (await api("GET", T)).json["config"]["scan-planning-mode"] == "server"
     second = {"id": 3, "name": "f", "required": False, **now}
     updates = [
@@ -256,20 +275,22 @@ async def test_name_reused_with_another_type_is_planned_under_either_schema(
     assert (await api("GET", T)).json["config"]["scan-planning-mode"] == "client"
     scan = {"snapshot-id": 1, "use-snapshot-schema": True, "case-sensitive": False}
     answer = await api("POST", f"{T}/plan", {**scan, "filter": where})
-    assert numbers(answer) == [*range(4)]
-    both = {"type": "and", "left": {"type": "eq", "term": "id", "value": 25}, "right": where}
-    assert numbers(await api("POST", f"{T}/plan", {**scan, "filter": both})) == [2], "the other column still prunes"
+    assert list_planned_numbers(answer) == [*range(4)]
+    both_conditions = {"type": "and", "left": {"type": "eq", "term": "id", "value": 25}, "right": where}
+    assert list_planned_numbers(await api("POST", f"{T}/plan", {**scan, "filter": both_conditions})) == [2], (
+        "the other column still prunes"
+    )
     residuals = [task["residual-filter"] for task in answer.json["file-scan-tasks"]]
     assert residuals == [where if where.get("term") == "f.g" else True] * 4, "no row may be lost by it"
-    await append(api, "t", tens(1), snapshot_id=2, parent=1)
+    await append(api, "t", build_ten_id_files(1), snapshot_id=2, parent=1)
     assert (await api("GET", T)).json["config"]["scan-planning-mode"] == "server"
     answer = await api("POST", f"{T}/plan", {**scan, "filter": where})
-    assert numbers(answer) == [*range(4)], "whoever loaded the table before asks like that"
+    assert list_planned_numbers(answer) == [*range(4)], "whoever loaded the table before asks like that"
 
 
 async def test_filter_that_no_schema_can_bind_is_rejected(api: Api) -> None:
     await api.table()
-    await append(api, "t", tens(2), snapshot_id=1)
+    await append(api, "t", build_ten_id_files(2), snapshot_id=1)
     fields = [*SCHEMA["fields"], {"id": 3, "name": "extra", "required": False, "type": "string"}]
     updates = [
         {"action": "add-schema", "schema": {**SCHEMA, "schema-id": 1, "fields": fields}},
@@ -300,27 +321,27 @@ async def test_partition_column_with_a_wider_type_is_accepted(api: Api) -> None:
 
 async def test_limit_is_met_by_the_first_files_whose_rows_surely_match(api_with_files: Api) -> None:
     """Each file has 100 rows. If the filter is on rows, the planner is certain of no row."""
-    assert numbers(await api_with_files("POST", f"{T}/plan", {"min-rows-requested": 100})) == [0]
-    assert numbers(await api_with_files("POST", f"{T}/plan", {"min-rows-requested": 101})) == [0, 1]
-    assert len(numbers(await api_with_files("POST", f"{T}/plan", {"min-rows-requested": 10**9}))) == 30
-    assert len(numbers(await api_with_files("POST", f"{T}/plan", {"min-rows-requested": 0}))) == 30
+    assert list_planned_numbers(await api_with_files("POST", f"{T}/plan", {"min-rows-requested": 100})) == [0]
+    assert list_planned_numbers(await api_with_files("POST", f"{T}/plan", {"min-rows-requested": 101})) == [0, 1]
+    assert len(list_planned_numbers(await api_with_files("POST", f"{T}/plan", {"min-rows-requested": 10**9}))) == 30
+    assert len(list_planned_numbers(await api_with_files("POST", f"{T}/plan", {"min-rows-requested": 0}))) == 30
     filtered_body = {"filter": {"type": "gt", "term": "id", "value": 5}, "min-rows-requested": 1}
-    assert len(numbers(await api_with_files("POST", f"{T}/plan", filtered_body))) == 30
+    assert len(list_planned_numbers(await api_with_files("POST", f"{T}/plan", filtered_body))) == 30
 
 
 async def test_large_answer_is_compressed_for_clients_that_accept_it(tmp_path: Path) -> None:
     async with running(tmp_path) as server:
         api = Api(server)
         await api.table()
-        await append(api, "t", tens(500), snapshot_id=1)
-        plain = await api("POST", f"{T}/plan", {})
-        assert "Content-Encoding" not in plain.headers
+        await append(api, "t", build_ten_id_files(500), snapshot_id=1)
+        plain_plan = await api("POST", f"{T}/plan", {})
+        assert "Content-Encoding" not in plain_plan.headers
         packed = await _raw(api, f"{T}/plan", {}, {"Accept-Encoding": "gzip"})
         assert packed.headers["Content-Encoding"] == "gzip"
-        assert gzip.decompress(packed.raw) == plain.raw
-        assert len(packed.raw) < len(plain.raw) / 5
-        small = await _raw(api, f"{T}/plan", {"filter": EQ_5}, {"Accept-Encoding": "gzip"})
-        assert "Content-Encoding" not in small.headers
+        assert gzip.decompress(packed.raw) == plain_plan.raw
+        assert len(packed.raw) < len(plain_plan.raw) / 5
+        small_answer = await _raw(api, f"{T}/plan", {"filter": EQ_5}, {"Accept-Encoding": "gzip"})
+        assert "Content-Encoding" not in small_answer.headers
 
 
 async def _raw(api: Api, path: str, body: Any, headers: dict[str, str]) -> Response:
@@ -339,7 +360,7 @@ async def test_answer_too_large_to_collect_is_streamed_completely(
         api = Api(server)
         await api.table()
         names = [random.Random(number).randbytes(100).hex() for number in range(3_000)]
-        files = [file_of(f"file:///t/data/{name}", 0, 9) for name in names]
+        files = [build_data_file(f"file:///t/data/{name}", 0, 9) for name in names]
         await append(api, "t", files, snapshot_id=1, manifests=3)
         answer = await api("POST", f"{T}/plan", {}, headers={"Accept-Encoding": coding})
         assert answer.headers["Transfer-Encoding"] == "chunked"
@@ -361,7 +382,7 @@ async def test_answer_that_fails_midway_is_not_mistaken_for_a_complete_one(
     async with running(tmp_path, plan_inline_limit=100_000) as server:
         api = Api(server)
         await api.table()
-        await append(api, "t", tens(3_000), snapshot_id=1, manifests=3)
+        await append(api, "t", build_ten_id_files(3_000), snapshot_id=1, manifests=3)
         with pytest.raises(aiohttp.ClientError):
             await api("POST", f"{T}/plan", {})
         assert (await api("GET", T)).status == 200
@@ -380,7 +401,7 @@ async def test_filter_with_tens_of_thousands_of_values_is_bound_off_the_event_lo
     values = {"type": "in", "term": "id", "values": list(range(5, 90_000, 2))}
     answer = await api_with_files("POST", f"{T}/plan", {"filter": values})
     assert answer.status == 200
-    assert 0 in numbers(answer)
+    assert 0 in list_planned_numbers(answer)
     assert threads
     assert threading.get_ident() not in threads
 
@@ -402,7 +423,7 @@ async def test_answer_that_repeats_a_long_filter_is_written_off_the_event_loop(
     headers = {**PYICEBERG, "X-Seamark-Residuals": "exact"}
     answer = await api_with_files("POST", f"{T}/plan", {"filter": values}, headers=headers)
     assert answer.status == 200, answer.raw
-    assert 0 in await pages(api_with_files, answer, headers=headers)
+    assert 0 in await read_all_pages(api_with_files, answer, headers=headers)
     assert threads
     assert threading.get_ident() not in threads
 
@@ -411,22 +432,22 @@ async def test_idempotency_key_is_accepted_and_a_repeat_gets_an_equal_answer_wit
     api_with_files: Api,
 ) -> None:
     """Planning changes nothing, and its answers may have megabytes."""
-    key = new_key()
+    key = create_key()
     first, second = [await api_with_files("POST", f"{T}/plan", {"filter": EQ_5}, key=key) for _ in range(2)]
     assert (first.status, first.raw) == (second.status, second.raw)
     store, clock = api_with_files.server.components.store, api_with_files.server.components.clock
     assert await store.idempotency(key, clock.now_ms()) is None
 
 
-async def test_plan_uses_the_newest_snapshot_whoever_committed_it(tmp_path: Path) -> None:
+async def test_plan_uses_the_newest_snapshot_of_any_committer(tmp_path: Path) -> None:
     """The cached answer to an equal request must not be used after the commit."""
     async with running(tmp_path) as first, running(tmp_path) as second:
         first_api, second_api = Api(first), Api(second)
         await first_api.table()
         for count in range(1, 5):
-            await append(first_api, "t", tens(count), snapshot_id=count)
+            await append(first_api, "t", build_ten_id_files(count), snapshot_id=count)
             for api in (second_api, second_api, first_api):
-                assert numbers(await api("POST", f"{T}/plan", {})) == list(range(count))
+                assert list_planned_numbers(await api("POST", f"{T}/plan", {})) == list(range(count))
         await first_api("DELETE", T)
         assert (await second_api("POST", f"{T}/plan", {})).error[:2] == (404, "NoSuchTableException")
 
@@ -440,9 +461,9 @@ async def test_cached_answer_is_refused_after_the_grant_was_revoked(tmp_path: Pa
         api = Api(server)
         await api("POST", "/v1/namespaces", {"namespace": ["db"]})
         await api.table()
-        await append(api, "t", tens(3), snapshot_id=1)
+        await append(api, "t", build_ten_id_files(3), snapshot_id=1)
         for _ in range(2):
-            assert numbers(await api("POST", f"{T}/plan", {})) == [0, 1, 2]
+            assert list_planned_numbers(await api("POST", f"{T}/plan", {})) == [0, 1, 2]
         await server.components.store.transact([RemoveGrant(grant=grant)])
         assert (await api("POST", f"{T}/plan", {})).error[:2] == (403, "ForbiddenException")
         del server.http.headers["Authorization"]
@@ -452,14 +473,14 @@ async def test_cached_answer_is_refused_after_the_grant_was_revoked(tmp_path: Pa
 async def test_large_answer_is_written_in_pieces_with_its_length(
     api_with_files: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = await api_with_files("POST", f"{T}/plan", {})
+    whole_plan = await api_with_files("POST", f"{T}/plan", {})
     packed = await api_with_files("POST", f"{T}/plan", {}, headers={"Accept-Encoding": "gzip"})
     monkeypatch.setattr(pieces, "BODY_BYTES_MAX", 100)
     anew = {"case-sensitive": False}
-    written = await api_with_files("POST", f"{T}/plan", anew)
-    assert written.raw == whole.raw
-    assert written.headers["Content-Length"] == str(len(whole.raw))
-    assert written.headers["X-Request-Id"]
+    planned_anew = await api_with_files("POST", f"{T}/plan", anew)
+    assert planned_anew.raw == whole_plan.raw
+    assert planned_anew.headers["Content-Length"] == str(len(whole_plan.raw))
+    assert planned_anew.headers["X-Request-Id"]
     assert (await api_with_files("POST", f"{T}/plan", anew, headers={"Accept-Encoding": "gzip"})).raw == packed.raw
 
 
@@ -497,8 +518,8 @@ async def test_clients_learn_for_each_table_who_plans(
         properties = {"format-version": str(version)}
         if expected is not None:
             properties["seamark.scan-planning-mode"] = expected
-        created = await api.table(properties=properties)
-        assert created["config"]["scan-planning-mode"] == mode
+        created_table = await api.table(properties=properties)
+        assert created_table["config"]["scan-planning-mode"] == mode
         assert (await api("GET", T)).json["config"]["scan-planning-mode"] == mode
 
 
@@ -509,10 +530,10 @@ async def test_change_of_planning_mode_is_not_hidden_by_client_caches(tmp_path: 
         before = (await api("GET", T)).headers["ETag"]
         assert (await api("GET", T, headers={"If-None-Match": before})).status == 304
         await api("POST", T, set_properties(**{"seamark.scan-planning-mode": "client"}))
-        changed = await api("GET", T, headers={"If-None-Match": before})
-        assert changed.json["config"]["scan-planning-mode"] == "client"
+        answer = await api("GET", T, headers={"If-None-Match": before})
+        assert answer.json["config"]["scan-planning-mode"] == "client"
     async with running(tmp_path, scan_planning_mode="server") as server:
-        assert (await Api(server)("GET", T, headers={"If-None-Match": changed.headers["ETag"]})).status == 200
+        assert (await Api(server)("GET", T, headers={"If-None-Match": answer.headers["ETag"]})).status == 200
 
 
 @pytest.mark.parametrize(("setting", "expected"), [("auto", True), ("server", True), ("client", False)])
@@ -528,9 +549,9 @@ async def test_pyiceberg_learns_the_planning_mode_from_the_catalog_configuration
 
 async def test_error_names_the_broken_manifest(api: Api) -> None:
     location = (await api.table())["metadata"]["location"]
-    await append(api, "t", tens(3), snapshot_id=1)
-    broken = Path(location.removeprefix("file://")) / "metadata" / "1-0.avro"
-    broken.write_bytes(broken.read_bytes()[:-40])
+    await append(api, "t", build_ten_id_files(3), snapshot_id=1)
+    damaged_folder = Path(location.removeprefix("file://")) / "metadata" / "1-0.avro"
+    damaged_folder.write_bytes(damaged_folder.read_bytes()[:-40])
     answer = await api("POST", f"{T}/plan", {})
     assert answer.status == 500
     assert "1-0.avro" in answer.error[2]

@@ -19,8 +19,8 @@ from seamark.formats.index.keys.arrow_keys import keys_of
 from seamark.formats.index.keys.terms import Term
 from seamark.formats.index.kinds import bitmap
 from tests.api.client import Api
-from tests.api.indexes.indexed import begin, define, load_index, register, write
-from tests.api.plans.planned import T, append, numbers, tens
+from tests.api.indexes.indexed import begin_build, define, load_index, register, write
+from tests.api.plans.planned import T, append, build_ten_id_files, list_planned_numbers
 from tests.server.rig import running
 
 PLAN_TABLES = "/api/v1/tables/db/t/plan-tables"
@@ -43,16 +43,16 @@ async def paging_api(tmp_path: Path) -> AsyncIterator[Api]:
     async with running(tmp_path, plan_inline_limit=2, plan_page_size=4, index_wait_s=20.0) as server:
         api = Api(server)
         await api.table()
-        await append(api, "t", tens(FILES), snapshot_id=1, manifests=3)
+        await append(api, "t", build_ten_id_files(FILES), snapshot_id=1, manifests=3)
         await define(api, kind="bitmap", columns=["id"])
         yield api
 
 
 async def index(api: Api, chosen_range: range) -> Path:
     """Build and register an index file of these data files."""
-    build = await begin(api)
+    build = await begin_build(api)
     term = Term(1, "id", "identity", "long", "long")
-    files = [tens(FILES)[number] for number in chosen_range]
+    files = [build_ten_id_files(FILES)[number] for number in chosen_range]
     listed_files = [ListedFile(file.path, file.size, file.record_count) for file in files]
     built = [
         bitmap.build(keys_of(pa.array(range(10 * number, 10 * number + 10, 2)), "long")) for number in chosen_range
@@ -67,7 +67,7 @@ async def index(api: Api, chosen_range: range) -> Path:
 
 
 async def page(api: Api, token: str) -> list[int]:
-    return numbers(await api("POST", f"{T}/tasks", {"plan-task": token}))
+    return list_planned_numbers(await api("POST", f"{T}/tasks", {"plan-task": token}))
 
 
 async def test_index_added_between_a_plan_and_its_pages_loses_no_matching_file(paging_api: Api) -> None:
@@ -93,7 +93,7 @@ async def test_index_removed_between_a_plan_and_its_pages_repeats_no_file(paging
     assert len(tokens) == 3
     page_answer = await page(paging_api, tokens[0])
     assert page_answer == [0, 3, 6, 9]
-    registry, uuid = paging_api.server.components.indexes.registry, (await begin(paging_api))["table-uuid"]
+    registry, uuid = paging_api.server.components.indexes.registry, (await begin_build(paging_api))["table-uuid"]
     await registry.quarantine(uuid, paths[0].as_uri(), "said so")
     for token in tokens[1:]:
         page_answer += await page(paging_api, token)
@@ -108,11 +108,11 @@ async def test_index_removed_between_a_plan_and_its_pages_repeats_no_file(paging
 
 
 async def test_cached_answer_is_not_used_after_indexes_changed(paging_api: Api) -> None:
-    odd: dict[str, Any] = {"filter": {"type": "eq", "term": "id", "value": 15}}
-    assert numbers(await paging_api("POST", f"{T}/plan", odd)) == [1]
-    assert numbers(await paging_api("POST", f"{T}/plan", odd)) == [1]
+    odd_request: dict[str, Any] = {"filter": {"type": "eq", "term": "id", "value": 15}}
+    assert list_planned_numbers(await paging_api("POST", f"{T}/plan", odd_request)) == [1]
+    assert list_planned_numbers(await paging_api("POST", f"{T}/plan", odd_request)) == [1]
     await index(paging_api, range(FILES))
-    assert numbers(await paging_api("POST", f"{T}/plan", odd)) == []
+    assert list_planned_numbers(await paging_api("POST", f"{T}/plan", odd_request)) == []
 
 
 async def test_declined_plan_table_is_made_once_an_index_prunes_files(paging_api: Api) -> None:

@@ -17,8 +17,17 @@ from seamark.formats.index.keys.arrow_keys import keys_of
 from seamark.formats.index.keys.terms import Term
 from seamark.formats.index.kinds import bitmap
 from tests.api.client import SCHEMA, Api, set_properties
-from tests.api.indexes.indexed import begin, define, register, write
-from tests.api.plans.planned import JAVA, PYICEBERG, T, append, file_of, numbers, pages, tens
+from tests.api.indexes.indexed import begin_build, define, register, write
+from tests.api.plans.planned import (
+    JAVA,
+    PYICEBERG,
+    T,
+    append,
+    build_data_file,
+    build_ten_id_files,
+    list_planned_numbers,
+    read_all_pages,
+)
 from tests.planner.lakes.kinds import to_bytes
 from tests.planner.lakes.metrics import ColumnMetrics
 from tests.server.rig import running
@@ -41,11 +50,11 @@ async def indexed_api(tmp_path: Path) -> AsyncIterator[Api]:
     async with running(tmp_path, plan_inline_limit=2, plan_page_size=4, index_wait_s=20.0) as server:
         api = Api(server)
         await api.table()
-        await append(api, "t", tens(FILES), snapshot_id=1)
+        await append(api, "t", build_ten_id_files(FILES), snapshot_id=1)
         await define(api, kind="bitmap", columns=["id"])
-        build = await begin(api)
+        build = await begin_build(api)
         term = Term(1, "id", "identity", "long", "long")
-        listed_files = [ListedFile(one.path, one.size, one.record_count) for one in tens(FILES)]
+        listed_files = [ListedFile(one.path, one.size, one.record_count) for one in build_ten_id_files(FILES)]
         built = [bitmap.build(keys_of(pa.array(range(10 * n, 10 * n + 10, 2)), "long")) for n in range(FILES)]
         data = b"".join(
             encode_index_file(build["table-uuid"], IndexDefinition("i", "bitmap", (term,)), listed_files, built)
@@ -54,9 +63,9 @@ async def indexed_api(tmp_path: Path) -> AsyncIterator[Api]:
         yield api
 
 
-async def plan_numbers(api: Api, filter: Any, headers: dict[str, str], **more: Any) -> list[int]:
-    answer = await api("POST", f"{T}/plan", {"filter": filter, **more}, headers=headers)
-    return await pages(api, answer, headers=headers)
+async def plan_numbers(api: Api, filter: Any, headers: dict[str, str], **fields: Any) -> list[int]:
+    answer = await api("POST", f"{T}/plan", {"filter": filter, **fields}, headers=headers)
+    return await read_all_pages(api, answer, headers=headers)
 
 
 async def test_spark_gets_a_partly_matching_file_so_that_it_cannot_delete_by_metadata(indexed_api: Api) -> None:
@@ -67,7 +76,7 @@ async def test_spark_gets_a_partly_matching_file_so_that_it_cannot_delete_by_met
     for filter in (ODD_ID_FILTER, {"type": "in", "term": "id", "values": [15, 37]}):
         assert len(await plan_numbers(indexed_api, filter, JAVA, **ALL_COLUMNS)) == 1
         # Other clients request the same columns, and Java requests other columns.
-        for headers, more in (
+        for headers, parameters in (
             (PYICEBERG, ALL_COLUMNS),
             ({}, ALL_COLUMNS),
             (JAVA, ONE_COLUMN),
@@ -75,7 +84,7 @@ async def test_spark_gets_a_partly_matching_file_so_that_it_cannot_delete_by_met
             (JAVA, MERGES),
             (JAVA, {}),
         ):
-            assert await plan_numbers(indexed_api, filter, headers, **more) == []
+            assert await plan_numbers(indexed_api, filter, headers, **parameters) == []
     # Pages behave the same: all remaining files match with certainty, and one more file is among them.
     unsure = {"type": "in", "term": "id", "values": list(range(15, 120, 20))}
     assert await plan_numbers(indexed_api, unsure, JAVA, **ALL_COLUMNS) == [1]
@@ -93,11 +102,11 @@ async def test_no_file_is_added_when_statistics_keep_none_or_a_file_remains(inde
 
 async def test_lists_that_iceberg_does_not_compare_with_bounds_count_as_not_pruned(indexed_api: Api) -> None:
     """With more than 200 values, Iceberg's library keeps every file, and refuses to delete it."""
-    many = {"type": "in", "term": "id", "values": list(range(5000, 5201))}
-    assert await plan_numbers(indexed_api, many, JAVA, **ALL_COLUMNS) == [0]
-    assert await plan_numbers(indexed_api, many, JAVA, **ONE_COLUMN) == []
-    few = {"type": "in", "term": "id", "values": list(range(5000, 5200))}
-    assert await plan_numbers(indexed_api, few, JAVA, **ALL_COLUMNS) == []
+    long_filter = {"type": "in", "term": "id", "values": list(range(5000, 5201))}
+    assert await plan_numbers(indexed_api, long_filter, JAVA, **ALL_COLUMNS) == [0]
+    assert await plan_numbers(indexed_api, long_filter, JAVA, **ONE_COLUMN) == []
+    id_filter = {"type": "in", "term": "id", "values": list(range(5000, 5200))}
+    assert await plan_numbers(indexed_api, id_filter, JAVA, **ALL_COLUMNS) == []
 
 
 async def test_residual_skips_no_row_group_if_the_client_may_rewrite_the_file(indexed_api: Api) -> None:
@@ -105,38 +114,41 @@ async def test_residual_skips_no_row_group_if_the_client_may_rewrite_the_file(in
 
     Its reader skipped row groups by the residual, and rows were lost.
     """
-    plain = {"type": "eq", "term": "id", "value": 14}
-    whole = {**plain, "term": {"type": "transform", "transform": "identity", "term": "id"}}
+    plain_filter = {"type": "eq", "term": "id", "value": 14}
+    identity_filter = {**plain_filter, "term": {"type": "transform", "transform": "identity", "term": "id"}}
 
-    async def residual(headers: dict[str, str], **more: Any) -> Any:
-        answer = await indexed_api("POST", f"{T}/plan", {"filter": plain, **more}, headers=headers)
+    async def residual(headers: dict[str, str], **options: Any) -> Any:
+        answer = await indexed_api("POST", f"{T}/plan", {"filter": plain_filter, **options}, headers=headers)
         (task,) = answer.json["file-scan-tasks"]
         return task["residual-filter"]
 
-    for headers, more, expected in (
-        (JAVA, ALL_COLUMNS, whole),
-        (JAVA, COPIES, whole),
-        (JAVA, {"select": ["_file"]}, whole),
-        (JAVA, MERGES, whole),
-        (JAVA, ONE_COLUMN, plain),
-        (JAVA, {}, plain),
+    for headers, parameters, expected in (
+        (JAVA, ALL_COLUMNS, identity_filter),
+        (JAVA, COPIES, identity_filter),
+        (JAVA, {"select": ["_file"]}, identity_filter),
+        (JAVA, MERGES, identity_filter),
+        (JAVA, ONE_COLUMN, plain_filter),
+        (JAVA, {}, plain_filter),
         (SHORT_RESIDUALS, ALL_COLUMNS, True),
         (SHORT_RESIDUALS, COPIES, True),
-        (SHORT_RESIDUALS, ONE_COLUMN, plain),
-        (PYICEBERG, ALL_COLUMNS, plain),
-        ({}, COPIES, plain),
+        (SHORT_RESIDUALS, ONE_COLUMN, plain_filter),
+        (PYICEBERG, ALL_COLUMNS, plain_filter),
+        ({}, COPIES, plain_filter),
     ):
-        assert await residual(headers, **more) == expected, (headers, more)
+        assert await residual(headers, **parameters) == expected, (headers, parameters)
     modes = {f"write.{one}.mode": "merge-on-read" for one in ("delete", "update", "merge")}
     assert (await indexed_api("POST", T, set_properties(**modes))).status == 200
-    assert await residual(JAVA, **MERGES) == plain, "merge-on-read never writes the other rows of a file"
-    assert await residual(JAVA, **COPIES) == whole
+    assert await residual(JAVA, **MERGES) == plain_filter, "merge-on-read never writes the other rows of a file"
+    assert await residual(JAVA, **COPIES) == identity_filter
 
 
 async def test_orc_files_that_may_be_rewritten_have_no_residual(api_with_files: Api) -> None:
     """Iceberg's ORC reader also skips rows by predicates on transforms."""
     await api_with_files.table("mixed")
-    files = [file_of("file:///t/data/0.parquet", 0, 9), replace(file_of("file:///t/data/1.orc", 0, 9), format="ORC")]
+    files = [
+        build_data_file("file:///t/data/0.parquet", 0, 9),
+        replace(build_data_file("file:///t/data/1.orc", 0, 9), format="ORC"),
+    ]
     await append(api_with_files, "mixed", files, snapshot_id=7)
     answer = await api_with_files(
         "POST", f"{T[:-1]}mixed/plan", {"filter": {**ODD_ID_FILTER, "value": 4}, **ALL_COLUMNS}, headers=JAVA
@@ -150,7 +162,7 @@ async def test_nested_columns_and_columns_of_another_schema_count_as_all_columns
     struct = {"type": "struct", "fields": [{"id": 4, "name": "a", "required": False, "type": "int"}]}
     fields = [*SCHEMA["fields"], {"id": 3, "name": "st", "required": False, "type": struct}]
     await api_with_files.table("deep", schema={**SCHEMA, "fields": fields})
-    await append(api_with_files, "deep", tens(1), snapshot_id=7)
+    await append(api_with_files, "deep", build_ten_id_files(1), snapshot_id=7)
     residuals = []
     for select in (["id", "data", "st", "st.a"], ["id", "data", "st"], ["id", "data"]):
         body = {
@@ -172,9 +184,9 @@ async def test_nested_columns_and_columns_of_another_schema_count_as_all_columns
     }
     assert (await api_with_files("POST", f"{T[:-1]}deep", dropped)).status == 200
     body = {"filter": {**ODD_ID_FILTER, "value": 4}, "select": ["id", "data"]}
-    for more in ({}, {"snapshot-id": 7, "use-snapshot-schema": True}):
-        answer = await api_with_files("POST", f"{T[:-1]}deep/plan", {**body, **more}, headers=JAVA)
-        assert answer.json["file-scan-tasks"][0]["residual-filter"]["term"] != "id", more
+    for parameters in ({}, {"snapshot-id": 7, "use-snapshot-schema": True}):
+        answer = await api_with_files("POST", f"{T[:-1]}deep/plan", {**body, **parameters}, headers=JAVA)
+        assert answer.json["file-scan-tasks"][0]["residual-filter"]["term"] != "id", parameters
 
 
 NAN_COUNTS = (0, 1, 10, None)
@@ -192,7 +204,7 @@ async def doubles_api(api_with_files: Api) -> Api:
     for place, count in enumerate(NAN_COUNTS):
         bounds = (None, None) if count == 10 else (to_bytes("double", 0.0), to_bytes("double", 1.0))
         metrics = {1: ColumnMetrics(10, 0, count, *bounds)}
-        files.append(replace(file_of(f"file:///t/data/{place}.parquet", 0, 9, rows=10), metrics=metrics))
+        files.append(replace(build_data_file(f"file:///t/data/{place}.parquet", 0, 9, rows=10), metrics=metrics))
     await append(api_with_files, "doubles", files, snapshot_id=7, kinds={1: "double", 2: "string"})
     return api_with_files
 
@@ -216,9 +228,16 @@ async def test_files_with_nan_are_kept_for_clients_where_nan_is_the_greatest_val
         (below, []),
     ):
         for headers in (JAVA, SHORT_RESIDUALS, {}, {"User-Agent": "DuckDB/1.5"}):
-            assert numbers(await doubles_api("POST", path, {"filter": filter}, headers=headers)) == kept_count, filter
-    assert numbers(await doubles_api("POST", path, {"filter": comparison("gt", 3.0)}, headers=PYICEBERG)) == []
-    assert numbers(await doubles_api("POST", path, {"filter": comparison("gt", 0.5)}, headers=PYICEBERG)) == [0, 1, 3]
+            assert (
+                list_planned_numbers(await doubles_api("POST", path, {"filter": filter}, headers=headers)) == kept_count
+            ), filter
+    assert (
+        list_planned_numbers(await doubles_api("POST", path, {"filter": comparison("gt", 3.0)}, headers=PYICEBERG))
+        == []
+    )
+    assert list_planned_numbers(
+        await doubles_api("POST", path, {"filter": comparison("gt", 0.5)}, headers=PYICEBERG)
+    ) == [0, 1, 3]
 
 
 async def test_residual_tests_for_nan_only_in_files_that_may_have_it(doubles_api: Api) -> None:
@@ -226,12 +245,17 @@ async def test_residual_tests_for_nan_only_in_files_that_may_have_it(doubles_api
 
     A test for NaN in the residual keeps Iceberg's reader from skipping them.
     """
-    plain = {"type": "gt", "term": "x", "value": 0.5}
-    tested = {"type": "or", "left": plain, "right": {"type": "is-nan", "term": "x"}}
-    answer = await doubles_api("POST", f"{T[:-1]}doubles/plan", {"filter": plain}, headers=JAVA)
-    assert [task["residual-filter"] for task in answer.json["file-scan-tasks"]] == [plain, tested, tested, tested]
-    both = {"type": "or", "left": plain, "right": {"type": "eq", "term": "data", "value": "b"}}
-    answer = await doubles_api("POST", f"{T[:-1]}doubles/plan", {"filter": both, **ONE_COLUMN}, headers=JAVA)
+    plain_filter = {"type": "gt", "term": "x", "value": 0.5}
+    tested = {"type": "or", "left": plain_filter, "right": {"type": "is-nan", "term": "x"}}
+    answer = await doubles_api("POST", f"{T[:-1]}doubles/plan", {"filter": plain_filter}, headers=JAVA)
+    assert [task["residual-filter"] for task in answer.json["file-scan-tasks"]] == [
+        plain_filter,
+        tested,
+        tested,
+        tested,
+    ]
+    both_conditions = {"type": "or", "left": plain_filter, "right": {"type": "eq", "term": "data", "value": "b"}}
+    answer = await doubles_api("POST", f"{T[:-1]}doubles/plan", {"filter": both_conditions, **ONE_COLUMN}, headers=JAVA)
     nan_counts = [str(task["residual-filter"]).count("is-nan") for task in answer.json["file-scan-tasks"]]
     assert nan_counts == [0, 1, 1, 1]
 
@@ -259,18 +283,18 @@ async def test_server_plans_a_plan_table_whose_filter_nan_may_match(doubles_api:
 
 async def test_only_seamarks_clients_get_functions_of_columns_as_terms(api: Api) -> None:
     await api.table()
-    await append(api, "t", tens(3), snapshot_id=1)
+    await append(api, "t", build_ten_id_files(3), snapshot_id=1)
     term = {"type": "transform", "transform": "lower", "term": "data"}
     body = {"filter": {"type": "eq", "term": term, "value": "a"}}
-    own = {"residuals": False, "functions": True}
-    refused = await api("POST", f"{T}/plan", body)
-    assert (refused.status, refused.json["error"]["message"]) == (400, "Cannot bind data: unknown transform lower")
-    refused = await api("POST", f"{T}/plan", {**body, "seamark": {**own, "residuals": True}})
-    assert (refused.status, "residuals: false" in refused.json["error"]["message"]) == (400, True)
-    assert len((await api("POST", f"{T}/plan", {**body, "seamark": own})).json["file-scan-tasks"]) == 3
+    own_options = {"residuals": False, "functions": True}
+    refusal = await api("POST", f"{T}/plan", body)
+    assert (refusal.status, refusal.json["error"]["message"]) == (400, "Cannot bind data: unknown transform lower")
+    refusal = await api("POST", f"{T}/plan", {**body, "seamark": {**own_options, "residuals": True}})
+    assert (refusal.status, "residuals: false" in refusal.json["error"]["message"]) == (400, True)
+    assert len((await api("POST", f"{T}/plan", {**body, "seamark": own_options})).json["file-scan-tasks"]) == 3
     answer = await api("POST", "/api/v1/tables/db/t/plan-tables", body)
     assert (answer.status, answer.json["files"]) == (200, 3)
     number = {"type": "eq", "term": {**term, "term": "id"}, "value": "a"}
-    refused = await api("POST", f"{T}/plan", {"filter": number, "seamark": own})
-    assert (refused.status, "lower cannot transform long values" in refused.json["error"]["message"]) == (400, True)
+    refusal = await api("POST", f"{T}/plan", {"filter": number, "seamark": own_options})
+    assert (refusal.status, "lower cannot transform long values" in refusal.json["error"]["message"]) == (400, True)
     assert (await api("POST", "/api/v1/tables/db/t/plan-tables", {"predicate": "upper(data) = 'A'"})).json["files"] == 3

@@ -63,9 +63,9 @@ def test_predicate_with_an_unknown_literal_matches_every_row_negated_or_not(op: 
         assert isinstance(actual, AnyOf)
         assert {child.op.value for child in actual.children if isinstance(child, Bound)} == {"is-null", "not-null"}
     known_predicate = {"type": "eq", "term": "n", "value": 5}
-    joined = bind_filter({"type": "and", "left": predicate, "right": known_predicate})
-    assert isinstance(joined, AllOf)
-    assert bind_filter(known_predicate) in joined.children
+    conjunction = bind_filter({"type": "and", "left": predicate, "right": known_predicate})
+    assert isinstance(conjunction, AllOf)
+    assert bind_filter(known_predicate) in conjunction.children
 
 
 def test_null_literal_is_rejected_for_columns_without_infinities_and_exact_filters() -> None:

@@ -30,19 +30,19 @@ class Operation:
 
 @cache
 def document() -> dict[str, Any]:
-    loaded = yaml.load(SPEC.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    assert isinstance(loaded, dict)
-    return loaded
+    document = yaml.load(SPEC.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    assert isinstance(document, dict)
+    return document
 
 
 @cache
-def operations() -> tuple[Operation, ...]:
+def read_operations() -> tuple[Operation, ...]:
     """Return all operations of the specification."""
     actual_operations = []
     for template, methods in document()["paths"].items():
         for method, operation in methods.items():
             if method in _METHODS:
-                named = [parameter.get("$ref", "") for parameter in operation.get("parameters", ())]
-                keyed = "#/components/parameters/idempotency-key" in named
+                parameter_references = [parameter.get("$ref", "") for parameter in operation.get("parameters", ())]
+                keyed = "#/components/parameters/idempotency-key" in parameter_references
                 actual_operations.append(Operation(operation["operationId"], method.upper(), template, keyed))
     return tuple(actual_operations)

@@ -21,7 +21,7 @@ from seamark.connector.parquet.columns import Projection
 from seamark.formats.iceberg.metadata.table_json import decode_table
 from seamark.formats.index.definitions import of_id
 from tests.api.client import Api
-from tests.api.indexes.indexed import INDEXES, begin, define, register
+from tests.api.indexes.indexed import INDEXES, begin_build, define, register
 from tests.api.live import LiveTable, Snapshot
 from tests.planner.lakes.lake import DataFile, DeleteFile
 from tests.planner.lakes.manifests import PartitionField
@@ -73,7 +73,7 @@ class StoredTable(LiveTable):
         return DataFile(f"file://{path}", 0, "PARQUET", 0, partition, len(rows), path.stat().st_size, {})
 
     def position_deletes(
-        self, positions: Iterable[tuple[str, int]], part: int | None = None, *, named: bool = False
+        self, positions: Iterable[tuple[str, int]], part: int | None = None, *, has_path_bounds: bool = False
     ) -> DeleteFile:
         """Return a position delete file.
 
@@ -85,7 +85,7 @@ class StoredTable(LiveTable):
         spots = {PATH_ID: ("file_path", pa.array([one for one, _ in listed_positions], pa.string()))}
         spots |= {POSITION_ID: ("pos", pa.array([at for _, at in listed_positions], pa.int64()))}
         write(path, spots)
-        referenced = listed_positions[0][0] if named else None
+        referenced = listed_positions[0][0] if has_path_bounds else None
         return DeleteFile(
             f"file://{path}", 1, "PARQUET", 0, self._partition(part), len(listed_positions), path.stat().st_size, {},
             referenced=referenced, positions=frozenset(listed_positions),
@@ -131,17 +131,17 @@ class StoredTable(LiveTable):
     ) -> None:
         """Define an index if it does not exist, and build it for these files in `parts` index files."""
         await define(self.api, name, kind=kind, columns=list(columns))
-        build = await begin(self.api, name)
-        loaded = await self.api("GET", "/v1/namespaces/db/tables/t")
-        location = loaded.json["metadata-location"]
+        build = await begin_build(self.api, name)
+        answer = await self.api("GET", "/v1/namespaces/db/tables/t")
+        location = answer.json["metadata-location"]
         schema = decode_table(Path(location.removeprefix("file://")).read_bytes(), location).current_schema
         definition = of_id(build["definition-id"], schema)
         task = IndexTask(build["table-uuid"], definition, Projection(schema), build["folder"])
         for number in range(parts):
-            mine = [Indexed(one.path, one.size, one.record_count) for one in files[number::parts]]
-            if not mine:
+            indexed_files = [Indexed(one.path, one.size, one.record_count) for one in files[number::parts]]
+            if not indexed_files:
                 continue
-            written = index_data_files(task, mine)
+            written = index_data_files(task, indexed_files)
             assert written.location is not None
             assert not written.skipped
             file = {"location": written.location, "size-in-bytes": written.size_bytes}
@@ -156,16 +156,18 @@ class StoredTable(LiveTable):
         results = []
         for file in snapshot.data:
             rows = rows_of(file)
-            removed: set[int] = set()
+            removed_ids: set[int] = set()
             for delete in snapshot.deletes:
                 if delete.content == 1:
                     if delete.sequence >= file.sequence and delete.partition == file.partition:
-                        removed |= {at for path, at in delete.positions if path == file.path}
+                        removed_ids |= {at for path, at in delete.positions if path == file.path}
                 elif delete.sequence > file.sequence and (not self.partitioned or delete.partition == file.partition):
                     keys = {tuple(map(repr, key)) for key in delete.keys}
                     columns = delete.equality_ids or []
-                    removed |= {at for at, row in enumerate(rows) if tuple(repr(row[i - 1]) for i in columns) in keys}
-            results += [(file.path, at, row) for at, row in enumerate(rows) if at not in removed]
+                    removed_ids |= {
+                        at for at, row in enumerate(rows) if tuple(repr(row[i - 1]) for i in columns) in keys
+                    }
+            results += [(file.path, at, row) for at, row in enumerate(rows) if at not in removed_ids]
         return results
 
 
@@ -193,7 +195,7 @@ def vector_bytes(rows: Iterable[int]) -> bytes:
     return len(body).to_bytes(4, "big") + body + zlib.crc32(body).to_bytes(4, "big")
 
 
-def some_row(rng: random.Random, part: int) -> Row:
+def draw_row(rng: random.Random, part: int) -> Row:
     """Return a random row with values from small ranges, so that keys have several rows."""
     price = rng.choice([None, 0.0, 1.5, -2.5, float("nan"), 1e300])
     return (rng.choice([None, *range(40)]), rng.choice([None, "", "a", "b", "ä\U0001f600"]), price, part)

@@ -15,8 +15,8 @@ import pytest
 from seamark.formats.runtime.errors import StorageError
 from seamark.metaserver.api.http.bodies import QUICK_BYTES
 from seamark.metaserver.store.port import InstantFilter
-from tests.api.client import SCHEMA, VIEW_VERSION, Answer, Api, append, new_key, set_properties
-from tests.api.rest.standard import PLANNING_OPERATIONS, operations
+from tests.api.client import SCHEMA, VIEW_VERSION, Answer, Api, append, create_key, set_properties
+from tests.api.rest.standard import PLANNING_OPERATIONS, read_operations
 from tests.server.rig import OffsetClock, running
 
 T = "/v1/namespaces/db/tables"
@@ -140,14 +140,14 @@ def _check_same(first: Answer, second: Answer) -> None:
 
 
 def test_every_changing_operation_with_a_key_has_a_case() -> None:
-    keyed = {operation.id for operation in operations() if operation.keyed}
+    keyed = {operation.id for operation in read_operations() if operation.keyed}
     assert {case.operation for case in CASES} - {"createView"} == keyed - PLANNING_OPERATIONS
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.operation)
 async def test_success_is_replayed_without_a_second_execution(api: Api, case: Case) -> None:
     await case.before(api)
-    body, key = _fill_placeholders(api, case.body), new_key()
+    body, key = _fill_placeholders(api, case.body), create_key()
     first = await api(case.method, case.path, body, key=key)
     assert first.status == case.status, first.raw
     state = await _state(api)
@@ -157,9 +157,9 @@ async def test_success_is_replayed_without_a_second_execution(api: Api, case: Ca
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.operation)
-async def test_final_error_is_replayed_whatever_has_changed(api: Api, case: Case) -> None:
+async def test_final_error_is_replayed_after_later_changes(api: Api, case: Case) -> None:
     await case.before(api)
-    body, key = _fill_placeholders(api, case.refused_body), new_key()
+    body, key = _fill_placeholders(api, case.refused_body), create_key()
     first = await api(case.method, case.refused_path, body, key=key)
     assert first.status == case.refused_status, first.raw
     record = await api.server.components.store.idempotency(key, api.server.components.clock.now_ms())
@@ -173,20 +173,20 @@ async def test_final_error_is_replayed_whatever_has_changed(api: Api, case: Case
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.operation)
 async def test_key_of_another_request_is_unprocessable(api: Api, case: Case) -> None:
     await case.before(api)
-    key = new_key()
+    key = create_key()
     assert (await api(case.method, case.path, _fill_placeholders(api, case.body), key=key)).status == case.status
     other = await api("POST", "/v1/namespaces", {"namespace": ["another"]}, key=key)
     assert other.error[:2] == (422, "UnprocessableEntityException")
     assert (await api("HEAD", "/v1/namespaces/another")).status == 404
     if case.body is not None:
-        changed = await api(case.method, case.path, {**_fill_placeholders(api, case.body), "more": 1}, key=key)
-        assert changed.error[:2] == (422, "UnprocessableEntityException")
+        answer = await api(case.method, case.path, {**_fill_placeholders(api, case.body), "more": 1}, key=key)
+        assert answer.error[:2] == (422, "UnprocessableEntityException")
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.operation)
 async def test_one_of_concurrent_requests_with_a_key_runs_and_all_get_its_answer(api: Api, case: Case) -> None:
     await case.before(api)
-    body, key = _fill_placeholders(api, case.body), new_key()
+    body, key = _fill_placeholders(api, case.body), create_key()
     answers = await asyncio.gather(*(api(case.method, case.path, body, key=key) for _ in range(8)))
     for answer in answers:
         assert answer.status == case.status, answer.raw
@@ -200,11 +200,11 @@ async def test_request_that_loses_a_commit_to_its_duplicate_gets_its_success(api
         "requirements": [{"type": "assert-current-schema-id", "current-schema-id": 0}],
         "updates": [{"action": "add-schema", "schema": schema}, {"action": "set-current-schema", "schema-id": -1}],
     }
-    key = new_key()
+    key = create_key()
     answers = await asyncio.gather(*(api("POST", f"{T}/t", commit, key=key) for _ in range(5)))
     assert [answer.status for answer in answers] == [200] * 5
     assert len({answer.json["metadata-location"] for answer in answers}) == 1
-    assert (await api("POST", f"{T}/t", commit, key=new_key())).status == 409
+    assert (await api("POST", f"{T}/t", commit, key=create_key())).status == 409
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ async def test_key_that_is_not_a_uuid7_is_rejected_before_any_effect(api: Api, k
 
 
 async def test_equal_body_in_other_bytes_is_the_same_request(api: Api) -> None:
-    key = new_key()
+    key = create_key()
     bodies = (
         b'{"namespace":["n"],"properties":{"a":"1","b":"2"}}',
         b'{ "properties": {"b":"2", "a":"1"}, "namespace":["n"]}',
@@ -244,7 +244,7 @@ async def test_large_body_is_compared_by_its_bytes(api: Api, monkeypatch: pytest
         return decode(data, **arguments)
 
     monkeypatch.setattr(msgspec.json, "decode", decode_small_only)
-    key, body = new_key(), {"name": "t", "schema": SCHEMA, "properties": {"long": "x" * QUICK_BYTES}}
+    key, body = create_key(), {"name": "t", "schema": SCHEMA, "properties": {"long": "x" * QUICK_BYTES}}
     first, second = [await api("POST", T, body, key=key) for _ in range(2)]
     assert first.status == 200
     _check_same(first, second)
@@ -254,7 +254,7 @@ async def test_large_body_is_compared_by_its_bytes(api: Api, monkeypatch: pytest
 
 async def test_conflict_that_may_be_retried_is_not_recorded(api: Api) -> None:
     await api.table()
-    key, body = new_key(), append(2, parent=1, sequence=2)
+    key, body = create_key(), append(2, parent=1, sequence=2)
     assert (await api("POST", f"{T}/t", body, key=key)).error[:2] == (409, "CommitFailedException")
     assert (await api("POST", f"{T}/t", append(1))).status == 200
     assert (await api("POST", f"{T}/t", body, key=key)).status == 200
@@ -264,7 +264,7 @@ async def test_server_error_is_not_recorded(api: Api, monkeypatch: pytest.Monkey
     async def fail_on_full_disk(location: str, data: bytes) -> None:
         raise StorageError("the disk is full")
 
-    key, body = new_key(), {"name": "t", "schema": SCHEMA}
+    key, body = create_key(), {"name": "t", "schema": SCHEMA}
     with monkeypatch.context() as patch:
         patch.setattr(api.server.components.objects, "create", fail_on_full_disk)
         assert (await api("POST", T, body, key=key)).status == 500
@@ -273,7 +273,7 @@ async def test_server_error_is_not_recorded(api: Api, monkeypatch: pytest.Monkey
 
 async def test_replayed_commit_returns_its_own_outcome_and_not_a_later_one(api: Api) -> None:
     await api.table()
-    key = new_key()
+    key = create_key()
     first = await api("POST", f"{T}/t", set_properties(x="1"), key=key)
     await api("POST", f"{T}/t", set_properties(x="2"))
     _check_same(first, await api("POST", f"{T}/t", set_properties(x="1"), key=key))
@@ -281,7 +281,7 @@ async def test_replayed_commit_returns_its_own_outcome_and_not_a_later_one(api: 
 
 
 async def test_key_survives_a_restart_of_the_server(tmp_path: Path) -> None:
-    key = new_key()
+    key = create_key()
     answers = []
     for _ in range(2):
         async with running(tmp_path) as server:
@@ -294,7 +294,7 @@ async def test_key_survives_a_restart_of_the_server(tmp_path: Path) -> None:
 async def test_expired_key_counts_as_new(tmp_path: Path) -> None:
     clock = OffsetClock()
     async with running(tmp_path, clock=clock, idempotency_ttl_s=600) as server:
-        api, key = Api(server), new_key()
+        api, key = Api(server), create_key()
         assert (await api("POST", "/v1/namespaces", {"namespace": ["n"]}, key=key)).status == 200
         clock.ahead_ms += 601_000
         assert (await api("POST", "/v1/namespaces", {"namespace": ["n"]}, key=key)).status == 409

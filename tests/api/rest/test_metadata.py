@@ -16,8 +16,8 @@ from pyiceberg.table import StaticTable
 
 from seamark.metaserver.api.lookups import metadata as routes
 from tests.api.client import Answer, Api
-from tests.api.plans.planned import append, file_of
-from tests.planner.lakes.history import random_lake
+from tests.api.plans.planned import append, build_data_file
+from tests.planner.lakes.history import write_random_lake
 from tests.planner.lakes.lake import ContentFile, DataFile, Lake, Snapshot
 from tests.seeds import examples
 from tests.server.rig import running
@@ -44,10 +44,10 @@ async def register(api: Api, lake: Lake, name: str) -> str:
 async def list_all(api: Api, path: str, items: str, query: str = "", limit: int | None = None) -> list[dict[str, Any]]:
     """Return the items of all pages."""
     results: list[dict[str, Any]] = []
-    more = f"&limit={limit}" if limit else ""
+    limit_query = f"&limit={limit}" if limit else ""
     token = ""
     while True:
-        answer = await api("GET", f"{path}?{query}{more}{token}")
+        answer = await api("GET", f"{path}?{query}{limit_query}{token}")
         assert answer.status == 200, answer.raw
         assert limit is None or len(answer.json[items]) <= limit
         results += answer.json[items]
@@ -82,7 +82,7 @@ def omit_keys(item: dict[str, Any], *names: str) -> dict[str, Any]:
 
 async def test_listing_has_the_files_of_every_snapshot(lake_api: Api, tmp_path: Path) -> None:
     for seed in range(examples(25, 10)):
-        lake = random_lake(seed, tmp_path / str(seed))
+        lake = write_random_lake(seed, tmp_path / str(seed))
         path = await register(lake_api, lake, f"t{seed}")
         for snapshot in lake.snapshots.values():
             actual = await list_all(lake_api, f"{path}/files", "files", f"snapshot-id={snapshot.id}", limit=3)
@@ -103,7 +103,7 @@ async def test_listing_has_the_files_of_every_snapshot(lake_api: Api, tmp_path: 
 async def test_partition_of_a_listing_can_be_used_to_find_its_files(lake_api: Api, tmp_path: Path) -> None:
     narrowed = 0
     for seed in range(40, 40 + examples(20, 10)):
-        lake = random_lake(seed, tmp_path / str(seed))
+        lake = write_random_lake(seed, tmp_path / str(seed))
         path = await register(lake_api, lake, f"t{seed}")
         files = await list_all(lake_api, f"{path}/files", "files")
         for file in random.Random(seed).sample(files, min(len(files), 4)):
@@ -117,7 +117,7 @@ async def test_partition_of_a_listing_can_be_used_to_find_its_files(lake_api: Ap
 
 async def test_arrow_and_json_listings_are_equal(lake_api: Api, tmp_path: Path) -> None:
     for seed in range(60, 60 + examples(10, 5)):
-        lake = random_lake(seed, tmp_path / str(seed))
+        lake = write_random_lake(seed, tmp_path / str(seed))
         path = await register(lake_api, lake, f"t{seed}")
         paths = [("files", "files"), ("partitions", "partitions")]
         paths += [(f"stats/{quote(column.name, safe='')}", "stats") for column in lake.schema.leaves().values()]
@@ -137,9 +137,9 @@ async def test_arrow_and_json_listings_are_equal(lake_api: Api, tmp_path: Path) 
 
 
 async def test_partitions_equal_those_of_pyiceberg(lake_api: Api, tmp_path: Path) -> None:
-    compared = 0
+    compared_lakes = 0
     for seed in range(100, 100 + examples(60, 30)):
-        lake = random_lake(seed, tmp_path / str(seed))
+        lake = write_random_lake(seed, tmp_path / str(seed))
         if len(lake.specs) > 1 or lake.version > 2:
             continue  # PyIceberg merges partitions of all specs into one form, and reads no deletion vectors.
         if any(file.record_count == 0 for file in lake.current.data_files):
@@ -150,7 +150,7 @@ async def test_partitions_equal_those_of_pyiceberg(lake_api: Api, tmp_path: Path
         assert sum(item["file-count"] for item in actual) == len(lake.current.data_files)
         assert len(actual) == len({file.partition_key for file in files}), f"seed {seed}"
         try:
-            theirs = StaticTable.from_metadata(lake.metadata_location).inspect.partitions()
+            inspected_partitions = StaticTable.from_metadata(lake.metadata_location).inspect.partitions()
         except Exception:  # noqa: BLE001  it does not read all types of partition values
             continue
         names = {
@@ -163,11 +163,11 @@ async def test_partitions_equal_those_of_pyiceberg(lake_api: Api, tmp_path: Path
             "equality-delete-files": "equality_delete_file_count",
             "last-updated-snapshot-id": "last_updated_snapshot_id",
         }
-        ours = sorted([[item[name] for name in names] for item in actual], key=repr)
-        rows = theirs.select(list(names.values())).to_pylist()
-        assert ours == sorted([list(row.values()) for row in rows], key=repr), f"seed {seed}"
-        compared += 1
-    assert compared > 5
+        actual_rows = sorted([[item[name] for name in names] for item in actual], key=repr)
+        rows = inspected_partitions.select(list(names.values())).to_pylist()
+        assert actual_rows == sorted([list(row.values()) for row in rows], key=repr), f"seed {seed}"
+        compared_lakes += 1
+    assert compared_lakes > 5
 
 
 # Snapshots and pages
@@ -177,7 +177,7 @@ async def test_partitions_equal_those_of_pyiceberg(lake_api: Api, tmp_path: Path
 async def api_with_table(api: Api) -> Api:
     """Return the API with `db.t`. Its first snapshot has a tag and 5 files, its second snapshot has 2 more."""
     await api.table()
-    files = [file_of(f"file:///t/{n}.parquet", 10 * n, 10 * n + 9) for n in range(7)]
+    files = [build_data_file(f"file:///t/{n}.parquet", 10 * n, 10 * n + 9) for n in range(7)]
     await append(api, "t", files[:5], snapshot_id=1, manifests=2)
     tag = {"action": "set-snapshot-ref", "ref-name": "first", "type": "tag", "snapshot-id": 1}
     assert (await api("POST", "/v1/namespaces/db/tables/t", {"requirements": [], "updates": [tag]})).status == 200
@@ -225,7 +225,7 @@ async def test_invalid_parameters_are_rejected_with_the_reason(api_with_table: A
 
 async def test_commit_between_two_pages_shifts_no_file(api_with_table: Api) -> None:
     first = (await api_with_table("GET", f"{T}/files?limit=3")).json
-    await append(api_with_table, "t", [file_of("file:///t/new.parquet", 0, 1)], snapshot_id=3, parent=2)
+    await append(api_with_table, "t", [build_data_file("file:///t/new.parquet", 0, 1)], snapshot_id=3, parent=2)
     second = (await api_with_table("GET", f"{T}/files?limit=9&page-token={first['next-page-token']}")).json
     assert second["snapshot-id"] == first["snapshot-id"] == 2
     assert len(first["files"]) + len(second["files"]) == 7
@@ -259,9 +259,9 @@ async def test_arrow_pages_have_their_token(api_with_table: Api) -> None:
         await api_with_table("GET", f"{T}/stats/id?limit=4&fields=file,lower-bound&page-token={token}", headers=ARROW)
     )
     assert first.column_names == ["file", "lower_bound"]
-    whole = await list_all(api_with_table, f"{T}/stats/id", "stats")
+    all_stats = await list_all(api_with_table, f"{T}/stats/id", "stats")
     assert pa.concat_tables([first, remaining_table]).column("lower_bound").to_pylist() == [
-        row["lower-bound"] for row in whole
+        row["lower-bound"] for row in all_stats
     ]
     assert (first.num_rows, remaining_table.num_rows) == (4, 3)
     assert b"next-page-token" not in remaining_table.schema.metadata

@@ -7,7 +7,7 @@ from urllib.parse import quote, quote_plus
 import pytest
 
 from seamark.metaserver.catalog.values import Caller
-from tests.api.client import SCHEMA, VIEW_VERSION, Api, function_document
+from tests.api.client import SCHEMA, VIEW_VERSION, Api, build_function_document
 
 CALLER = Caller(principal_name="tester", request_id="test")
 
@@ -50,14 +50,14 @@ async def test_name_is_the_same_in_body_path_and_listing(api: Api, encode: objec
         assert (await api("POST", "/v1/namespaces", {"namespace": [name, name]})).status == 200, name
         assert (await api("GET", f"/v1/namespaces/{inner}")).json["namespace"] == [name, name], name
         assert (await api("GET", f"/v1/namespaces?parent={encode(name)}")).json["namespaces"] == [[name, name]], name
-        created = await api("POST", f"/v1/namespaces/{inner}/tables", {"name": name, "schema": SCHEMA})
-        assert created.status == 200, (name, created.raw)
+        answer = await api("POST", f"/v1/namespaces/{inner}/tables", {"name": name, "schema": SCHEMA})
+        assert answer.status == 200, (name, answer.raw)
         table = f"/v1/namespaces/{inner}/tables/{encode(name)}"
-        assert (await api("GET", table)).json == created.json, name
-        assert created.json["metadata"]["location"].startswith(api.server.components.settings.warehouse_uri() + "/"), (
+        assert (await api("GET", table)).json == answer.json, name
+        assert answer.json["metadata"]["location"].startswith(api.server.components.settings.warehouse_uri() + "/"), (
             name
         )
-        assert ".." not in created.json["metadata"]["location"], name
+        assert ".." not in answer.json["metadata"]["location"], name
         identifiers = (await api("GET", f"/v1/namespaces/{inner}/tables")).json["identifiers"]
         assert identifiers == [{"namespace": [name, name], "name": name}], name
         assert (await api("DELETE", table)).status == 204, name
@@ -77,9 +77,9 @@ async def test_pages_have_every_name_once_and_in_order(api: Api) -> None:
         ("/v1/namespaces/db/tables?", "identifiers"),
         ("/v1/namespaces/db/views?", "identifiers"),
     ):
-        everything = (await api("GET", path)).json
-        assert everything["next-page-token"] is None
-        assert len(everything[field]) == len(NAMES)
+        answer = (await api("GET", path)).json
+        assert answer["next-page-token"] is None
+        assert len(answer[field]) == len(NAMES)
         for size in (1, 7, len(NAMES), 1000):
             actual: list[object] = []
             token: str | None = ""
@@ -90,7 +90,7 @@ async def test_pages_have_every_name_once_and_in_order(api: Api) -> None:
                 actual += page[field]
                 token = page["next-page-token"]
                 pages += 1
-            assert actual == everything[field]
+            assert actual == answer[field]
             assert pages == -(-len(NAMES) // size)
 
 
@@ -109,15 +109,15 @@ async def test_page_size_without_a_page_token_does_not_shorten_a_listing(api: Ap
         await api.table(name)
         body = {"name": f"v{name}", "schema": SCHEMA, "view-version": VIEW_VERSION}
         assert (await api("POST", "/v1/namespaces/db/views", body)).status == 200
-        await api.server.components.catalog.functions.put(CALLER, ("db",), f"f{name}", function_document())
+        await api.server.components.catalog.functions.put(CALLER, ("db",), f"f{name}", build_function_document())
     for path, field in (
         ("/v1/namespaces?parent=db&pageSize=2", "namespaces"),
         ("/v1/namespaces/db/tables?pageSize=2", "identifiers"),
         ("/v1/namespaces/db/views?pageSize=2", "identifiers"),
         ("/v1/namespaces/db/functions?pageSize=2", "identifiers"),
     ):
-        everything = (await api("GET", path)).json
-        assert (len(everything[field]), everything["next-page-token"]) == (3, None), path
+        answer = (await api("GET", path)).json
+        assert (len(answer[field]), answer["next-page-token"]) == (3, None), path
         page = (await api("GET", f"{path}&pageToken=")).json
         assert len(page[field]) == 2, path
         assert page["next-page-token"] is not None, path

@@ -50,8 +50,8 @@ async def test_listing_below_an_unknown_parent_is_not_found(api: Api) -> None:
 
 async def test_head_reports_whether_a_namespace_exists(api: Api) -> None:
     assert (await api("HEAD", "/v1/namespaces/db")).status == 204
-    missing = await api("HEAD", "/v1/namespaces/none")
-    assert (missing.status, missing.raw) == (404, b"")
+    missing_answer = await api("HEAD", "/v1/namespaces/none")
+    assert (missing_answer.status, missing_answer.raw) == (404, b"")
 
 
 async def test_error_names_the_unknown_namespace(api: Api) -> None:
@@ -62,8 +62,8 @@ async def test_error_names_the_unknown_namespace(api: Api) -> None:
 async def test_properties_are_set_and_removed_in_one_request(api: Api) -> None:
     await api("POST", "/v1/namespaces", {"namespace": ["p"], "properties": {"a": "1", "b": "2"}})
     body = {"removals": ["a", "zzz"], "updates": {"c": "3"}}
-    changed = (await api("POST", "/v1/namespaces/p/properties", body)).json
-    assert changed == {"updated": ["c"], "removed": ["a"], "missing": ["zzz"]}
+    answer = (await api("POST", "/v1/namespaces/p/properties", body)).json
+    assert answer == {"updated": ["c"], "removed": ["a"], "missing": ["zzz"]}
     properties = (await api("GET", "/v1/namespaces/p")).json["properties"]
     assert {key: properties[key] for key in properties if key != "location"} == {"b": "2", "c": "3"}
 
@@ -102,16 +102,16 @@ async def test_time_to_remove_many_of_many_properties_is_not_their_product(api: 
 async def test_namespace_properties_are_limited_over_all_requests(api: Api) -> None:
     path, half = "/v1/namespaces/db/properties", PROPERTIES_CHARACTERS_MAX // 2
     assert (await api("POST", path, {"updates": {"a": "x" * half}})).status == 200
-    refused = await api("POST", path, {"updates": {"b": "x" * half}})
-    assert refused.error[:2] == (413, "PayloadTooLargeException")
+    refusal = await api("POST", path, {"updates": {"b": "x" * half}})
+    assert refusal.error[:2] == (413, "PayloadTooLargeException")
     assert (await api("POST", path, {"removals": ["a"], "updates": {"b": "x" * half}})).status == 200
 
 
 async def test_levels_of_a_namespace_are_limited(api: Api) -> None:
-    deep = ["a"] * LEVELS_MAX
-    assert (await api("POST", "/v1/namespaces", {"namespace": deep})).status == 404
-    refused = await api("POST", "/v1/namespaces", {"namespace": [*deep, "a"]})
-    assert refused.error[:2] == (400, "BadRequestException")
+    deep_levels = ["a"] * LEVELS_MAX
+    assert (await api("POST", "/v1/namespaces", {"namespace": deep_levels})).status == 404
+    refusal = await api("POST", "/v1/namespaces", {"namespace": [*deep_levels, "a"]})
+    assert refusal.error[:2] == (400, "BadRequestException")
 
 
 async def test_namespaces_too_long_for_a_url_are_rejected(api: Api) -> None:
@@ -119,23 +119,23 @@ async def test_namespaces_too_long_for_a_url_are_rejected(api: Api) -> None:
     plans = [await api("POST", "/v1/namespaces", {"namespace": long[:count]}) for count in (1, 2, 3)]
     assert [one.status for one in plans] == [200, 200, 200]
     assert (await api("GET", "/v1/namespaces/" + quote("\x1f".join(long)))).status == 200
-    refused = await api("POST", "/v1/namespaces", {"namespace": ["é" * 255] * 4})
-    assert refused.error[:2] == (400, "BadRequestException")
-    assert "in a URL" in refused.error[2]
+    refusal = await api("POST", "/v1/namespaces", {"namespace": ["é" * 255] * 4})
+    assert refusal.error[:2] == (400, "BadRequestException")
+    assert "in a URL" in refusal.error[2]
 
 
 async def test_properties_of_deep_namespaces_and_policies_of_all_are_limited(api: Api) -> None:
     """Table services read the properties of all namespaces above a table."""
-    deep = ["a"] * 9
+    deep_levels = ["a"] * 9
     for count in range(1, 10):
-        assert (await api("POST", "/v1/namespaces", {"namespace": deep[:count]})).status == 200
+        assert (await api("POST", "/v1/namespaces", {"namespace": deep_levels[:count]})).status == 200
     long = {"updates": {"a": "x" * (DEEP_CHARACTERS_MAX + 1)}}
-    paths = ["/v1/namespaces/" + "%1F".join(deep[:count]) + "/properties" for count in (8, 9)]
+    paths = ["/v1/namespaces/" + "%1F".join(deep_levels[:count]) + "/properties" for count in (8, 9)]
     assert [(await api("POST", path, long)).status for path in paths] == [200, 413]
     policies = {f"seamark.compaction.x{number}": "1" for number in range(INHERITED_MAX)}
     assert (await api("POST", paths[0], {"updates": policies})).status == 200
-    refused = await api("POST", paths[0], {"updates": {"seamark.statistics.enabled": "true"}})
-    assert refused.error[:2] == (413, "PayloadTooLargeException")
+    refusal = await api("POST", paths[0], {"updates": {"seamark.statistics.enabled": "true"}})
+    assert refusal.error[:2] == (413, "PayloadTooLargeException")
 
 
 async def test_error_does_not_quote_megabytes_of_the_request(api: Api) -> None:

@@ -14,7 +14,7 @@ from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import SaveGrant
-from tests.api.client import SCHEMA, VIEW_VERSION, Answer, Api, new_key, set_properties
+from tests.api.client import SCHEMA, VIEW_VERSION, Answer, Api, create_key, set_properties
 from tests.server.rig import running
 
 GRANTS = (
@@ -38,9 +38,9 @@ class House:
     def secret_of(self, name: str) -> str:
         return self._secrets[name]
 
-    async def __call__(self, name: str, method: str, path: str, body: Any = None, **more: Any) -> Answer:
-        headers = {"Authorization": f"Bearer {self._secrets[name]}", **more.pop("headers", {})}
-        return await self.api(method, path, body, headers=headers, **more)
+    async def __call__(self, name: str, method: str, path: str, body: Any = None, **options: Any) -> Answer:
+        headers = {"Authorization": f"Bearer {self._secrets[name]}", **options.pop("headers", {})}
+        return await self.api(method, path, body, headers=headers, **options)
 
 
 @pytest.fixture
@@ -98,11 +98,11 @@ async def test_reading_and_writing_require_their_roles(house: House, principal: 
         404 if reads == 200 else reads
     )
     assert (await house(principal, "POST", table, set_properties(x="1"))).status == writes
-    created = await house(principal, "POST", "/v1/namespaces/db/tables", {"name": "n", "schema": SCHEMA})
-    assert created.status == writes
+    answer = await house(principal, "POST", "/v1/namespaces/db/tables", {"name": "n", "schema": SCHEMA})
+    assert answer.status == writes
     if writes == 403:
-        assert created.error[1] == "ForbiddenException"
-        assert "writer" in created.error[2] or "reader" in created.error[2]
+        assert answer.error[1] == "ForbiddenException"
+        assert "writer" in answer.error[2] or "reader" in answer.error[2]
 
 
 async def test_hidden_name_is_refused_whether_it_exists_or_not(house: House) -> None:
@@ -111,24 +111,27 @@ async def test_hidden_name_is_refused_whether_it_exists_or_not(house: House) -> 
 
 
 async def test_rename_and_transaction_require_rights_on_every_namespace_they_touch(house: House) -> None:
-    mine, theirs = {"namespace": ["db"], "name": "t"}, {"namespace": ["other"], "name": "t"}
-    for source, destination in ((mine, {**theirs, "name": "u"}), (theirs, {**mine, "name": "u"})):
+    identifier, other_identifier = {"namespace": ["db"], "name": "t"}, {"namespace": ["other"], "name": "t"}
+    for source, destination in (
+        (identifier, {**other_identifier, "name": "u"}),
+        (other_identifier, {**identifier, "name": "u"}),
+    ):
         body = {"source": source, "destination": destination}
         assert (await house("wendy", "POST", "/v1/tables/rename", body)).status == 403
-    changes = [{"identifier": one, **set_properties(x="1")} for one in (mine, theirs)]
+    changes = [{"identifier": one, **set_properties(x="1")} for one in (identifier, other_identifier)]
     assert (await house("wendy", "POST", "/v1/transactions/commit", {"table-changes": changes})).status == 403
-    loaded = await house("root", "GET", "/v1/namespaces/db/tables/t")
-    assert "x" not in loaded.json["metadata"]["properties"]
+    answer = await house("root", "GET", "/v1/namespaces/db/tables/t")
+    assert "x" not in answer.json["metadata"]["properties"]
 
 
 async def test_idempotency_key_belongs_to_one_principal(house: House) -> None:
-    key, body = new_key(), {"namespace": ["db", "n"]}
+    key, body = create_key(), {"namespace": ["db", "n"]}
     assert (await house("wendy", "POST", "/v1/namespaces", body, key=key)).status == 200
     assert (await house("root", "POST", "/v1/namespaces", body, key=key)).status == 422
 
 
 async def test_missing_role_is_not_recorded_under_the_idempotency_key(house: House) -> None:
-    key, body = new_key(), {"namespace": ["db", "n"]}
+    key, body = create_key(), {"namespace": ["db", "n"]}
     assert (await house("rita", "POST", "/v1/namespaces", body, key=key)).status == 403
     await house.api.server.components.store.transact([SaveGrant(grant=Grant("rita", "writer", ("db",)))])
     assert await _status_after_grant(lambda: house("rita", "POST", "/v1/namespaces", body, key=key)) == 200
@@ -150,23 +153,23 @@ async def test_writer_chooses_locations_below_its_own_namespace(house: House, wh
 
 
 async def test_no_location_may_overlap_files_of_others(house: House) -> None:
-    theirs = (await house("root", "GET", "/v1/namespaces/other/tables/t")).json["metadata"]["location"]
-    move = {"requirements": [], "updates": [{"action": "set-location", "location": theirs}]}
-    view = {"name": "v", "schema": SCHEMA, "view-version": VIEW_VERSION, "location": theirs}
+    other_location = (await house("root", "GET", "/v1/namespaces/other/tables/t")).json["metadata"]["location"]
+    move = {"requirements": [], "updates": [{"action": "set-location", "location": other_location}]}
+    view = {"name": "v", "schema": SCHEMA, "view-version": VIEW_VERSION, "location": other_location}
     change = {"identifier": {"namespace": ["db"], "name": "t"}, **move}
     attempts: dict[str, tuple[str, Any]] = {
-        "create": ("/v1/namespaces/db/tables", {"name": "n", "schema": SCHEMA, "location": theirs}),
+        "create": ("/v1/namespaces/db/tables", {"name": "n", "schema": SCHEMA, "location": other_location}),
         "stage": (
             "/v1/namespaces/db/tables",
-            {"name": "n", "schema": SCHEMA, "location": theirs, "stage-create": True},
+            {"name": "n", "schema": SCHEMA, "location": other_location, "stage-create": True},
         ),
         "commit": ("/v1/namespaces/db/tables/t", move),
         "transaction": ("/v1/transactions/commit", {"table-changes": [change]}),
         "view": ("/v1/namespaces/db/views", view),
-        "namespace": ("/v1/namespaces", {"namespace": ["db", "n"], "properties": {"location": theirs}}),
-        "properties": ("/v1/namespaces/db/properties", {"updates": {"location": theirs}}),
-        "inner properties": ("/v1/namespaces/db%1Fsub/properties", {"updates": {"location": theirs}}),
-        "register": ("/v1/namespaces/db/register", {"name": "n", "metadata-location": f"{theirs}/x"}),
+        "namespace": ("/v1/namespaces", {"namespace": ["db", "n"], "properties": {"location": other_location}}),
+        "properties": ("/v1/namespaces/db/properties", {"updates": {"location": other_location}}),
+        "inner properties": ("/v1/namespaces/db%1Fsub/properties", {"updates": {"location": other_location}}),
+        "register": ("/v1/namespaces/db/register", {"name": "n", "metadata-location": f"{other_location}/x"}),
     }
     for description, (path, body) in attempts.items():
         answer = await house("wendy", "POST", path, body)
@@ -180,7 +183,7 @@ async def test_dropped_table_hidden_from_the_caller_is_not_found(house: House) -
     listing = (await house("root", "GET", "/api/v1/dropped?namespace=other")).json["dropped"]
     for method, ending in (("POST", "/undrop"), ("DELETE", "")):
         for principal in ("wendy", "nobody"):
-            ids = (listing[0]["id"], new_key())
+            ids = (listing[0]["id"], create_key())
             answers = [await house(principal, method, f"/api/v1/dropped/{dropped}{ending}") for dropped in ids]
             existing, invented = (answer.error[:2] for answer in answers)
             assert existing == invented
@@ -198,7 +201,7 @@ async def test_caller_who_may_list_dropped_tables_learns_which_role_is_missing(h
 
 async def test_empty_transaction_is_rejected_and_not_recorded(house: House) -> None:
     for principal in ("nobody", "rita"):
-        key = new_key()
+        key = create_key()
         answer = await house(principal, "POST", "/v1/transactions/commit", {"table-changes": []}, key=key)
         assert answer.error[:2] == (403, "ForbiddenException"), "rights come before the body"
         store = house.api.server.components.store
@@ -256,7 +259,7 @@ async def _status_after_grant(ask: Callable[[], Any]) -> int:
 
 async def test_confined_writer_cannot_give_a_view_the_rights_of_another_user(house: House) -> None:
     body = {"name": "v", "schema": SCHEMA, "view-version": VIEW_VERSION, "properties": {"trino.run-as-owner": "root"}}
-    refused = await house("wendy", "POST", "/v1/namespaces/db/views", body)
-    assert refused.error[:2] == (403, "ForbiddenException")
-    assert "trino.run-as-owner" in refused.error[2]
+    refusal = await house("wendy", "POST", "/v1/namespaces/db/views", body)
+    assert refusal.error[:2] == (403, "ForbiddenException")
+    assert "trino.run-as-owner" in refusal.error[2]
     assert (await house("root", "POST", "/v1/namespaces/db/views", body)).status == 200

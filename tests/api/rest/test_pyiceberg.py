@@ -98,8 +98,8 @@ def test_table_is_registered_from_the_metadata_of_a_dropped_table(catalog: RestC
 
 def test_stored_properties_do_not_redirect_where_a_client_opens_files(catalog: RestCatalog) -> None:
     catalog.create_namespace("stored")
-    created = catalog.create_table(("stored", "t"), SCHEMA, properties={"team": "x"})
-    path = name_freely(created.metadata_location)
+    created_table = catalog.create_table(("stored", "t"), SCHEMA, properties={"team": "x"})
+    path = name_freely(created_table.metadata_location)
     document = json.loads(path.read_text())
     evil = {
         "s3.signer.uri": "http://127.0.0.1:9",
@@ -109,10 +109,10 @@ def test_stored_properties_do_not_redirect_where_a_client_opens_files(catalog: R
     }
     document["properties"].update(evil)
     path.write_text(json.dumps(document))
-    loaded = catalog.load_table(("stored", "t"))
-    assert loaded.properties["team"] == "x"
-    assert not evil.keys() & loaded.properties.keys()
-    assert loaded.io.properties["uri"] == catalog.properties["uri"]
-    assert not {"s3.signer.uri", "py-io-impl", "token"} & loaded.io.properties.keys()
+    loaded_table = catalog.load_table(("stored", "t"))
+    assert loaded_table.properties["team"] == "x"
+    assert not evil.keys() & loaded_table.properties.keys()
+    assert loaded_table.io.properties["uri"] == catalog.properties["uri"]
+    assert not {"s3.signer.uri", "py-io-impl", "token"} & loaded_table.io.properties.keys()
     with pytest.raises(BadRequestError, match=r"s3\.signer\.uri"):
-        loaded.transaction().set_properties({"s3.signer.uri": "http://127.0.0.1:9"}).commit_transaction()
+        loaded_table.transaction().set_properties({"s3.signer.uri": "http://127.0.0.1:9"}).commit_transaction()

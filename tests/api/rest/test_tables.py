@@ -26,12 +26,12 @@ STATIC_S3 = {
 
 
 async def test_created_table_is_loaded_as_in_the_create_answer(api: Api) -> None:
-    created = await api.table(properties={"a": "1"})
-    assert set(created) == {"metadata-location", "metadata", "config"}
-    assert created["metadata"]["properties"]["a"] == "1"
-    assert created["metadata"]["schemas"][0]["fields"] == SCHEMA["fields"]
-    assert Path(created["metadata-location"].removeprefix("file://")).exists()
-    assert (await api("GET", f"{TABLES}/t")).json == created
+    created_table = await api.table(properties={"a": "1"})
+    assert set(created_table) == {"metadata-location", "metadata", "config"}
+    assert created_table["metadata"]["properties"]["a"] == "1"
+    assert created_table["metadata"]["schemas"][0]["fields"] == SCHEMA["fields"]
+    assert Path(created_table["metadata-location"].removeprefix("file://")).exists()
+    assert (await api("GET", f"{TABLES}/t")).json == created_table
 
 
 async def test_table_without_its_namespace_is_not_created(api: Api) -> None:
@@ -114,15 +114,15 @@ async def test_append_sent_twice_gets_its_first_outcome(api: Api) -> None:
     assert second.json == first.json
 
 
-async def test_repeated_commit_is_recognised_whatever_its_spelling_of_actions_and_types(api: Api) -> None:
+async def test_repeated_commit_is_recognised_under_other_spellings_of_actions_and_types(api: Api) -> None:
     await api.table()
-    sent = append(7)
-    for each, name in [
-        *((requirement, "type") for requirement in sent["requirements"]),
-        *((one, "action") for one in sent["updates"]),
+    append_request = append(7)
+    for kind, name in [
+        *((requirement, "type") for requirement in append_request["requirements"]),
+        *((one, "action") for one in append_request["updates"]),
     ]:
-        each[name] = each[name].upper()
-    answers = [await api("POST", f"{TABLES}/t", body) for body in (sent, sent, append(7))]
+        kind[name] = kind[name].upper()
+    answers = [await api("POST", f"{TABLES}/t", body) for body in (append_request, append_request, append(7))]
     assert [answer.status for answer in answers] == [200] * 3
     assert answers[1].json == answers[2].json == answers[0].json
 
@@ -130,8 +130,8 @@ async def test_repeated_commit_is_recognised_whatever_its_spelling_of_actions_an
 async def test_head_reports_whether_a_table_exists(api: Api) -> None:
     await api.table()
     assert (await api("HEAD", f"{TABLES}/t")).status == 204
-    missing = await api("HEAD", f"{TABLES}/none")
-    assert (missing.status, missing.raw) == (404, b"")
+    missing_answer = await api("HEAD", f"{TABLES}/none")
+    assert (missing_answer.status, missing_answer.raw) == (404, b"")
 
 
 async def test_dropped_table_is_gone_and_its_files_stay(api: Api) -> None:
@@ -154,8 +154,8 @@ async def test_drop_with_purge_is_recorded(api: Api) -> None:
 async def test_table_can_be_unregistered_and_registered_again(api: Api) -> None:
     await api.table()
     committed = (await api("POST", f"{TABLES}/t", set_properties(x="1"))).json
-    last = await api("POST", f"{TABLES}/t/unregister")
-    assert (last.status, last.json) == (200, committed)
+    answer = await api("POST", f"{TABLES}/t/unregister")
+    assert (answer.status, answer.json) == (200, committed)
     assert (await api("HEAD", f"{TABLES}/t")).status == 404
     assert (await api("POST", f"{TABLES}/t", set_properties(x="2"))).error[0] == 404
     body = {"name": "again", "metadata-location": committed["metadata-location"]}

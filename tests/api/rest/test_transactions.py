@@ -14,9 +14,9 @@ def _change(name: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _property(api: Api, name: str) -> str | None:
-    loaded = (await api("GET", f"/v1/namespaces/db/tables/{name}")).json
-    result = loaded["metadata"]["properties"].get("x")
-    return None if result is None else str(result)
+    loaded_table = (await api("GET", f"/v1/namespaces/db/tables/{name}")).json
+    property_value = loaded_table["metadata"]["properties"].get("x")
+    return None if property_value is None else str(property_value)
 
 
 async def test_all_tables_change_together(api: Api) -> None:
@@ -30,8 +30,10 @@ async def test_all_tables_change_together(api: Api) -> None:
 async def test_one_rejected_change_cancels_the_whole_transaction(api: Api) -> None:
     for name in ("a", "b"):
         await api.table(name)
-    refused = {"requirements": [{"type": "assert-table-uuid", "uuid": "other"}], "updates": []}
-    answer = await api("POST", COMMIT, {"table-changes": [_change("a", set_properties(x="1")), _change("b", refused)]})
+    invalid_change = {"requirements": [{"type": "assert-table-uuid", "uuid": "other"}], "updates": []}
+    answer = await api(
+        "POST", COMMIT, {"table-changes": [_change("a", set_properties(x="1")), _change("b", invalid_change)]}
+    )
     assert answer.error[:2] == (409, "CommitFailedException")
     missing = {"table-changes": [_change("a", set_properties(x="1")), _change("none", set_properties(x="1"))]}
     assert (await api("POST", COMMIT, missing)).error[:2] == (404, "NoSuchTableException")
@@ -44,12 +46,12 @@ async def test_change_without_a_table_and_empty_change_are_malformed(api: Api) -
 
 
 async def test_table_is_renamed_into_another_namespace(api: Api) -> None:
-    created = await api.table()
+    created_table = await api.table()
     await api("POST", "/v1/namespaces", {"namespace": ["other"]})
     source, target = {"namespace": ["db"], "name": "t"}, {"namespace": ["other"], "name": "u"}
     answer = await api("POST", "/v1/tables/rename", {"source": source, "destination": target})
     assert (answer.status, answer.raw) == (204, b"")
-    assert (await api("GET", "/v1/namespaces/other/tables/u")).json["metadata"] == created["metadata"]
+    assert (await api("GET", "/v1/namespaces/other/tables/u")).json["metadata"] == created_table["metadata"]
     removal = await api("POST", "/v1/tables/rename", {"source": source, "destination": target})
     assert removal.error[:2] == (404, "NoSuchTableException")
 

@@ -13,10 +13,10 @@ def _version(sql: str) -> dict[str, object]:
 
 
 async def test_created_view_is_loaded_as_in_the_create_answer(api: Api) -> None:
-    created = await api.view(properties={"a": "1"})
-    assert set(created) == {"metadata-location", "metadata", "config"}
-    assert created["metadata"]["properties"] == {"a": "1"}
-    assert (await api("GET", f"{VIEWS}/v")).json == created
+    created_view = await api.view(properties={"a": "1"})
+    assert set(created_view) == {"metadata-location", "metadata", "config"}
+    assert created_view["metadata"]["properties"] == {"a": "1"}
+    assert (await api("GET", f"{VIEWS}/v")).json == created_view
 
 
 async def test_views_and_tables_are_listed_separately(api: Api) -> None:
@@ -63,18 +63,18 @@ async def test_dropped_view_is_gone(api: Api) -> None:
     await api.view()
     assert (await api("HEAD", f"{VIEWS}/v")).status == 204
     assert (await api("DELETE", f"{VIEWS}/v")).status == 204
-    missing = await api("HEAD", f"{VIEWS}/v")
-    assert (missing.status, missing.raw) == (404, b"")
+    missing_answer = await api("HEAD", f"{VIEWS}/v")
+    assert (missing_answer.status, missing_answer.raw) == (404, b"")
     for method in ("GET", "DELETE"):
         assert (await api(method, f"{VIEWS}/v")).error[:2] == (404, "NoSuchViewException")
 
 
 async def test_view_is_registered_from_its_metadata_file(api: Api) -> None:
-    created = await api.view()
+    created_view = await api.view()
     await api("DELETE", f"{VIEWS}/v")
-    body = {"name": "again", "metadata-location": created["metadata-location"]}
+    body = {"name": "again", "metadata-location": created_view["metadata-location"]}
     registered = await api("POST", "/v1/namespaces/db/register-view", body)
-    assert (registered.status, registered.json) == (200, created)
+    assert (registered.status, registered.json) == (200, created_view)
     assert (await api("POST", "/v1/namespaces/db/register-view", body)).error[:2] == (409, "AlreadyExistsException")
 
 

@@ -75,9 +75,11 @@ async def test_answer_has_the_groups_and_tells_how_many_files_the_cube_answered(
     assert answer.json["rows"] == expected
     assert [column["name"] for column in answer.json["columns"]] == ["country", "sum(discount)", "count(*)"]
     assert answer.json["cube"] == {"index": "by_country", "files": 3, "row-files": 1, "reason": None}
-    whole = await ask(site, {**COUNTRIES, "order": [{"by": "country", "descending": True}], "limit": 2, "cubes": "off"})
-    assert whole.json["rows"] == expected
-    assert whole.json["cube"]["reason"] == "the session does not use cubes"
+    all_rows = await ask(
+        site, {**COUNTRIES, "order": [{"by": "country", "descending": True}], "limit": 2, "cubes": "off"}
+    )
+    assert all_rows.json["rows"] == expected
+    assert all_rows.json["cube"]["reason"] == "the session does not use cubes"
 
 
 async def test_conditions_snapshots_and_arrow_work_as_in_sql(site: Site) -> None:
@@ -101,8 +103,8 @@ async def test_conditions_snapshots_and_arrow_work_as_in_sql(site: Site) -> None
 async def test_names_of_a_request_are_those_of_the_requested_snapshot(site: Site) -> None:
     body = {"namespace": ["db"], "table": "renamed", "measures": ["sum(discount)", "count(*)"]}
     login = {"Authorization": f"Bearer {site.tokens['rita']}"}
-    loaded = (await site.api("GET", "/v1/namespaces/db/tables/renamed", headers=login)).json["metadata"]
-    first, second = loaded["snapshots"]
+    loaded_table = (await site.api("GET", "/v1/namespaces/db/tables/renamed", headers=login)).json["metadata"]
+    first, second = loaded_table["snapshots"]
     for version in ({"snapshot-id": first["snapshot-id"]}, {"as-of": second["timestamp-ms"] - 1}):
         for name, values in ("id", [0, 1]), ("country", ["c0", "c1"]):
             answer = await ask(site, {**body, **version, "dimensions": [name], "order": [{"by": name}]})
@@ -120,9 +122,9 @@ async def test_answer_explains_why_a_cube_was_not_used(site: Site) -> None:
 
 
 async def test_request_runs_with_the_rights_of_the_caller(site: Site) -> None:
-    refused = [await ask(site, {**COUNTRIES, "table": name}, "olga") for name in ("t", "nothing")]
-    assert [answer.status for answer in refused] == [403, 403]
-    assert refused[0].raw == refused[1].raw, "the answer does not reveal whether the table exists"
+    refusals = [await ask(site, {**COUNTRIES, "table": name}, "olga") for name in ("t", "nothing")]
+    assert [answer.status for answer in refusals] == [403, 403]
+    assert refusals[0].raw == refusals[1].raw, "the answer does not reveal whether the table exists"
 
 
 @pytest.mark.parametrize(

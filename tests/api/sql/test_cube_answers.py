@@ -26,7 +26,7 @@ from seamark.metaserver.api.sql.aggregates import AggregateRequest, write_query
 from seamark.metaserver.api.sql.cube_answers import ENGINE
 from seamark.metaserver.planner.cubes import aggregation, segments
 from tests.connector.server_thread import ServerThread
-from tests.connector.sql.comparing import comparable
+from tests.connector.sql.comparing import to_comparable_value
 from tests.connector.sql.test_cubes import COMPARED, OPERANDS, World
 from tests.seeds import examples, first_seed
 
@@ -84,15 +84,15 @@ class RandomRequests:
     def request(self, dimensions: list[str], measures: list[str]) -> dict[str, Any]:
         rng = self._rng
         offered = sorted({one for dimension in dimensions for one in DIMENSIONS[dimension]})
-        chosen = rng.sample(offered, rng.randint(0, min(3, len(offered))))
+        chosen_measures = rng.sample(offered, rng.randint(0, min(3, len(offered))))
         values = rng.sample(measures, rng.randint(1, min(4, len(measures))))
-        body: dict[str, Any] = {"dimensions": chosen, "measures": values, "cubes": rng.choice((ON, ON, EXACT))}
+        body: dict[str, Any] = {"dimensions": chosen_measures, "measures": values, "cubes": rng.choice((ON, ON, EXACT))}
         if rng.random() < 0.6:
             conditions = [rng.choice(CONDITIONS[rng.choice(dimensions)]) for _ in range(rng.randint(1, 2))]
             body["where"] = rng.choice((" AND ", " OR ")).join(conditions)
         if rng.random() < 0.5:
             # The order is total, so that the rows of both answers have one order.
-            keys = [*rng.sample(values, 1), *chosen]
+            keys = [*rng.sample(values, 1), *chosen_measures]
             body["order"] = [{"by": key, "descending": rng.random() < 0.5} for key in keys]
             if rng.random() < 0.5:
                 body["limit"] = rng.choice((0, 1, 5, 1000))
@@ -108,10 +108,10 @@ class CubeAggregates:
         name: The table.
     """
 
-    def __init__(self, server: ServerThread, session: SqlSession, plain: SqlSession, name: str) -> None:
+    def __init__(self, server: ServerThread, session: SqlSession, plain_session: SqlSession, name: str) -> None:
         self._server = server
         self._session = session
-        self._plain = plain
+        self._plain = plain_session
         self._namespace, self._table = name.split(".")
 
     def ask(self, body: dict[str, Any], **headers: str) -> tuple[int, bytes]:
@@ -140,8 +140,8 @@ class CubeAggregates:
         streamed = pa.ipc.open_stream(self.ask(body, Accept=ARROW)[1]).read_all()
         assert streamed.schema == rows.schema, context
         assert list_rows(streamed, body) == list_rows(rows, body), context
-        written = [row for batch in rows.to_batches() for row in to_json_rows(batch)]
-        assert sorted_texts(answer["rows"]) == sorted_texts(written), context
+        expected_rows = [row for batch in rows.to_batches() for row in to_json_rows(batch)]
+        assert sorted_texts(answer["rows"]) == sorted_texts(expected_rows), context
         assert list_rows(self._session.sql(statement).to_arrow(), body) == list_rows(rows, body), context
         return "cube"
 
@@ -154,13 +154,13 @@ class CubeAggregates:
 
 def list_rows(table: pa.Table, body: dict[str, Any]) -> list[str]:
     """Return the rows in a comparable form, in order if the request has an order."""
-    columns = [[comparable(value) for value in column.to_pylist()] for column in table.columns]
+    columns = [[to_comparable_value(value) for value in column.to_pylist()] for column in table.columns]
     rows = [repr(row) for row in zip(*columns, strict=True)]
     return rows if "order" in body else sorted(rows)
 
 
 def sorted_texts(rows: list[list[Any]]) -> list[str]:
-    return sorted(repr([comparable(value) for value in row]) for row in rows)
+    return sorted(repr([to_comparable_value(value) for value in row]) for row in rows)
 
 
 @pytest.fixture(scope="module")
@@ -182,20 +182,20 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerThread]:
 def run_case(server: ServerThread, seed: int, requests: int) -> Counter[str]:
     """Change a table at random, and compare answers from its cubes with the rows."""
     rng = random.Random(seed)
-    drawn = RandomRequests(rng)
+    random_requests = RandomRequests(rng)
     counts: Counter[str] = Counter()
     with (
         closing(IndexClient(server.url)) as client,
         SqlSession(server.url) as session,
-        SqlSession(server.url, cubes=OFF) as plain,
+        SqlSession(server.url, cubes=OFF) as plain_session,
     ):
         world = World(server, client, rng, f"db.t{seed}")
         world.create_table()
         world.append()
         for _ in range(2):
-            world.add_cube(*drawn.cube())
+            world.add_cube(*random_requests.cube())
         world.build()
-        asked = CubeAggregates(server, session, plain, world.name)
+        asked = CubeAggregates(server, session, plain_session, world.name)
         for _ in range(4):
             for step in rng.sample(("append", "append", "delete", "tag", "roll back", "damage", "lose"), 2):
                 match step:
@@ -212,7 +212,7 @@ def run_case(server: ServerThread, seed: int, requests: int) -> Counter[str]:
             if rng.random() < 0.8:
                 world.build()
             for _ in range(requests):
-                body = drawn.request(*rng.choice(world.cubes))
+                body = random_requests.request(*rng.choice(world.cubes))
                 if world.tags and rng.random() < 0.2:
                     body["ref"] = rng.choice(world.tags)
                 counts[asked.compare(body, f"seed {seed}: {body}")] += 1
@@ -232,19 +232,19 @@ def test_answer_follows_commits_and_counts_as_a_use_of_the_cube(server: ServerTh
     with (
         closing(IndexClient(server.url)) as client,
         SqlSession(server.url) as session,
-        SqlSession(server.url, cubes=OFF) as plain,
+        SqlSession(server.url, cubes=OFF) as plain_session,
     ):
         world = World(server, client, rng, "db.uses")
         world.create_table()
         world.append()
         world.add_cube(["k"], ["sum(id)"])
         world.build()
-        asked = CubeAggregates(server, session, plain, world.name)
+        asked = CubeAggregates(server, session, plain_session, world.name)
         body: dict[str, Any] = {"dimensions": ["k"], "measures": ["sum(id)", "count(*)"]}
         first = asked.ask(body)[1]
-        again = asked.ask(body)[1]
-        assert json.loads(first)["rows"] == json.loads(again)["rows"]
-        assert json.loads(first)["statement-id"] != json.loads(again)["statement-id"]
+        second_answer = asked.ask(body)[1]
+        assert json.loads(first)["rows"] == json.loads(second_answer)["rows"]
+        assert json.loads(first)["statement-id"] != json.loads(second_answer)["statement-id"]
         used = client.index(world.name, "cube0").json["used"]
         assert (used["plans"], used["files-in"], used["files-removed"]) == (2, 2, 2)
         world.tag()
@@ -264,14 +264,14 @@ def test_answer_needs_a_plan_that_is_allowed(server: ServerThread, monkeypatch: 
     with (
         closing(IndexClient(server.url)) as client,
         SqlSession(server.url) as session,
-        SqlSession(server.url, cubes=OFF) as plain,
+        SqlSession(server.url, cubes=OFF) as plain_session,
     ):
         world = World(server, client, random.Random(8), "db.forbidden")
         world.create_table()
         world.append()
         world.add_cube(["k"], ["sum(id)"])
         world.build()
-        asked = CubeAggregates(server, session, plain, world.name)
+        asked = CubeAggregates(server, session, plain_session, world.name)
         body = {"dimensions": ["k"], "measures": ["count(*)"]}
         assert asked.ask({**body, "limit": 5})[0] == 200
         monkeypatch.setattr(server.components.planner, "plan", forbid)
@@ -305,8 +305,8 @@ def test_many_values_are_aggregated_outside_of_the_event_loop(
         monkeypatch.setattr(cube_answers, "aggregate_groups", aggregate_and_note)
         monkeypatch.setattr(aggregation, "_finish", finish_and_note)
         monkeypatch.setattr(cube_answers, "_IN_LOOP_VALUES", 2 * len(rows))
-        wide = {**body, "measures": ["avg(price)", "avg( price)"], "order": [{"by": "k"}, {"by": "k"}]}
-        raw = asked.ask(wide)[1]
+        too_wide_body = {**body, "measures": ["avg(price)", "avg( price)"], "order": [{"by": "k"}, {"by": "k"}]}
+        raw = asked.ask(too_wide_body)[1]
         assert sorted_texts([row[:2] for row in json.loads(raw)["rows"]]) == sorted_texts(rows)
         assert all(first == second for _, first, second in json.loads(raw)["rows"])
         assert measures == ["avg(price)"], "equal measures are computed once"

@@ -30,13 +30,13 @@ async def _settle() -> None:
 
 
 async def test_two_principals_with_statements_leave_a_slot_to_a_third() -> None:
-    slots, end, started = FairSlots("statements", 4), asyncio.Event(), list[str | None]()
+    slots, end, has_started = FairSlots("statements", 4), asyncio.Event(), list[str | None]()
     async with asyncio.TaskGroup() as group:
         for holder in ("ann", "ann", "bob", "bob"):
-            group.create_task(_hold(slots, holder, end, started))
+            group.create_task(_hold(slots, holder, end, has_started))
         await _settle()
         # The last request waits: the fourth slot is for a principal without a running statement.
-        assert started == ["ann", "ann", "bob"]
+        assert has_started == ["ann", "ann", "bob"]
         for holder in ("ann", "bob"):
             with pytest.raises(TooManyRequests, match="share of 2"):
                 async with slots.slot(holder, 60):
@@ -45,24 +45,24 @@ async def test_two_principals_with_statements_leave_a_slot_to_a_third() -> None:
             slots.check_invariants()
         assert slots.taken == 3
         end.set()
-    assert started == ["ann", "ann", "bob", "bob"]
+    assert has_started == ["ann", "ann", "bob", "bob"]
     assert slots.taken == 0
 
 
 async def test_free_slot_goes_to_the_principal_with_the_fewest_slots() -> None:
-    slots, ends, started = FairSlots("statements", 8), [asyncio.Event() for _ in range(8)], list[str | None]()
+    slots, ends, has_started = FairSlots("statements", 8), [asyncio.Event() for _ in range(8)], list[str | None]()
     async with asyncio.TaskGroup() as group:
         for holder, end in zip(("ann", "ann", "ann", "bob", "bob", "bob", "cleo", "dora"), ends, strict=True):
-            group.create_task(_hold(slots, holder, end, started))
+            group.create_task(_hold(slots, holder, end, has_started))
         await _settle()
         assert slots.taken == 8
         released = asyncio.Event()
         for holder in ("bob", "cleo", "eve"):  # The order is that in which the requests begin to wait.
-            group.create_task(_hold(slots, holder, released, started))
+            group.create_task(_hold(slots, holder, released, has_started))
         await _settle()
         ends[0].set()
         await _settle()
-        assert started[8:] == ["eve"]
+        assert has_started[8:] == ["eve"]
         for end in (*ends, released):
             end.set()
 
@@ -105,23 +105,23 @@ async def test_slots_are_used_and_shared_in_any_order_of_requests(seed: int) -> 
     rng = random.Random(seed)
     limit = rng.choice((1, 2, 3, 4, 8))
     slots = FairSlots("statements", limit)
-    running: list[tuple[asyncio.Task[None], asyncio.Event]] = []
+    running_tasks: list[tuple[asyncio.Task[None], asyncio.Event]] = []
     for _ in range(200):
-        if running and rng.random() < 0.45:
-            task, end = running.pop(rng.randrange(len(running)))
+        if running_tasks and rng.random() < 0.45:
+            task, end = running_tasks.pop(rng.randrange(len(running_tasks)))
             if rng.random() < 0.3:
                 task.cancel()
             end.set()
         else:
             end = asyncio.Event()
             holder = rng.choice((None, "ann", "bob", "cleo", "dora"))
-            running.append((asyncio.create_task(_try(slots, holder, end)), end))
+            running_tasks.append((asyncio.create_task(_try(slots, holder, end)), end))
         if rng.random() < 0.7:
             await _settle()
             slots.check_invariants()
-    for _, end in running:
+    for _, end in running_tasks:
         end.set()
-    await asyncio.gather(*(task for task, _ in running), return_exceptions=True)
+    await asyncio.gather(*(task for task, _ in running_tasks), return_exceptions=True)
     await _settle()
     slots.check_invariants()
     assert slots.taken == 0

@@ -44,20 +44,23 @@ print(json.dumps(told))
 
 @pytest.mark.skipif(landlock._read_abi_version() < 3, reason="this kernel has no Landlock, or an old one")
 def test_restricted_process_reads_no_file_outside_and_writes_none(tmp_path: Path) -> None:
-    inside, outside = tmp_path / "inside", tmp_path / "outside"
-    for folder in (inside, outside):
+    inside, outside_folder = tmp_path / "inside", tmp_path / "outside"
+    for folder in (inside, outside_folder):
         folder.mkdir()
         (folder / "a").write_text("a")
-    (inside / "link").symlink_to(outside / "a")
+    (inside / "link").symlink_to(outside_folder / "a")
     completed = subprocess.run(
-        [sys.executable, "-P", "-c", SCRIPT, str(inside), str(outside)], capture_output=True, text=True, check=False
+        [sys.executable, "-P", "-c", SCRIPT, str(inside), str(outside_folder)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert completed.returncode == 0, completed.stderr
-    reported = json.loads(completed.stdout)
-    assert reported.pop("changes")
-    assert reported.pop("reads")
-    assert {name: outcome for name, outcome in reported.items() if outcome == "done"} == {
+    report = json.loads(completed.stdout)
+    assert report.pop("changes")
+    assert report.pop("reads")
+    assert {name: outcome for name, outcome in report.items() if outcome == "done"} == {
         "read inside": "done",
         "thread: read inside": "done",
     }
-    assert {value for value in reported.values() if value != "done"} == {"PermissionError"}
+    assert {value for value in report.values() if value != "done"} == {"PermissionError"}

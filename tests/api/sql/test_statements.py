@@ -47,15 +47,15 @@ class Site:
         return Api(self.server)
 
     async def sql(
-        self, principal: str, statement: str, *, headers: dict[str, str] | None = None, **more: Any
+        self, principal: str, statement: str, *, headers: dict[str, str] | None = None, **options: Any
     ) -> Answer:
         request_headers = {"Authorization": f"Bearer {self.tokens[principal]}"} if principal else {}
         return await self.api(
-            "POST", "/api/v1/sql", {"statement": statement, **more}, headers={**request_headers, **(headers or {})}
+            "POST", "/api/v1/sql", {"statement": statement, **options}, headers={**request_headers, **(headers or {})}
         )
 
 
-def workers() -> list[psutil.Process]:
+def list_workers() -> list[psutil.Process]:
     """Return the processes that run statements now: the children of the workers' parent."""
     parents = [child for child in psutil.Process().children() if STATEMENT_WORKER in _arguments(child)]
     return [child for one in parents for child in one.children() if _runs(child)]
@@ -103,11 +103,16 @@ async def _fill(folder: Path) -> None:
 
 async def _state_totals(api: Api, total: str) -> None:
     """Commit a snapshot to the table `db.boast` whose summary has these totals."""
-    last = (await api("GET", "/v1/namespaces/db/tables/boast")).json["metadata"]["snapshots"][-1]
-    summary = {**last["summary"], "total-data-files": total, "total-files-size": total}
-    changed = {"snapshot-id": 1, "parent-snapshot-id": last["snapshot-id"], "sequence-number": 2, "summary": summary}
+    last_snapshot = (await api("GET", "/v1/namespaces/db/tables/boast")).json["metadata"]["snapshots"][-1]
+    summary = {**last_snapshot["summary"], "total-data-files": total, "total-files-size": total}
+    changed_snapshot = {
+        "snapshot-id": 1,
+        "parent-snapshot-id": last_snapshot["snapshot-id"],
+        "sequence-number": 2,
+        "summary": summary,
+    }
     updates = [
-        {"action": "add-snapshot", "snapshot": {**last, **changed}},
+        {"action": "add-snapshot", "snapshot": {**last_snapshot, **changed_snapshot}},
         {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": 1},
     ]
     assert (await api("POST", "/v1/namespaces/db/tables/boast", {"requirements": [], "updates": updates})).status == 200
@@ -231,13 +236,13 @@ async def test_totals_stated_by_a_writer_do_not_stop_readers(site: Site) -> None
 async def test_size_of_answers_is_limited(home: Path) -> None:
     async with open_site(home, sql_rows_limit=10, sql_time_s=20, sql_bytes_limit=2000) as site:
         assert (await site.sql("rita", "SELECT id FROM db.t LIMIT 10")).status == 200
-        many = await site.sql("rita", "SELECT id FROM db.t")
-        assert many.status == 400
-        assert "sql_rows_limit" in many.json["error"]["message"]
+        many_rows = await site.sql("rita", "SELECT id FROM db.t")
+        assert many_rows.status == 400
+        assert "sql_rows_limit" in many_rows.json["error"]["message"]
         partial_answer = await site.sql("rita", "SELECT id FROM db.t", **{"max-rows": 4})
         assert (len(partial_answer.json["rows"]), partial_answer.json["complete"]) == (4, False)
-        wide = "SELECT " + ", ".join(f"'{'x' * 90}' AS c{n}" for n in range(40))
-        assert "sql_bytes_limit" in (await site.sql("rita", wide)).json["error"]["message"]
+        wide_statement = "SELECT " + ", ".join(f"'{'x' * 90}' AS c{n}" for n in range(40))
+        assert "sql_bytes_limit" in (await site.sql("rita", wide_statement)).json["error"]["message"]
 
 
 async def test_statement_ends_at_its_time_limit_and_leaves_no_process(home: Path) -> None:
@@ -245,18 +250,18 @@ async def test_statement_ends_at_its_time_limit_and_leaves_no_process(home: Path
         answer = await site.sql("rita", LONG_STATEMENT)
         assert answer.status == 400, answer.raw
         assert "sql_time_s" in answer.json["error"]["message"]
-        await until(lambda: not workers())
+        await until(lambda: not list_workers())
 
 
 async def test_statements_of_a_principal_and_of_the_server_are_limited(home: Path) -> None:
     async with open_site(home, sql_statements_limit=2, sql_time_s=30, sql_queue_s=0.2) as site:
         long = asyncio.create_task(site.sql("rita", LONG_STATEMENT, id="long"))
-        await until(lambda: len(workers()) == 1)
+        await until(lambda: len(list_workers()) == 1)
         assert (await site.sql("rita", "SELECT 1")).status == 429
         assert (await site.sql("wendy", "SELECT 1")).status == 200
-        await until(lambda: len(workers()) == 1)
+        await until(lambda: len(list_workers()) == 1)
         other_task = asyncio.create_task(site.sql("root", LONG_STATEMENT, id="long"))
-        await until(lambda: len(workers()) == 2)
+        await until(lambda: len(list_workers()) == 2)
         assert (await site.sql("wendy", "SELECT 1")).status == 503
         for principal in ("rita", "root"):  # Each caller has its own ids.
             headers = {"Authorization": f"Bearer {site.tokens[principal]}"}
@@ -264,7 +269,7 @@ async def test_statements_of_a_principal_and_of_the_server_are_limited(home: Pat
             assert (await site.api("DELETE", "/api/v1/sql/long", headers=headers)).status == 204
         for task in (long, other_task):
             assert "cancelled" in (await task).json["error"]["message"]
-        await until(lambda: not workers())
+        await until(lambda: not list_workers())
 
 
 async def test_two_principals_leave_a_statement_to_a_third(home: Path) -> None:
@@ -272,14 +277,14 @@ async def test_two_principals_leave_a_statement_to_a_third(home: Path) -> None:
         long = [
             asyncio.create_task(site.sql(principal, LONG_STATEMENT)) for principal in ("rita", "rita", "wendy", "wendy")
         ]
-        await until(lambda: len(workers()) == 3)
+        await until(lambda: len(list_workers()) == 3)
         assert (await site.sql("root", "SELECT 1")).status == 200
         finished_tasks, _ = await asyncio.wait(long, return_when=asyncio.FIRST_COMPLETED)
         assert [task.result().status for task in finished_tasks] == [503]
         for task in long:
             task.cancel()
         await asyncio.gather(*long, return_exceptions=True)
-        await until(lambda: not workers())
+        await until(lambda: not list_workers())
 
 
 async def test_statement_without_tables_ends_with_its_token(site: Site) -> None:
@@ -290,18 +295,18 @@ async def test_statement_without_tables_ends_with_its_token(site: Site) -> None:
     rows = ", ".join(f"({number})" for number in range(60))
     long = "SELECT count(*) FROM " + ", ".join(f"(VALUES {rows}) t{number}" for number in range(12))
     running_one = asyncio.create_task(site.sql("vera", long))
-    await until(lambda: len(workers()) == 1)
+    await until(lambda: len(list_workers()) == 1)
     assert (await site.api("DELETE", "/api/v1/tokens/vera", headers=headers)).status == 204
     assert (await running_one).status == 401
-    await until(lambda: not workers())
+    await until(lambda: not list_workers())
 
 
 async def test_disconnected_client_ends_its_statement(site: Site) -> None:
     leaving = asyncio.create_task(site.sql("rita", LONG_STATEMENT))
-    await until(lambda: len(workers()) == 1)
+    await until(lambda: len(list_workers()) == 1)
     leaving.cancel()
     await asyncio.gather(leaving, return_exceptions=True)
-    await until(lambda: not workers())
+    await until(lambda: not list_workers())
 
 
 def _file_size_limits(worker: psutil.Process) -> list[list[str]]:
@@ -314,8 +319,8 @@ async def test_worker_has_no_secret_and_ends_with_the_server(home: Path, monkeyp
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "the-secret")
     async with open_site(home) as site:
         running_statement = asyncio.create_task(site.sql("rita", LONG_STATEMENT))
-        await until(lambda: len(workers()) == 1)
-        (worker,) = workers()
+        await until(lambda: len(list_workers()) == 1)
+        (worker,) = list_workers()
         text = b"\0".join(Path(f"/proc/{pid}/environ").read_bytes() for pid in (worker.pid, worker.ppid()))
         assert b"the-secret" not in text
         assert b"SEAMARK_S3" not in text
@@ -383,10 +388,10 @@ async def test_statement_token_allows_only_reading(site: Site) -> None:
     assert (await site.api("GET", "/v1/namespaces/db/tables/t", headers=headers)).status == 200
     assert (await site.api("DELETE", "/v1/namespaces/db/tables/t", headers=headers)).status == 403
     assert (await site.api("GET", "/v1/namespaces/other", headers=headers)).status in (403, 404)
-    again = await site.api("POST", "/api/v1/sql", {"statement": "SELECT 1"}, headers=headers)
-    assert again.status == 403
-    for forged in (token[:-2] + "AA", "smq_", "smq_AAAA", "sms_" + token[4:]):
-        answer = await site.api("GET", "/v1/namespaces", headers={"Authorization": f"Bearer {forged}"})
+    second_answer = await site.api("POST", "/api/v1/sql", {"statement": "SELECT 1"}, headers=headers)
+    assert second_answer.status == 403
+    for forged_token in (token[:-2] + "AA", "smq_", "smq_AAAA", "sms_" + token[4:]):
+        answer = await site.api("GET", "/v1/namespaces", headers={"Authorization": f"Bearer {forged_token}"})
         assert answer.status == 401
     old = parts.authenticator.statement_tokens.issue(rita.principal, -1)
     assert (await site.api("GET", "/v1/namespaces", headers={"Authorization": f"Bearer {old}"})).status == 401
@@ -449,12 +454,12 @@ async def test_expensive_statement_gets_a_400_or_an_answer_and_leaves_no_process
             while (answer := await site.sql("", "SELECT count(*) AS n FROM db.t")).status != 200:
                 assert "sql_time_s" in answer.json["error"]["message"]
         assert answer.json["rows"] == [[60]]
-        await until(lambda: not workers())
+        await until(lambda: not list_workers())
 
 
 async def test_statement_is_cancelled_only_by_its_owner(site: Site) -> None:
     running_one = asyncio.create_task(site.sql("rita", LONG_STATEMENT, id="long"))
-    await until(workers)
+    await until(list_workers)
     for principal in ("olga", "wendy", "root"):
         answer = await site.api(
             "DELETE", "/api/v1/sql/long", headers={"Authorization": f"Bearer {site.tokens[principal]}"}

@@ -11,8 +11,8 @@ import pytest
 from seamark.formats.runtime.errors import CommitConflict, CommitUnknown
 from seamark.metaserver.catalog.values import TableChange
 from seamark.metaserver.commit.engine_commits import rebase
-from tests.catalog.appender import ADDED, DELETED, EXISTING, Appender, Commit, local, read_list, read_snapshot
-from tests.catalog.appends import DB, append, commit, create, head, load
+from tests.catalog.appender import ADDED, DELETED, EXISTING, Appender, Commit, read_list, read_snapshot, to_local_path
+from tests.catalog.appends import DB, append, commit, create, find_head, load
 from tests.catalog.rig import CALLER, RacingStore, open_rig
 from tests.support.wrapper_capture import WrapperCapture
 
@@ -25,13 +25,13 @@ async def test_overtaken_append_follows_the_appends_that_overtook_it(tmp_path: P
         appender, expected_rows = Appender(await load(rig)), {"late-1": 10, "late-2": 5}
         request = appender.commit(expected_rows)
         await append(rig, {"b": 2})
-        last = await append(rig, {"c": 3})
+        last_file = await append(rig, {"c": 3})
         committed_table = await commit(rig, request)
         metadata = await load(rig)
-        snapshot = head(metadata)
+        snapshot = find_head(metadata)
         assert committed_table.metadata.current_snapshot_id == snapshot["snapshot-id"] == appender.snapshot_id
-        assert snapshot["parent-snapshot-id"] == last.snapshot_id
-        assert snapshot["sequence-number"] == metadata["last-sequence-number"] == last.sequence + 1
+        assert snapshot["parent-snapshot-id"] == last_file.snapshot_id
+        assert snapshot["sequence-number"] == metadata["last-sequence-number"] == last_file.sequence + 1
         files = read_snapshot(snapshot)
         assert {path: file.sequence_number for path, file in files.items()} == {
             "a": 1, "b": 2, "c": 3, "late-1": 4, "late-2": 4
@@ -64,7 +64,7 @@ async def test_file_rewritten_by_a_rejected_client_is_read_again(tmp_path: Path)
         appender.manifests.clear()
         await commit(rig, appender.commit({"new": 1}))
         assert (appender.manifest_list, appender.manifests) == (refused_list, refused_manifests)
-        assert read_snapshot(head(await load(rig))).keys() == {"a", "b", "new"}
+        assert read_snapshot(find_head(await load(rig))).keys() == {"a", "b", "new"}
 
 
 def _schema_change(client: Appender, commit: Commit) -> None:
@@ -92,7 +92,7 @@ def _list_outside(client: Appender, commit: Commit) -> None:
 
 
 def _truncate_manifest(client: Appender, commit: Commit) -> None:
-    path = local(client.manifests[0])
+    path = to_local_path(client.manifests[0])
     path.write_bytes(path.read_bytes()[:-1])
 
 
@@ -150,9 +150,9 @@ async def test_doubtful_append_is_rejected_as_without_rebase_and_changes_nothing
         await rig.publisher.close()
         assert await rig.files() == before
         assert await load(rig) == metadata
-        sound = Appender(metadata | {"refs": {}, "current-snapshot-id": None, "last-sequence-number": 1})
-        await commit(rig, sound.commit({"late": 1}))
-        assert set(read_snapshot(head(await load(rig)))) == {"a", "b", "late"}, "a sound one comes through"
+        valid_appender = Appender(metadata | {"refs": {}, "current-snapshot-id": None, "last-sequence-number": 1})
+        await commit(rig, valid_appender.commit({"late": 1}))
+        assert set(read_snapshot(find_head(await load(rig)))) == {"a", "b", "late"}, "a sound one comes through"
 
 
 async def test_append_to_a_dropped_branch_is_rejected(tmp_path: Path) -> None:
@@ -181,11 +181,11 @@ async def test_existing_snapshot_id_or_manifest_is_not_added_again(tmp_path: Pat
         first = await append(rig, {"b": 1})
         same_id[1][0]["snapshot"]["snapshot-id"] = same_id[1][1]["snapshot-id"] = first.snapshot_id
         thief.listed = {"manifest_path": first.manifests[0]}
-        stands = await load(rig)
+        loaded_table = await load(rig)
         for request in (same_id, thief.commit({"b": 1})):
             with pytest.raises(CommitConflict):
                 await commit(rig, request)
-        assert await load(rig) == stands
+        assert await load(rig) == loaded_table
 
 
 async def test_append_that_needs_too_many_manifest_reads_is_rejected(
@@ -197,7 +197,7 @@ async def test_append_that_needs_too_many_manifest_reads_is_rejected(
         appender = Appender(await load(rig))
         request = appender.commit({"late": 1})
         await append(rig, {"b": 1})
-        size = local(appender.manifests[0]).stat().st_size
+        size = to_local_path(appender.manifests[0]).stat().st_size
         monkeypatch.setattr(rebase, "_MANIFESTS_LIMIT_BYTES", size - 1)
         with pytest.raises(CommitConflict):
             await commit(rig, request)
@@ -215,7 +215,7 @@ async def test_appends_are_rebased_only_for_tables_that_enable_it(tmp_path: Path
             await commit(rig, request)
         await commit(rig, ([], [{"action": "set-properties", "updates": {"seamark.commit.rebase": "Append"}}]))
         await commit(rig, request)
-        assert set(read_snapshot(head(await load(rig)))) == {"a", "late"}
+        assert set(read_snapshot(find_head(await load(rig)))) == {"a", "late"}
 
 
 async def test_transaction_of_several_tables_is_not_rebased(tmp_path: Path) -> None:
@@ -242,9 +242,9 @@ async def test_version_2_append_is_rebased_onto_a_table_upgraded_to_version_3(tm
         await append(rig, {"b": 2})
         await commit(rig, request)
         metadata = await load(rig)
-        files = read_snapshot(head(metadata))
+        files = read_snapshot(find_head(metadata))
         assert {path: file.first_row_id for path, file in files.items()} == {"a": 2, "b": 0, "late": 3}
-        assert (head(metadata)["first-row-id"], metadata["next-row-id"]) == (3, 13)
+        assert (find_head(metadata)["first-row-id"], metadata["next-row-id"]) == (3, 13)
 
 
 async def test_append_is_rebased_some_time_after_a_rollback(tmp_path: Path) -> None:
@@ -261,8 +261,8 @@ async def test_append_is_rebased_some_time_after_a_rollback(tmp_path: Path) -> N
         await append(rig, {"c": 1})
         await commit(rig, request)
         metadata = await load(rig)
-        assert set(read_snapshot(head(metadata))) == {"a", "c", "late"}
-        assert head(metadata)["timestamp-ms"] == metadata["snapshot-log"][-2]["timestamp-ms"]
+        assert set(read_snapshot(find_head(metadata))) == {"a", "c", "late"}
+        assert find_head(metadata)["timestamp-ms"] == metadata["snapshot-log"][-2]["timestamp-ms"]
 
 
 async def test_append_is_rebased_when_another_branch_took_its_sequence_number(tmp_path: Path) -> None:
@@ -280,9 +280,9 @@ async def test_append_is_rebased_when_another_branch_took_its_sequence_number(tm
         await append(rig, {"b": 2})
         await commit(rig, request)
         metadata = await load(rig)
-        assert set(read_snapshot(head(metadata, "dev"))) == {"a", "late"}
-        assert set(read_snapshot(head(metadata))) == {"a", "b"}
-        assert head(metadata, "dev")["sequence-number"] == 3
+        assert set(read_snapshot(find_head(metadata, "dev"))) == {"a", "late"}
+        assert set(read_snapshot(find_head(metadata))) == {"a", "b"}
+        assert find_head(metadata, "dev")["sequence-number"] == 3
 
 
 async def test_rebased_branch_keeps_the_retention_set_meanwhile(tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ async def test_missing_total_is_omitted_and_timestamps_do_not_go_back(tmp_path: 
         del request[1][0]["snapshot"]["summary"]["total-records"]
         await commit(rig, request)
         await commit(rig, late_request)
-        snapshot = head(await load(rig))
+        snapshot = find_head(await load(rig))
         assert snapshot["timestamp-ms"] == first.metadata["last-updated-ms"] + 50_000
         assert snapshot["summary"] == {
             "operation": "append", "engine-name": "appender", "added-data-files": "1", "added-records": "3",
@@ -339,7 +339,7 @@ async def test_repeat_of_a_rebased_append_gets_its_first_outcome(tmp_path: Path)
         assert second_commit.entry is not None
         assert second_commit.entry.metadata_location == committed_table.entry.metadata_location
         assert await rig.files() == before
-        files = read_snapshot(head(await load(rig)))
+        files = read_snapshot(find_head(await load(rig)))
         assert set(files) == {"a", "b", "c", "late"}
 
 
@@ -362,7 +362,7 @@ async def test_rebase_that_loses_the_swap_is_repeated_and_leaves_no_file(tmp_pat
         await commit(rig, request)
         await rig.publisher.close()
         metadata = await load(rig)
-        files = read_snapshot(head(metadata))
+        files = read_snapshot(find_head(metadata))
         assert {path: file.sequence_number for path, file in files.items()} == {
             "a": 1, "b": 2, "c": 3, "d": 4, "late": 5
         }  # fmt: skip
@@ -398,9 +398,9 @@ async def test_rebase_with_an_unknown_outcome_keeps_the_files_that_the_table_may
             await commit(rig, request)
         capture.wrapper.forgets = False
         await rig.publisher.close()
-        assert set(read_snapshot(head(await load(rig)))) == {"a", "late"}
+        assert set(read_snapshot(find_head(await load(rig)))) == {"a", "late"}
         committed_table = await commit(rig, request)
-        assert set(read_snapshot(head(await load(rig)))) == {"a", "late"}
+        assert set(read_snapshot(find_head(await load(rig)))) == {"a", "late"}
         assert committed_table.metadata.last_sequence_number == 2
 
 
@@ -415,22 +415,20 @@ async def test_merge_that_met_another_merge_is_undone_and_its_files_are_added(tm
         for request in requests:
             await commit(rig, request)
         metadata = await load(rig)
-        listed_list = read_list(head(metadata))
-        manifest_paths = {row["manifest_path"] for row in listed_list}
+        manifests = read_list(find_head(metadata))
+        manifest_paths = {row["manifest_path"] for row in manifests}
         assert set(first.manifests) <= manifest_paths
         assert manifest_paths & set(second.manifests) == set(second.manifests[:1] if apart else []), (
             "what added nothing is left out"
         )
-        assert [row["added_files_count"] for row in listed_list if row["added_snapshot_id"] == second.snapshot_id] == [
-            1
-        ]
-        files = read_snapshot(head(metadata))
+        assert [row["added_files_count"] for row in manifests if row["added_snapshot_id"] == second.snapshot_id] == [1]
+        files = read_snapshot(find_head(metadata))
         assert {path: (file.sequence_number, file.status) for path, file in files.items()} == {
             "a": (1, EXISTING), "b": (2, EXISTING), "c": (3, EXISTING), "one": (4, ADDED), "two": (5, ADDED)
         }  # fmt: skip
 
 
-async def test_merge_is_kept_when_it_was_overtaken_by_a_plain_append(tmp_path: Path) -> None:
+async def test_merge_is_kept_after_a_plain_append_overtakes_it(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await create(rig)
         for name in ("a", "b", "c"):
@@ -439,7 +437,7 @@ async def test_merge_is_kept_when_it_was_overtaken_by_a_plain_append(tmp_path: P
         request = appender.commit({"late": 10})
         await append(rig, {"d": 1})
         await commit(rig, request)
-        listed_list = read_list(head(await load(rig)))
-        assert [row["manifest_path"] for row in listed_list if row["existing_files_count"]] == appender.manifests
-        assert len(listed_list) == 2
-        assert [row["min_sequence_number"] for row in listed_list] == [1, 4]
+        manifests = read_list(find_head(await load(rig)))
+        assert [row["manifest_path"] for row in manifests if row["existing_files_count"]] == appender.manifests
+        assert len(manifests) == 2
+        assert [row["min_sequence_number"] for row in manifests] == [1, 4]

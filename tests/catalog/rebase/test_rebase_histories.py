@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.catalog.appender import Appender, Commit, Row, read_snapshot
-from tests.catalog.appends import commit, create, head, load
+from tests.catalog.appends import commit, create, find_head, load
 from tests.catalog.rig import Rig, open_rig
 from tests.seeds import quick
 
@@ -27,32 +27,32 @@ class Model:
     row_ids: dict[tuple[str, str], int] = field(default_factory=dict)
     """The first row id of each file, once assigned; a file keeps it for good."""
 
-    def check(self, metadata: Row, about: str) -> None:
+    def check(self, metadata: Row, label: str) -> None:
         for branch, expected in self.branches.items():
             if branch not in metadata["refs"]:
-                assert expected == {}, about
+                assert expected == {}, label
                 continue
-            snapshot = head(metadata, branch)
+            snapshot = find_head(metadata, branch)
             files = read_snapshot(snapshot)
-            assert {path: file.records for path, file in files.items()} == expected, f"{about}: {branch}"
+            assert {path: file.records for path, file in files.items()} == expected, f"{label}: {branch}"
             totals = [int(snapshot["summary"][f"total-{counter}"]) for counter in ("data-files", "records")]
-            assert totals == [len(expected), sum(expected.values())], about
+            assert totals == [len(expected), sum(expected.values())], label
             for path, file in files.items():
                 original = self.numbers.setdefault((branch, path), file.sequence_number)
-                assert original == file.sequence_number, f"{about}: {path} was renumbered"
+                assert original == file.sequence_number, f"{label}: {path} was renumbered"
                 if file.first_row_id is not None or (branch, path) in self.row_ids:
                     original = self.row_ids.setdefault((branch, path), file.first_row_id or 0)
-                    assert original == file.first_row_id, f"{about}: the rows of {path} were renumbered"
+                    assert original == file.first_row_id, f"{label}: the rows of {path} were renumbered"
             if "first-row-id" in snapshot:
-                self._check_rows(files, metadata, about)
+                self._check_rows(files, metadata, label)
         numbers = [snapshot["sequence-number"] for snapshot in metadata["snapshots"]]
-        assert len(set(numbers)) == len(numbers), about
+        assert len(set(numbers)) == len(numbers), label
 
-    def _check_rows(self, files: dict[str, Any], metadata: Row, about: str) -> None:
+    def _check_rows(self, files: dict[str, Any], metadata: Row, label: str) -> None:
         spans = sorted((file.first_row_id, file.first_row_id + file.records) for file in files.values())
         for (_, end), (start, _) in itertools.pairwise(spans):
-            assert end <= start, f"{about}: row ids are given twice"
-        assert not spans or spans[-1][1] <= metadata["next-row-id"], about
+            assert end <= start, f"{label}: row ids are given twice"
+        assert not spans or spans[-1][1] <= metadata["next-row-id"], label
 
 
 @dataclass
@@ -96,7 +96,7 @@ class History:
     async def branch(self) -> None:
         metadata = await load(self.rig)
         if "main" in metadata.get("refs", {}) and "dev" not in self.model.branches:
-            snapshot_id = head(metadata)["snapshot-id"]
+            snapshot_id = find_head(metadata)["snapshot-id"]
             create = {"action": "set-snapshot-ref", "ref-name": "dev", "type": "branch", "snapshot-id": snapshot_id}
             await commit(self.rig, ([], [create]))
             self.model.branches["dev"] = dict(self.model.branches["main"])
@@ -104,7 +104,7 @@ class History:
     async def upgrade(self) -> None:
         await commit(self.rig, ([], [{"action": "upgrade-format-version", "format-version": 3}]))
 
-    async def run(self, steps: int, *, upgrades: bool, about: str) -> None:
+    async def run(self, steps: int, *, upgrades: bool, label: str) -> None:
         moves: list[Callable[[], Any]] = [self.begin] * 5 + [self.finish] * 4 + [self.delete, self.branch]
         for step in range(steps):
             move = self.source.choice(moves)
@@ -114,7 +114,7 @@ class History:
             await move()
             metadata = await load(self.rig)
             if metadata.get("refs"):
-                self.model.check(metadata, f"{about}, step {step}, {move.__name__}")
+                self.model.check(metadata, f"{label}, step {step}, {move.__name__}")
             else:
                 assert self.model.branches == {"main": {}}
 
@@ -127,7 +127,7 @@ async def test_random_histories_of_late_appends_equal_a_plain_set(
 ) -> None:
     async with open_rig(tmp_path) as rig:
         await create(rig, version)
-        await History(rig, random.Random(seed)).run(40, upgrades=upgrades, about=f"seed {seed}, version {version}")
+        await History(rig, random.Random(seed)).run(40, upgrades=upgrades, label=f"seed {seed}, version {version}")
 
 
 @pytest.mark.slow
@@ -139,4 +139,4 @@ async def test_long_random_histories_of_late_appends_equal_a_plain_set(
     for seed in range(100, 140):
         async with open_rig(tmp_path / str(seed)) as rig:
             await create(rig, version)
-            await History(rig, random.Random(seed)).run(60, upgrades=upgrades, about=f"seed {seed}, version {version}")
+            await History(rig, random.Random(seed)).run(60, upgrades=upgrades, label=f"seed {seed}, version {version}")

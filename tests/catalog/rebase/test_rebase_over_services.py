@@ -20,7 +20,7 @@ from seamark.formats.iceberg.metadata.manifest_policy import REWRITTEN_BY_MARK
 from seamark.formats.runtime.errors import CommitConflict
 from seamark.metaserver.commit.rewriting.manifest_rewrite import RewriteManifestsRequest
 from tests.catalog.appender import Appender, Commit, File, Row, read_list, read_manifest, read_snapshot
-from tests.catalog.appends import DB, head
+from tests.catalog.appends import DB, find_head
 from tests.catalog.rig import CALLER
 from tests.seeds import first_seed, quick
 from tests.server.rig import RunningServer, running
@@ -38,8 +38,8 @@ class Table:
             assert answer.status == 200, await answer.text()
 
     async def load(self) -> Row:
-        _, loaded = await self.server.get("/v1/namespaces/db/tables/t?snapshots=all")
-        row: Row = loaded["metadata"]
+        _, loaded_table = await self.server.get("/v1/namespaces/db/tables/t?snapshots=all")
+        row: Row = loaded_table["metadata"]
         return row
 
     async def commit(self, commit: Commit) -> None:
@@ -51,7 +51,7 @@ class Table:
 
 
 @asynccontextmanager
-async def a_table(folder: Path, version: int) -> AsyncIterator[Table]:
+async def open_services_table(folder: Path, version: int) -> AsyncIterator[Table]:
     async with running(folder, services_workers=0) as server:
         table = Table(server)
         await table.create(version)
@@ -117,7 +117,7 @@ class History:
         overtook = (await self.table.load()).get("current-snapshot-id")
         await self.table.commit(pending.request)
         metadata = await self.table.load()
-        snapshot = head(metadata)
+        snapshot = find_head(metadata)
         assert snapshot["snapshot-id"] == pending.client.snapshot_id
         if pending.client.expected is not None and overtook != pending.client.expected:
             self.overtaken += 1
@@ -172,36 +172,36 @@ class History:
             for item in pending_commits:
                 await self.finish(item)
 
-    def check(self, metadata: Row, about: str) -> None:
+    def check(self, metadata: Row, label: str) -> None:
         """Check that the live files are those of the engines, with their original sequence numbers and row ids."""
-        snapshot = head(metadata)
+        snapshot = find_head(metadata)
         live: dict[int, dict[str, File]] = {0: {}, 1: {}}
         for row in read_list(snapshot):
             for file in read_manifest(row):
-                assert file.path not in live[row["content"]], f"{about}: {file.path} is there twice"
+                assert file.path not in live[row["content"]], f"{label}: {file.path} is there twice"
                 live[row["content"]][file.path] = file
-        assert {path: file.records for path, file in live[0].items()} == self.files, about
-        assert live[1].keys() == self.deletes, about
+        assert {path: file.records for path, file in live[0].items()} == self.files, label
+        assert live[1].keys() == self.deletes, label
         totals = [int(snapshot["summary"][f"total-{counter}"]) for counter in ("data-files", "records")]
-        assert totals == [len(self.files), sum(self.files.values())], about
+        assert totals == [len(self.files), sum(self.files.values())], label
         for path, file in (live[0] | live[1]).items():
             numbers = file.snapshot_id, file.sequence_number, file.file_sequence_number
-            assert self.numbers.setdefault(path, numbers) == numbers, f"{about}: {path} was renumbered"
+            assert self.numbers.setdefault(path, numbers) == numbers, f"{label}: {path} was renumbered"
         if metadata["format-version"] > 2:
             firsts = {path: file.first_row_id for path, file in live[0].items()}
             for path, first in firsts.items():
-                assert self.row_ids.setdefault(path, first) == first, f"{about}: the rows of {path} were renumbered"
+                assert self.row_ids.setdefault(path, first) == first, f"{label}: the rows of {path} were renumbered"
             spans = sorted((first, first + self.files[path]) for path, first in firsts.items() if first is not None)
-            assert len(spans) == len(firsts), about
-            assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans)), about
-            assert not spans or spans[-1][1] <= metadata["next-row-id"], about
+            assert len(spans) == len(firsts), label
+            assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans)), label
+            assert not spans or spans[-1][1] <= metadata["next-row-id"], label
 
 
 @pytest.mark.parametrize("version", quick([3, 2], 1))
 async def test_commit_is_not_rejected_because_of_rewritten_manifests_or_files(tmp_path: Path, version: int) -> None:
     overtaken = undone = 0
     for case in range(3):
-        async with a_table(tmp_path / str(case), version) as table:
+        async with open_services_table(tmp_path / str(case), version) as table:
             print(f"seed {first_seed()}, version {version}, case {case}")
             history = History(table, random.Random(f"{first_seed()} {version} {case}"))
             await history.run(8)
@@ -216,18 +216,18 @@ async def test_undone_replacements_are_not_in_the_history(tmp_path: Path) -> Non
 
     And commits prepared on the new file must find in the history that the file is gone.
     """
-    async with a_table(tmp_path, 2) as table:
+    async with open_services_table(tmp_path, 2) as table:
         await table.commit(Appender(await table.load()).commit({"a": 1, "b": 2, "c": 3}))
         before = await table.load()
         pending = Appender(before).commit({}, ["a"])
         history = History(table, random.Random(1), files={"a": 1, "b": 2, "c": 3})
         await history.replace()
         replaced = await table.load()
-        (new_path,) = set(read_snapshot(head(replaced))) - {"a", "b", "c"}
+        (new_path,) = set(read_snapshot(find_head(replaced))) - {"a", "b", "c"}
         await table.commit(pending)
         undone = await table.load()
-        assert head(undone)["summary"][REPLACEMENTS_UNDONE] == str(replaced["current-snapshot-id"])
-        assert head(undone)["parent-snapshot-id"] == before["current-snapshot-id"]
+        assert find_head(undone)["summary"][REPLACEMENTS_UNDONE] == str(replaced["current-snapshot-id"])
+        assert find_head(undone)["parent-snapshot-id"] == before["current-snapshot-id"]
         deletes = {"content": "position-deletes", "file-path": f"{before['location']}/data/d.parquet", "spec-id": 0}
         deletes |= {"file-format": "parquet", "partition": [], "file-size-in-bytes": 9, "record-count": 1}
         body = {
@@ -245,7 +245,7 @@ async def test_undone_replacements_stay_for_expirations_that_began_earlier(tmp_p
 
     Iceberg's incremental clean-up would delete the files that the replacement had removed and that are live again.
     """
-    async with a_table(tmp_path, 2) as table:
+    async with open_services_table(tmp_path, 2) as table:
         await table.commit(Appender(await table.load()).commit({"a": 1, "b": 2, "c": 3}))
         pending = Appender(await table.load()).commit({}, ["a"])
         history = History(table, random.Random(1), files={"a": 1, "b": 2, "c": 3})
@@ -254,7 +254,7 @@ async def test_undone_replacements_stay_for_expirations_that_began_earlier(tmp_p
         snapshot_ids = [snapshot["snapshot-id"] for snapshot in (await table.load())["snapshots"]]
         await table.commit(pending)
         undone = snapshot_ids[1:]
-        assert head(await table.load())["summary"][REPLACEMENTS_UNDONE] == ",".join(map(str, reversed(undone)))
+        assert find_head(await table.load())["summary"][REPLACEMENTS_UNDONE] == ",".join(map(str, reversed(undone)))
         await table.commit(([], [{"action": "remove-snapshots", "snapshot-ids": snapshot_ids}]))
         assert {snapshot["snapshot-id"] for snapshot in (await table.load())["snapshots"]} > set(undone)
         assert snapshot_ids[0] not in {snapshot["snapshot-id"] for snapshot in (await table.load())["snapshots"]}
@@ -262,13 +262,13 @@ async def test_undone_replacements_stay_for_expirations_that_began_earlier(tmp_p
 
 async def test_false_claim_of_rewritten_manifests_is_not_trusted(tmp_path: Path) -> None:
     """Any client can write the mark into the summary of a snapshot that removes a file."""
-    async with a_table(tmp_path, 2) as table:
+    async with open_services_table(tmp_path, 2) as table:
         await table.commit(Appender(await table.load()).commit({"a": 1, "b": 2}))
         pending = Appender(await table.load()).commit({}, ["a"])
         name, value = REWRITTEN_BY_MARK
-        forged = {"operation": "replace", name: value}
+        forged_summary = {"operation": "replace", name: value}
         request = Appender(await table.load()).commit({}, ["b"])
-        request[1][0]["snapshot"]["summary"] = forged
+        request[1][0]["snapshot"]["summary"] = forged_summary
         await table.commit(request)
         with pytest.raises(CommitConflict):
             await table.commit(pending)
@@ -279,7 +279,7 @@ async def test_append_follows_replaced_files_and_is_rejected_after_changed_rows(
     tmp_path: Path, operation: str, merge: int
 ) -> None:
     """The table does not have the property that rebases all appends."""
-    async with a_table(tmp_path, 2) as table:
+    async with open_services_table(tmp_path, 2) as table:
         for path in "abc":
             await table.commit(Appender(await table.load()).commit({path: 1}))
         pending = Appender(await table.load(), merge=merge).commit({"late": 5})
@@ -288,7 +288,7 @@ async def test_append_follows_replaced_files_and_is_rejected_after_changed_rows(
         await table.commit(compaction)
         if operation == "replace":
             await table.commit(pending)
-            assert read_snapshot(head(await table.load())).keys() == {"abc", "late"}
+            assert read_snapshot(find_head(await table.load())).keys() == {"abc", "late"}
         else:
             with pytest.raises(CommitConflict):
                 await table.commit(pending)
@@ -296,7 +296,7 @@ async def test_append_follows_replaced_files_and_is_rejected_after_changed_rows(
 
 async def test_append_does_not_follow_a_replacement_that_adds_rows(tmp_path: Path) -> None:
     """An engine's commit is not rejected for its operation; it is reported, and counts as a change of rows."""
-    async with a_table(tmp_path, 2) as table:
+    async with open_services_table(tmp_path, 2) as table:
         await table.commit(Appender(await table.load()).commit({"a": 1}))
         before = await table.load()
         pending = Appender(before).commit({"late": 5})
@@ -306,12 +306,12 @@ async def test_append_does_not_follow_a_replacement_that_adds_rows(tmp_path: Pat
         with pytest.raises(CommitConflict):
             await table.commit(pending)
         file = {"content": "data", "file-path": f"{before['location']}/data/c.parquet", "file-format": "parquet"}
-        counted = {  # The client that commits has read all rows.
+        read_counts = {  # The client that commits has read all rows.
             "read-snapshot-id": before["current-snapshot-id"],
             "scope": {"filter": True},
             "add": [{**file, "spec-id": 0, "partition": [], "file-size-in-bytes": 100, "record-count": 1}],
         }
-        async with table.server.http.post(f"{table.server.url}/api/v1/tables/db/t/commit", json=counted) as answer:
+        async with table.server.http.post(f"{table.server.url}/api/v1/tables/db/t/commit", json=read_counts) as answer:
             assert answer.status == 409, await answer.text()
         results = {}
         for route in ("health", "timeline"):

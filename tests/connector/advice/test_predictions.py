@@ -42,7 +42,7 @@ def apply_best(client: IndexClient, case: int) -> tuple[float, float, float]:
 
 
 @pytest.mark.parametrize("case", quick(range(4), 0))
-def test_first_proposal_saves_about_the_bytes_that_are_predicted(client: IndexClient, case: int) -> None:
+def test_first_proposal_saves_about_as_many_bytes_as_predicted(client: IndexClient, case: int) -> None:
     before, predicted, after = apply_best(client, case)
     assert after < before
     assert predicted == pytest.approx(after, rel=0.4)
@@ -89,8 +89,8 @@ def test_commands_show_prediction_and_measurement(client: IndexClient) -> None:
     assert best["title"] in applied.output
     # A number of a list does not say which change is meant, because the next list may have another order.
     for unknown in (best["id"], "1"):
-        refused = CliRunner().invoke(cli, ["advise", "apply", TABLE, unknown, "--url", client.url])
-        assert (refused.exit_code, f"There is no proposal '{unknown}'" in refused.output) == (1, True)
+        refusal = CliRunner().invoke(cli, ["advise", "apply", TABLE, unknown, "--url", client.url])
+        assert (refusal.exit_code, f"There is no proposal '{unknown}'" in refusal.output) == (1, True)
     second_advice = load_advice(client, TABLE)
     assert second_advice["before"]["bytes"] < 0.5 * second_advice["applied"][0]["proposal"]["before"]["bytes"]
     by_hand = {"change": {"kind": "none"}, "title": "x", "commands": ["ALTER TABLE"]}

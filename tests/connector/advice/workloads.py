@@ -33,8 +33,8 @@ class Workload:
     weights: Sequence[float]
 
     def draw(self, rng: np.random.Generator, count: int) -> list[str]:
-        chosen = rng.choice(len(self.conditions), count, p=np.array(self.weights) / sum(self.weights))
-        return [self.conditions[number](rng) for number in chosen]
+        condition_numbers = rng.choice(len(self.conditions), count, p=np.array(self.weights) / sum(self.weights))
+        return [self.conditions[number](rng) for number in condition_numbers]
 
 
 def make_rows(rng: np.random.Generator) -> pa.Table:
@@ -52,9 +52,9 @@ def make_rows(rng: np.random.Generator) -> pa.Table:
     )
 
 
-def make_table(client: IndexClient, rng: np.random.Generator) -> pa.Table:
+def make_table(client: IndexClient, rng: np.random.Generator, files: int = FILES) -> pa.Table:
     """Create `db.t` without a layout, and return its rows. Its target file size is the size of its files."""
-    parts = [make_rows(rng) for _ in range(FILES)]
+    parts = [make_rows(rng) for _ in range(files)]
     with catalog_at(client.url) as catalog:
         catalog.create_namespace_if_not_exists("db")
         catalog.create_table(TABLE, schema=parts[0].schema)

@@ -164,13 +164,13 @@ class Comparisons:
     # Columns
 
     def can_name(self, column: Column, scope: Scope) -> bool:
-        alone = [one.name.lower() for one in scope].count(column.name.lower()) == 1
+        is_unambiguous = [one.name.lower() for one in scope].count(column.name.lower()) == 1
         owned = [one for one in scope if one.owner == column.owner and one.name.lower() == column.name.lower()]
-        return (alone and column.plain) or (column.owner is not None and len(owned) == 1)
+        return (is_unambiguous and column.plain) or (column.owner is not None and len(owned) == 1)
 
     def reference(self, column: Column, scope: Scope) -> str:
-        alone = [one.name.lower() for one in scope].count(column.name.lower()) == 1
-        if alone and column.plain and (column.owner is None or self.chance(0.5)):
+        is_unambiguous = [one.name.lower() for one in scope].count(column.name.lower()) == 1
+        if is_unambiguous and column.plain and (column.owner is None or self.chance(0.5)):
             return self.spell(column.name)
         return f"{self.spell(str(column.owner))}.{self.spell(column.name)}"
 
@@ -190,33 +190,37 @@ class Comparisons:
 
     # Conditions on two columns
 
-    def equality(self, left: Scope, right: Scope, both: Scope) -> str:
+    def equality(self, left: Scope, right: Scope, joined_scope: Scope) -> str:
         pairs = [
             (column, other)
             for column in left
             for other in right
-            if column.kind == other.kind and self.can_name(column, both) and self.can_name(other, both)
+            if column.kind == other.kind and self.can_name(column, joined_scope) and self.can_name(other, joined_scope)
         ]
-        periods = self.periods(left, right, both) if self.chance(0.3) or not pairs else []
+        periods = self.periods(left, right, joined_scope) if self.chance(0.3) or not pairs else []
         if periods:
             return self.rng.choice(periods)
         if not pairs:
             return "1 = 1"
         first, other = self.rng.choice(pairs)
-        return f"{self.reference(first, both)} = {self.reference(other, both)}"
+        return f"{self.reference(first, joined_scope)} = {self.reference(other, joined_scope)}"
 
-    def periods(self, left: Scope, right: Scope, both: Scope) -> list[str]:
+    def periods(self, left: Scope, right: Scope, joined_scope: Scope) -> list[str]:
         """Return conditions that equate the hour, day, month or year of a column with a column of the other side."""
         texts = []
         for first, other in (*((a, b) for a in left for b in right), *((b, a) for a in left for b in right)):
-            if first.kind in ("date", "timestamp") and self.can_name(first, both) and self.can_name(other, both):
-                time, reported = self.reference(first, both), self.reference(other, both)
+            if (
+                first.kind in ("date", "timestamp")
+                and self.can_name(first, joined_scope)
+                and self.can_name(other, joined_scope)
+            ):
+                time, period = self.reference(first, joined_scope), self.reference(other, joined_scope)
                 if other.kind in ("date", "timestamp"):
                     unit = self.rng.choice(["hour", "day", "month", "year"] if first.kind == "timestamp" else ["month"])
-                    texts.append(f"date_trunc('{unit}', {time}) = {reported}")
-                    texts += [f"{reported} = CAST({time} AS date)"] * 2
+                    texts.append(f"date_trunc('{unit}', {time}) = {period}")
+                    texts += [f"{period} = CAST({time} AS date)"] * 2
                 if other.kind == "long":
-                    texts.append(f"year({time}) = {reported}")
+                    texts.append(f"year({time}) = {period}")
         return texts
 
     def draw_cross_condition(self, scope: Scope) -> str:
@@ -372,15 +376,23 @@ class Comparisons:
         ]
 
     def conditional_shapes(self, name: str, kind: str) -> Shapes:
-        more = self.literal(kind)
+        second_literal = self.literal(kind)
         return [
-            lambda: f"coalesce({name}, {more}) {self.operator()} {self.literal(kind)}",
-            lambda: f"coalesce({name}, {more}) {self.rng.choice(['', 'NOT '])}IN ({self.literal(kind)}, {more})",
-            lambda: f"nullif({name}, {more}) {self.operator()} {self.literal(kind)}",
-            lambda: f"CASE WHEN {name} = {more} THEN 1 WHEN {name} > {more} THEN 2 ELSE 3 END {self.operator()} 2",
-            lambda: f"CASE {name} WHEN {more} THEN 'x' END {self.operator()} 'x'",
-            lambda: f"CASE WHEN {name} IS NULL THEN {more} ELSE {name} END {self.operator()} {self.literal(kind)}",
-            lambda: f"CASE WHEN {name} > {more} THEN TRUE ELSE FALSE END",
+            lambda: f"coalesce({name}, {second_literal}) {self.operator()} {self.literal(kind)}",
+            lambda: (
+                f"coalesce({name}, {second_literal}) {self.rng.choice(['', 'NOT '])}IN "
+                f"({self.literal(kind)}, {second_literal})"
+            ),
+            lambda: f"nullif({name}, {second_literal}) {self.operator()} {self.literal(kind)}",
+            lambda: (
+                f"CASE WHEN {name} = {second_literal} THEN 1 WHEN {name} > {second_literal} THEN 2 "
+                f"ELSE 3 END {self.operator()} 2"
+            ),
+            lambda: f"CASE {name} WHEN {second_literal} THEN 'x' END {self.operator()} 'x'",
+            lambda: (
+                f"CASE WHEN {name} IS NULL THEN {second_literal} ELSE {name} END {self.operator()} {self.literal(kind)}"
+            ),
+            lambda: f"CASE WHEN {name} > {second_literal} THEN TRUE ELSE FALSE END",
         ]
 
     def arithmetic_shapes(self, name: str, kind: str) -> Shapes:

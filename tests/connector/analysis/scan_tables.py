@@ -21,23 +21,23 @@ def columns_of(names: tuple[str | None, str | None, str]) -> dict[str, str] | No
     return TABLES.get(names[2])
 
 
-def scans_of_statement(statement: str, *, parameters: Sequence[str] = (), **more: Any) -> tuple[Scan, ...]:
+def find_statement_scans(statement: str, *, parameters: Sequence[str] = (), **options: Any) -> tuple[Scan, ...]:
     """Return the scans of the statement.
 
     Check that the statement's tree does not change when its scans are read twice, as the proxy reads it.
     """
-    scans = find_scans(statement, columns_of=columns_of, parameters=parameters, **more)
+    scans = find_scans(statement, columns_of=columns_of, parameters=parameters, **options)
     try:
         query = parse_query(statement, parameters)
     except UnsupportedStatement:
         assert scans == ()
         return scans
-    scans_of(query, **more)
-    scans_of(query, columns_of=columns_of, **more)
-    assert scans_of(query, columns_of=columns_of, **more) == scans
+    scans_of(query, **options)
+    scans_of(query, columns_of=columns_of, **options)
+    assert scans_of(query, columns_of=columns_of, **options) == scans
     return scans
 
 
-def predicates(statement: str, **more: object) -> dict[str, str | None]:
+def find_predicates(statement: str, **options: object) -> dict[str, str | None]:
     """Return the predicate of each table, by the table's name."""
-    return {scan.table: scan.predicate for scan in scans_of_statement(statement, **more)}
+    return {scan.table: scan.predicate for scan in find_statement_scans(statement, **options)}

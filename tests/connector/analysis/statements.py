@@ -60,9 +60,11 @@ class Statements(Comparisons):
     def query(self, depth: int = 3) -> str:
         return self.with_query([], depth, [])[0]
 
-    def with_query(self, named: list[StoredRelation], depth: int, outer: Scope) -> tuple[str, list[tuple[str, str]]]:
+    def with_query(
+        self, relations: list[StoredRelation], depth: int, outer: Scope
+    ) -> tuple[str, list[tuple[str, str]]]:
         """Return the text of a query, and the names and types of its columns."""
-        visible_tables, clauses, words = list(named), [], "WITH"
+        visible_tables, clauses, words = list(relations), [], "WITH"
         if depth > 1 and self.chance(0.3):
             for name in self.rng.sample(sorted({*ALIASES, *TABLE_NAMES}), self.rng.randint(1, 2)):
                 renamed, recursive = (
@@ -81,17 +83,17 @@ class Statements(Comparisons):
         text, columns = self.body(visible_tables, depth, outer)
         return (f"{self.word(words)} {', '.join(clauses)}{self.space()}" if clauses else "") + text, columns
 
-    def body(self, named: list[StoredRelation], depth: int, outer: Scope) -> tuple[str, list[tuple[str, str]]]:
+    def body(self, relations: list[StoredRelation], depth: int, outer: Scope) -> tuple[str, list[tuple[str, str]]]:
         if depth > 1 and self.chance(0.28):
-            left, columns = self.select(named, depth - 1, outer, set_part=True)
+            left, columns = self.select(relations, depth - 1, outer, set_part=True)
             right, right_columns = self.select(
-                named, depth - 1, outer, set_part=True, kinds=[kind for _, kind in columns]
+                relations, depth - 1, outer, set_part=True, kinds=[kind for _, kind in columns]
             )
             if [kind for _, kind in columns] == [kind for _, kind in right_columns]:
                 word = self.rng.choice(["UNION", "UNION ALL", "INTERSECT", "EXCEPT", "EXCEPT ALL", "INTERSECT ALL"])
                 text = f"({left}){self.space()}{word}{self.space()}({right})"
                 return text + (self.draw_order(len(columns)) if self.chance(0.4) else ""), columns
-        return self.select(named, depth, outer)
+        return self.select(relations, depth, outer)
 
     def draw_order(self, columns: int) -> str:
         """Return an ORDER BY, in most cases with a LIMIT.
@@ -105,23 +107,23 @@ class Statements(Comparisons):
 
     def select(
         self,
-        named: list[StoredRelation],
+        relations: list[StoredRelation],
         depth: int,
         outer: Scope,
         *,
         set_part: bool = False,
         kinds: list[str] | None = None,
     ) -> tuple[str, list[tuple[str, str]]]:
-        source, scope = self.source_list(named, depth, outer)
+        source, scope = self.source_list(relations, depth, outer)
         where = ""
         if self.chance(0.7):
-            where = f"{self.space()}{self.word('WHERE')} {self.condition(scope, named, depth, outer)}"
+            where = f"{self.space()}{self.word('WHERE')} {self.condition(scope, relations, depth, outer)}"
         shape = self.rng.random()
         if shape < 0.05 and kinds is None:
             return self.draw_filtered_query(source, where, scope)
         if shape < 0.2 and kinds is None:
-            return self.draw_grouped_query(source, where, scope, named, depth)
-        items, columns = self.projections(scope, named, depth, outer, kinds, window=shape < 0.35)
+            return self.draw_grouped_query(source, where, scope, relations, depth)
+        items, columns = self.projections(scope, relations, depth, outer, kinds, window=shape < 0.35)
         distinct = "DISTINCT " if self.chance(0.1) else ""
         text = f"{self.word('SELECT')} {distinct}{', '.join(items)}{self.space()}{self.word('FROM')} {source}{where}"
         text += self.draw_qualify(scope)
@@ -132,7 +134,7 @@ class Statements(Comparisons):
     def projections(
         self,
         scope: Scope,
-        named: list[StoredRelation],
+        relations: list[StoredRelation],
         depth: int,
         outer: Scope,
         kinds: list[str] | None,
@@ -145,11 +147,14 @@ class Statements(Comparisons):
             return ["*"], [(one.name, one.kind) for one in scope]
         if kinds is None and owners and self.chance(0.1) and all(one.plain for one in scope):
             owner = self.rng.choice(sorted(owners))
-            own = [one for one in scope if one.owner == owner]
-            return [f"{self.spell(owner)}.*", "1 AS one"], [*((one.name, one.kind) for one in own), ("one", "long")]
+            owner_columns = [one for one in scope if one.owner == owner]
+            return [f"{self.spell(owner)}.*", "1 AS one"], [
+                *((one.name, one.kind) for one in owner_columns),
+                ("one", "long"),
+            ]
         items, columns = [], []
         for number, kind in enumerate(kinds or [None] * self.rng.randint(1, 4)):
-            text, result, name = self.projection(scope, named, depth, outer, kind)
+            text, result, name = self.projection(scope, relations, depth, outer, kind)
             if window and kind is None and number == 0:
                 text, result, name = self.window(scope), "long", None
             used_names = {one.lower() for one, _ in columns}
@@ -162,7 +167,7 @@ class Statements(Comparisons):
         return items, columns
 
     def projection(
-        self, scope: Scope, named: list[StoredRelation], depth: int, outer: Scope, kind: str | None
+        self, scope: Scope, relations: list[StoredRelation], depth: int, outer: Scope, kind: str | None
     ) -> tuple[str, str, str | None]:
         fitting = [one for one in scope if kind in (None, one.kind) and self.can_name(one, scope)]
         if fitting and self.chance(0.75):
@@ -171,11 +176,11 @@ class Statements(Comparisons):
             return f"({text})" if self.chance(0.05) else text, column.kind, column.name
         kind = kind or self.rng.choice(list(KINDS))
         if kind == "long" and self.chance(0.3):
-            aggregate = self.aggregate(scope, named, "count(*)")
+            aggregate = self.aggregate(scope, relations, "count(*)")
             if aggregate is not None:
                 return f"({aggregate})", "long", None
         if kind == "long" and depth > 1 and self.chance(0.4):
-            inner, _ = self.with_query(named, depth - 1, [*outer, *scope])
+            inner, _ = self.with_query(relations, depth - 1, [*outer, *scope])
             return f"(SELECT count(*) FROM ({inner}) AS n)", "long", None
         same = [one for one in scope if one.kind == kind and self.can_name(one, scope)]
         if same and self.chance(0.6):
@@ -195,7 +200,7 @@ class Statements(Comparisons):
         )
 
     def draw_grouped_query(
-        self, source: str, where: str, scope: Scope, named: list[StoredRelation], depth: int
+        self, source: str, where: str, scope: Scope, relations: list[StoredRelation], depth: int
     ) -> tuple[str, list[tuple[str, str]]]:
         able = [one for one in scope if self.can_name(one, scope)]
         keys = self.rng.sample(able, min(len(able), self.rng.randint(0, 2)))
@@ -210,13 +215,13 @@ class Statements(Comparisons):
             columns.append(("m", column.kind))
         text = f"SELECT {', '.join(items)} FROM {source}{where}"
         if named_keys:
-            every = ", ".join(named_keys)
+            key_list = ", ".join(named_keys)
             numbers = ", ".join(str(number) for number in range(1, len(named_keys) + 1))
             first, last = named_keys[0], named_keys[-1]
-            sets = [f"ROLLUP ({every})", f"GROUPING SETS (({every}), ())"]
-            sets += [f"{first}, ROLLUP ({last})", f"GROUPING SETS (({every}), {first})", f"CUBE ({last}), {first}"]
+            sets = [f"ROLLUP ({key_list})", f"GROUPING SETS (({key_list}), ())"]
+            sets += [f"{first}, ROLLUP ({last})", f"GROUPING SETS (({key_list}), {first})", f"CUBE ({last}), {first}"]
             sets.append(f"GROUPING SETS (({first}), ({last}, {first}))")
-            text += f" GROUP BY {self.rng.choice([every, numbers, *sets, *self.other_groups])}"
+            text += f" GROUP BY {self.rng.choice([key_list, numbers, *sets, *self.other_groups])}"
         if self.chance(0.35):
             conditions = ["count(*) > 1", "count(*) = 0", "min(1) = 1"]
             conditions += [self.comparison(key, [*keys]) for key in keys if self.can_name(key, scope)] * 2
@@ -235,15 +240,15 @@ class Statements(Comparisons):
             column = self.reference(self.rng.choice(able), scope) if able else "1"
             aggregate = f"count({column})" if able else "count(*)"
             filter_clause = f" FILTER (WHERE {self.simple(scope)})" if self.chance(0.9) else ""
-            counted = [f"sum(CASE WHEN {self.simple(scope)} THEN 2 WHEN {self.simple(scope)} THEN 3 END)"]
-            counted += [
+            aggregates = [f"sum(CASE WHEN {self.simple(scope)} THEN 2 WHEN {self.simple(scope)} THEN 3 END)"]
+            aggregates += [
                 f"count_if({self.simple(scope)})",
                 f"count(DISTINCT CASE {column} WHEN {column} THEN {column} END)",
             ]
-            counted += [
+            aggregates += [
                 f"max(CASE WHEN {self.simple(scope)} THEN 1{self.rng.choice(['', ' ELSE NULL', ' ELSE 0'])} END)"
             ]
-            text = f"{aggregate}{filter_clause}" if self.chance(0.5) else self.rng.choice(counted)
+            text = f"{aggregate}{filter_clause}" if self.chance(0.5) else self.rng.choice(aggregates)
             items.append(f"coalesce({text}, 0) + {number} AS n{number}")
         return f"SELECT {', '.join(items)} FROM {source}{where}", [
             (f"n{number}", "long") for number in range(len(items))
@@ -268,12 +273,12 @@ class Statements(Comparisons):
             return f"SELECT * FROM ({text}) AS ranked WHERE rn = 1", columns
         return text, columns
 
-    def recursive(self, named: list[StoredRelation], name: str) -> tuple[str, list[tuple[str, str]]] | None:
+    def recursive(self, relations: list[StoredRelation], name: str) -> tuple[str, list[tuple[str, str]]] | None:
         """Return a recursive query on two columns of a table.
 
         Each step selects the rows whose first column has a value of the previous step, and returns their other column.
         """
-        hidden = {one.name.lower() for one in named} | {name.lower()}
+        hidden = {one.name.lower() for one in relations} | {name.lower()}
         able = [one for one in self.tables if one.name.lower() not in hidden and "long" in one.columns.values()]
         if not able:
             return None
@@ -283,29 +288,29 @@ class Statements(Comparisons):
         start, before, after = (self.rng.choice(long) for _ in range(3))
         from_table = f"{self.spell(table.name)} AS step"
         first = f"SELECT {self.reference(start, scope)} FROM {from_table} WHERE {self.simple(scope)}"
-        more = f"{self.simple(scope)} AND step.{quote(before.name)} = {self.spell(name)}.rn"
-        text = f"SELECT step.{quote(after.name)} FROM {from_table}, {self.spell(name)} WHERE {more}"
+        step_condition = f"{self.simple(scope)} AND step.{quote(before.name)} = {self.spell(name)}.rn"
+        text = f"SELECT step.{quote(after.name)} FROM {from_table}, {self.spell(name)} WHERE {step_condition}"
         return f"{first} UNION {text}", [("rn", "long")]
 
     # FROM
 
-    def source_list(self, named: list[StoredRelation], depth: int, outer: Scope) -> tuple[str, Scope]:
-        text, scope = self.source(named, depth, outer, set())
+    def source_list(self, relations: list[StoredRelation], depth: int, outer: Scope) -> tuple[str, Scope]:
+        text, scope = self.source(relations, depth, outer, set())
         for _ in range(self.rng.choice([0, 0, 0, 1, 1, 1, 2]) if depth < 3 else self.rng.choice([0, 1, 1])):
             used_names = {one.owner.lower() for one in scope if one.owner is not None}
             if self.chance(0.2):
-                right, more = (
+                right, right_scope = (
                     self.draw_unnest(used_names)
                     if self.chance(self.listed_share)
-                    else self.source(named, depth, outer, used_names)
+                    else self.source(relations, depth, outer, used_names)
                 )
-                text, scope = f"{text}{self.space()},{self.space()}{right}", [*scope, *more]
+                text, scope = f"{text}{self.space()},{self.space()}{right}", [*scope, *right_scope]
                 continue
             if self.chance(0.12):
-                text, scope = self.lateral(text, scope, named, used_names)
+                text, scope = self.lateral(text, scope, relations, used_names)
                 continue
-            right, more = self.bracket(named, depth, outer, used_names)
-            text, scope = self.draw_join(text, scope, right, more, named, depth, outer)
+            right, right_scope = self.bracket(relations, depth, outer, used_names)
+            text, scope = self.draw_join(text, scope, right, right_scope, relations, depth, outer)
         return text, scope
 
     def draw_unnest(self, used_names: set[str]) -> tuple[str, Scope]:
@@ -315,43 +320,47 @@ class Statements(Comparisons):
         text = f"UNNEST(ARRAY[{', '.join(VALUES['long'][:3])}]) AS {self.spell(alias)} ({quote(column)})"
         return text, [Column(column, "long", alias)]
 
-    def lateral(self, text: str, scope: Scope, named: list[StoredRelation], used_names: set[str]) -> tuple[str, Scope]:
+    def lateral(
+        self, text: str, scope: Scope, relations: list[StoredRelation], used_names: set[str]
+    ) -> tuple[str, Scope]:
         alias = self.rng.choice([one for one in ALIASES if one.lower() not in used_names])
-        query = self.lateral_query(scope, named) if self.chance(0.6) else None
+        query = self.lateral_query(scope, relations) if self.chance(0.6) else None
         if query is not None:
             inner, columns = query
-            more = [Column(name, kind, alias) for name, kind in columns]
+            step_columns = [Column(name, kind, alias) for name, kind in columns]
             kind = self.rng.choice(["CROSS JOIN", ",", "LEFT JOIN", "LEFT JOIN", "JOIN"])
-            on = ""
+            join_condition = ""
             if kind not in ("CROSS JOIN", ","):
-                on = f" ON {self.simple([*scope, *more]) if self.chance(0.4) else 'TRUE'}"
-            return f"{text} {kind} LATERAL ({inner}) AS {self.spell(alias)}{on}", [*scope, *more]
-        aggregate = self.aggregate(scope, named, "count(*) AS n, min(1) AS m")
+                join_condition = f" ON {self.simple([*scope, *step_columns]) if self.chance(0.4) else 'TRUE'}"
+            return f"{text} {kind} LATERAL ({inner}) AS {self.spell(alias)}{join_condition}", [*scope, *step_columns]
+        aggregate = self.aggregate(scope, relations, "count(*) AS n, min(1) AS m")
         if aggregate is None:
             return text, scope
-        join, on = self.rng.choice([("CROSS JOIN", ""), ("LEFT JOIN", " ON TRUE")])
-        more = [Column("n", "long", alias), Column("m", "long", alias)]
-        return f"{text} {join} LATERAL ({aggregate}) AS {self.spell(alias)}{on}", [*scope, *more]
+        join, join_condition = self.rng.choice([("CROSS JOIN", ""), ("LEFT JOIN", " ON TRUE")])
+        step_columns = [Column("n", "long", alias), Column("m", "long", alias)]
+        return f"{text} {join} LATERAL ({aggregate}) AS {self.spell(alias)}{join_condition}", [*scope, *step_columns]
 
-    def lateral_query(self, scope: Scope, named: list[StoredRelation]) -> tuple[str, list[tuple[str, str]]] | None:
+    def lateral_query(self, scope: Scope, relations: list[StoredRelation]) -> tuple[str, list[tuple[str, str]]] | None:
         """Return a query for the rows of a table that have the outer row's value in a column.
 
         Some queries join the rows, group them, or return only the first of them.
         """
-        correlated_pair = self.draw_correlated_pair(scope, named)
+        correlated_pair = self.draw_correlated_pair(scope, relations)
         if correlated_pair is None:
             return None
         table, name, away = correlated_pair
-        own = [Column(column, kind, "qq") for column, kind in table.columns.items()]
-        source, inner = f"{self.spell(table.name)} AS qq", own
+        table_columns = [Column(column, kind, "qq") for column, kind in table.columns.items()]
+        source, inner = f"{self.spell(table.name)} AS qq", table_columns
         if self.chance(0.4):
-            hidden = {one.name.lower() for one in named}
+            hidden = {one.name.lower() for one in relations}
             other = self.rng.choice([one for one in self.tables if one.name.lower() not in hidden])
-            more = [Column(column, kind, "rr") for column, kind in other.columns.items()]
-            inner = [*own, *more]
-            on = f"{self.equality(own, more, inner)}{f' AND {self.simple(inner)}' if self.chance(0.3) else ''}"
+            other_columns = [Column(column, kind, "rr") for column, kind in other.columns.items()]
+            inner = [*table_columns, *other_columns]
+            join_condition = self.equality(table_columns, other_columns, inner)
+            if self.chance(0.3):
+                join_condition += f" AND {self.simple(inner)}"
             join = self.rng.choice(["JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN"])
-            source = f"{source} {join} {self.spell(other.name)} AS rr ON {on}"
+            source = f"{source} {join} {self.spell(other.name)} AS rr ON {join_condition}"
         where = f"qq.{self.spell(name)} = {away}{f' AND {self.simple(inner)}' if self.chance(0.4) else ''}"
         able = [one for one in inner if self.can_name(one, inner)]
         grouped = self.rng.sample(able, min(len(able), self.rng.randint(1, 2)))
@@ -364,19 +373,23 @@ class Statements(Comparisons):
         text = f"SELECT {self.rng.choice(['', '', 'DISTINCT '])}{', '.join(items)} FROM {source} WHERE {where}"
         return text + (self.draw_order(len(columns)) if self.chance(0.4) else ""), columns
 
-    def aggregate(self, scope: Scope, named: list[StoredRelation], kind: str) -> str | None:
+    def aggregate(self, scope: Scope, relations: list[StoredRelation], kind: str) -> str | None:
         """Return a query for an aggregate of the rows that have the outer row's value in a column."""
-        correlated_pair = self.draw_correlated_pair(scope, named)
+        correlated_pair = self.draw_correlated_pair(scope, relations)
         if correlated_pair is None:
             return None
         table, name, away = correlated_pair
-        own = [Column(name, table.columns[name], "qq")]
-        more = f" AND {self.simple(own)}" if self.chance(0.3) else ""
-        return f"SELECT {kind} FROM {self.spell(table.name)} AS qq WHERE qq.{self.spell(name)} = {away}{more}"
+        columns = [Column(name, table.columns[name], "qq")]
+        extra_condition = f" AND {self.simple(columns)}" if self.chance(0.3) else ""
+        return (
+            f"SELECT {kind} FROM {self.spell(table.name)} AS qq WHERE qq.{self.spell(name)} = {away}{extra_condition}"
+        )
 
-    def draw_correlated_pair(self, scope: Scope, named: list[StoredRelation]) -> tuple[StoredRelation, str, str] | None:
+    def draw_correlated_pair(
+        self, scope: Scope, relations: list[StoredRelation]
+    ) -> tuple[StoredRelation, str, str] | None:
         """Return a table, one of its columns, and a column of the outer row with the same type."""
-        hidden = {one.name.lower() for one in named}
+        hidden = {one.name.lower() for one in relations}
         pairs = [
             (table, name, column)
             for table in self.tables
@@ -390,49 +403,70 @@ class Statements(Comparisons):
         table, name, column = self.rng.choice(pairs)
         return table, name, f"{self.spell(str(column.owner))}.{self.spell(column.name)}"
 
-    def bracket(self, named: list[StoredRelation], depth: int, outer: Scope, used_names: set[str]) -> tuple[str, Scope]:
-        text, scope = self.source(named, depth, outer, used_names)
+    def bracket(
+        self, relations: list[StoredRelation], depth: int, outer: Scope, used_names: set[str]
+    ) -> tuple[str, Scope]:
+        text, scope = self.source(relations, depth, outer, used_names)
         if self.chance(0.12):
             inner = {one.owner.lower() for one in scope if one.owner is not None} | used_names
-            other, more = self.source(named, depth, outer, inner)
-            text, scope = self.draw_join(text, scope, other, more, named, depth, outer)
+            other, other_scope = self.source(relations, depth, outer, inner)
+            text, scope = self.draw_join(text, scope, other, other_scope, relations, depth, outer)
             return f"({text})", scope
         return text, scope
 
-    def draw_join_condition(self, scope: Scope, more: Scope, both: Scope) -> str:
-        return self.inequality(scope, more, both) if self.chance(0.15) else self.equality(scope, more, both)
+    def draw_join_condition(self, scope: Scope, other_scope: Scope, joined_scope: Scope) -> str:
+        return (
+            self.inequality(scope, other_scope, joined_scope)
+            if self.chance(0.15)
+            else self.equality(scope, other_scope, joined_scope)
+        )
 
     def draw_join(
-        self, text: str, scope: Scope, right: str, more: Scope, named: list[StoredRelation], depth: int, outer: Scope
+        self,
+        text: str,
+        scope: Scope,
+        right: str,
+        other_scope: Scope,
+        relations: list[StoredRelation],
+        depth: int,
+        outer: Scope,
     ) -> tuple[str, Scope]:
         kind = self.rng.choice(["JOIN", "INNER JOIN", "LEFT JOIN", "LEFT OUTER JOIN", "RIGHT JOIN", "FULL JOIN"])
         if self.chance(0.08):
-            return f"{text} CROSS JOIN {right}", [*scope, *more]
-        both = [*scope, *more]
-        left_names, right_names = ([scope_column.name.lower() for scope_column in side] for side in (scope, more))
+            return f"{text} CROSS JOIN {right}", [*scope, *other_scope]
+        joined_scope = [*scope, *other_scope]
+        left_names, right_names = (
+            [scope_column.name.lower() for scope_column in side] for side in (scope, other_scope)
+        )
         shared = [
             scope_column
             for scope_column in scope
             if left_names.count(scope_column.name.lower()) == 1
             and right_names.count(scope_column.name.lower()) == 1
             and scope_column.kind
-            == next(other.kind for other in more if other.name.lower() == scope_column.name.lower())
+            == next(other.kind for other in other_scope if other.name.lower() == scope_column.name.lower())
             and scope_column.plain
         ]
         if shared and self.chance(0.3):
             column = self.rng.choice(shared)
-            merged = Column(column.name, column.kind, None)
-            remaining_columns = [other for other in both if other.name.lower() != column.name.lower()]
-            return f"{text} {kind} {right} USING ({self.spell(column.name)})", [merged, *remaining_columns]
-        on = [self.simple(both)] if self.chance(0.3) else [self.draw_join_condition(scope, more, both)]
+            merged_column = Column(column.name, column.kind, None)
+            remaining_columns = [other for other in joined_scope if other.name.lower() != column.name.lower()]
+            return f"{text} {kind} {right} USING ({self.spell(column.name)})", [merged_column, *remaining_columns]
+        join_condition = (
+            [self.simple(joined_scope)]
+            if self.chance(0.3)
+            else [self.draw_join_condition(scope, other_scope, joined_scope)]
+        )
         if self.chance(0.35):
-            on.append(self.simple(both))
+            join_condition.append(self.simple(joined_scope))
         if depth > 1 and self.chance(0.12):
-            on.append(self.subquery(both, named, depth, outer))
+            join_condition.append(self.subquery(joined_scope, relations, depth, outer))
         word = self.rng.choice(["AND", "AND", "AND", "OR"])
-        return f"{text} {kind} {right} ON {f' {word} '.join(on)}", both
+        return f"{text} {kind} {right} ON {f' {word} '.join(join_condition)}", joined_scope
 
-    def source(self, named: list[StoredRelation], depth: int, outer: Scope, used_names: set[str]) -> tuple[str, Scope]:
+    def source(
+        self, relations: list[StoredRelation], depth: int, outer: Scope, used_names: set[str]
+    ) -> tuple[str, Scope]:
         alias = self.rng.choice([relation for relation in ALIASES if relation.lower() not in used_names])
         shape = self.rng.random()
         if shape < 0.05:
@@ -444,12 +478,12 @@ class Statements(Comparisons):
             text, columns = self.latest()
             text = f"({text}) AS {self.spell(alias)}"
         elif shape < 0.45 and depth > 1:
-            text, columns = self.with_query(named, depth - 1, [])
+            text, columns = self.with_query(relations, depth - 1, [])
             text = f"({text}) {self.rng.choice(['AS ', ''])}{self.spell(alias)}"
         else:
-            hidden = {relation.name.lower() for relation in named}
-            able = [*named, *(table for table in self.tables if table.name.lower() not in hidden)]
-            relation = self.rng.choice([*able, *self.rng.sample(named, min(len(named), 1))])
+            hidden = {relation.name.lower() for relation in relations}
+            able = [*relations, *(table for table in self.tables if table.name.lower() not in hidden)]
+            relation = self.rng.choice([*able, *self.rng.sample(relations, min(len(relations), 1))])
             columns = list(relation.columns.items())
             text = self.spell(relation.name)
             if relation.name.lower() not in hidden and self.chance(0.2):
@@ -464,16 +498,18 @@ class Statements(Comparisons):
 
     # Conditions
 
-    def condition(self, scope: Scope, named: list[StoredRelation], depth: int, outer: Scope) -> str:
+    def condition(self, scope: Scope, relations: list[StoredRelation], depth: int, outer: Scope) -> str:
         parts = []
         for _ in range(self.rng.choice([1, 1, 1, 1, 2])):
             able = [one for one in scope if self.can_name(one, scope)]
             column = self.rng.choice(able) if able and self.chance(0.1) else None
-            extreme = None if column is None else self.extreme_comparison(column, self.reference(column, scope), named)
+            extreme = (
+                None if column is None else self.extreme_comparison(column, self.reference(column, scope), relations)
+            )
             if extreme is not None:
                 parts.append(extreme)
             elif depth > 1 and self.chance(0.2):
-                parts.append(self.subquery(scope, named, depth, outer))
+                parts.append(self.subquery(scope, relations, depth, outer))
             elif outer and self.chance(0.5):
                 parts.append(self.draw_correlated_condition(scope, outer))
             elif self.chance(0.2):
@@ -491,24 +527,24 @@ class Statements(Comparisons):
         text = f"{self.space()}{self.word(word)}{self.space()}".join(parts)
         return f"NOT ({text})" if self.chance(0.15) else text
 
-    def subquery(self, scope: Scope, named: list[StoredRelation], depth: int, outer: Scope) -> str:
+    def subquery(self, scope: Scope, relations: list[StoredRelation], depth: int, outer: Scope) -> str:
         negated = self.rng.choice(["", "NOT "])
         if self.chance(0.5):
-            inner, _ = self.with_query(named, depth - 1, [one for one in scope if one.owner is not None])
+            inner, _ = self.with_query(relations, depth - 1, [one for one in scope if one.owner is not None])
             return f"{negated}EXISTS ({inner})"
         able = [one for one in scope if self.can_name(one, scope)]
         if not able:
             return self.simple(scope)
         column = self.rng.choice(able)
-        aggregate = self.aggregate(scope, named, "count(*)")
+        aggregate = self.aggregate(scope, relations, "count(*)")
         if aggregate is not None and self.chance(0.2):
             return f"({aggregate}) {self.rng.choice(['=', '>', '<'])} 1"
         if self.chance(0.2):
-            inner, _ = self.select(named, depth - 1, [], set_part=True, kinds=[column.kind, able[0].kind])
+            inner, _ = self.select(relations, depth - 1, [], set_part=True, kinds=[column.kind, able[0].kind])
             pair = [self.reference(column, scope), self.reference(able[0], scope)]
             text = " AND ".join(f"{name} IS NOT NULL" for name in pair)
             return f"({', '.join(pair)}) {negated}IN ({inner}) AND {text}"
-        inner, _ = self.select(named, depth - 1, [], set_part=True, kinds=[column.kind])
+        inner, _ = self.select(relations, depth - 1, [], set_part=True, kinds=[column.kind])
         if self.chance(0.2):
             return f"{self.reference(column, scope)} = ANY ({inner})"
         if self.chance(0.2):
@@ -517,18 +553,18 @@ class Statements(Comparisons):
             return f"{self.reference(column, scope)} = (SELECT max(q.m) FROM ({inner}) AS q (m))"
         if self.chance(0.3):
             return (
-                self.extreme_comparison(column, self.reference(column, scope), named)
+                self.extreme_comparison(column, self.reference(column, scope), relations)
                 or f"{self.reference(column, scope)} = ANY ({inner})"
             )
         if self.chance(0.2):
             return f"{self.reference(column, scope)} {self.rng.choice(['<', '<=', '>', '>='])} ANY ({inner})"
         return f"{self.reference(column, scope)} {negated}IN ({inner})"
 
-    def extreme_comparison(self, column: Column, name: str, named: list[StoredRelation]) -> str | None:
+    def extreme_comparison(self, column: Column, name: str, relations: list[StoredRelation]) -> str | None:
         """Return a comparison of the column with the extreme of another column, or None if no table has a
         fitting column.
         """
-        extremes = [self.extreme(column.kind, named) for _ in range(2)]
+        extremes = [self.extreme(column.kind, relations) for _ in range(2)]
         if extremes[0] is None:
             return None
         op = self.rng.choice(["=", "=", "<", "<=", ">", ">="])
@@ -537,18 +573,18 @@ class Statements(Comparisons):
             [f"{name} {op} {extremes[0]}", f"{extremes[0]} {op} {name}", f"{name} BETWEEN {low} AND {high}"]
         )
 
-    def extreme(self, kind: str, named: list[StoredRelation]) -> str | None:
+    def extreme(self, kind: str, relations: list[StoredRelation]) -> str | None:
         """Return a subquery for the minimum or maximum of a column in some rows of a table."""
-        extreme = self.draw_extreme(kind, named)
+        extreme = self.draw_extreme(kind, relations)
         return None if extreme is None else f"(SELECT {extreme[0]} FROM {extreme[1]})"
 
-    def draw_extreme(self, kind: str, named: list[StoredRelation]) -> tuple[str, str, str] | None:
+    def draw_extreme(self, kind: str, relations: list[StoredRelation]) -> tuple[str, str, str] | None:
         """Return an extreme of this type, the rows that it is computed from, and a column of these rows.
 
         Return None if no column fits.
         """
-        hidden = {one.name.lower() for one in named}
-        tables = [*named, *(one for one in self.tables if one.name.lower() not in hidden)]
+        hidden = {one.name.lower() for one in relations}
+        tables = [*relations, *(one for one in self.tables if one.name.lower() not in hidden)]
         columns = [(table, name) for table in tables for name, each in table.columns.items() if each == kind]
         if not columns:
             return None
@@ -588,14 +624,14 @@ class Statements(Comparisons):
         if self.chance(0.4):
             names.append(f"n (e) AS ({self.rng.choice(['SELECT e FROM m', 'SELECT * FROM m WHERE e IS NOT NULL'])})")
         name, op = names[-1][0], self.rng.choice(["=", "=", "<", "<=", ">", ">="])
-        compared = f"o.{quote(column)} {op} {{}}" if self.chance(0.7) else f"{{}} {op} o.{quote(column)}"
-        condition, join = compared.format(f"{name}.e"), self.rng.choice(["JOIN", "LEFT JOIN", "RIGHT JOIN"])
+        comparison = f"o.{quote(column)} {op} {{}}" if self.chance(0.7) else f"{{}} {op} o.{quote(column)}"
+        condition, join = comparison.format(f"{name}.e"), self.rng.choice(["JOIN", "LEFT JOIN", "RIGHT JOIN"])
         source = f"{quote(table.name)} AS o"
         body = self.rng.choice(
             [
                 f"SELECT o.* FROM {source}, {name} WHERE {condition}",
                 f"SELECT o.* FROM {source} {join} {name} ON {condition}",
-                f"SELECT o.* FROM {source} WHERE {compared.format(f'(SELECT e FROM {name})')}",
+                f"SELECT o.* FROM {source} WHERE {comparison.format(f'(SELECT e FROM {name})')}",
                 f"SELECT o.* FROM {source} WHERE EXISTS (SELECT 1 FROM {name} WHERE {condition})",
                 f"SELECT o.* FROM {source} WHERE o.{quote(column)} IN (SELECT e FROM {name})",
             ]
@@ -607,7 +643,7 @@ class Statements(Comparisons):
 
         The column is qualified by an alias that the inner scope does not have.
         """
-        own = {one.owner.lower() for one in scope if one.owner is not None}
+        owners = {one.owner.lower() for one in scope if one.owner is not None}
         pairs = [
             (column, other)
             for column in scope
@@ -615,7 +651,7 @@ class Statements(Comparisons):
             if column.kind == other.kind
             and self.can_name(column, scope)
             and other.owner is not None
-            and other.owner.lower() not in own
+            and other.owner.lower() not in owners
             and [o.owner for o in outer if o.name.lower() == other.name.lower()].count(other.owner) == 1
         ]
         if not pairs:

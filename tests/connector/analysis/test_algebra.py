@@ -42,8 +42,8 @@ def test_common_joins_keep_alternatives_only_if_all_are_common() -> None:
 
 def test_set_operation_passes_conditions_on_floats_but_no_joins() -> None:
     left, right = (Table({"x": "double", "k": "long"}) for _ in range(2))
-    both = SetOperation(projection(left, "x", "k"), projection(right, "x", "k"))
-    both.push_down(compare("x", ">", "3"))
+    union = SetOperation(projection(left, "x", "k"), projection(right, "x", "k"))
+    union.push_down(compare("x", ">", "3"))
     assert predicate_text(left) == predicate_text(right) == '"x" > 3'
     converted = Table({"x": "float", "k": "long"})
     SetOperation(projection(left, "x", "k"), projection(converted, "x", "k")).push_down(compare("x", ">", "3"))
@@ -71,8 +71,10 @@ def test_block_has_no_origin_for_two_extremes_together() -> None:
 def test_anti_join_pushes_on_to_the_right_side_only() -> None:
     """Conditions on the left side are pushed to both sides, and ON only to the right side."""
     left, right = Table({"a": "long"}), Table({"b": "long"})
-    on = Predicate(ColumnComparison((1, "b"), ">", (Literal("integer", "3"),)), (((0, "a"), (1, "b")),))
-    block = QueryBlock([left, right], SourceJoin(0, 1, keeps_left=True, on=on), AttributeOutputs({"a": (0, "a")}))
+    predicate = Predicate(ColumnComparison((1, "b"), ">", (Literal("integer", "3"),)), (((0, "a"), (1, "b")),))
+    block = QueryBlock(
+        [left, right], SourceJoin(0, 1, keeps_left=True, on=predicate), AttributeOutputs({"a": (0, "a")})
+    )
     block.push_down(compare("a", "<", "9"))
     assert predicate_text(left) == '"a" < 9'
     assert predicate_text(right) == '("b" > 3 AND "b" < 9)'

@@ -55,11 +55,11 @@ async def test_one_long_statement_is_analysed_at_a_time_beside_short_ones(monkey
 
 
 async def test_client_with_many_statements_waits_only_for_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, started, go, order = reading._read, threading.Event(), threading.Event(), []
+    real, has_started, go, order = reading._read, threading.Event(), threading.Event(), []
 
     def read(text: Any, *arguments: Any) -> Any:
         order.append(text.text)
-        started.set()
+        has_started.set()
         assert go.wait(WAIT_S)
         return real(text, *arguments)
 
@@ -70,12 +70,12 @@ async def test_client_with_many_statements_waits_only_for_its_own(monkeypatch: p
             with on_behalf_of(address, principal):
                 return await rewriter.rewrite(statement(number), SESSION)
 
-        many = [asyncio.create_task(rewrite_as(number, "10.0.0.1", f"name {number}")) for number in range(5)]
-        assert await asyncio.to_thread(started.wait, WAIT_S)
+        rewrites = [asyncio.create_task(rewrite_as(number, "10.0.0.1", f"name {number}")) for number in range(5)]
+        assert await asyncio.to_thread(has_started.wait, WAIT_S)
         other = asyncio.create_task(rewrite_as(9, "10.0.0.2", "ann"))
         await until(lambda: "address 10.0.0.2" in rewriter._reader._short._own)
         go.set()
-        for task in (*many, other):
+        for task in (*rewrites, other):
             assert (await task).statement is not None
     assert (
         statement(9) in order[:3]

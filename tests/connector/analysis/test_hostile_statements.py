@@ -53,18 +53,18 @@ def test_long_chain_of_joins_derives_a_bounded_number_of_conditions(monkeypatch:
 
     Without a bound, the number of derived conditions grows with the square of the number of joins.
     """
-    moved, of_semi_join = Counter[str](), conditions.SemiJoin.move_columns
+    moved_columns, of_semi_join = Counter[str](), conditions.SemiJoin.move_columns
 
-    def count_calls(semi_join: conditions.SemiJoin, to: Any) -> Any:
-        moved["semi-joins"] += 1
-        return of_semi_join(semi_join, to)
+    def count_calls(semi_join: conditions.SemiJoin, target: Any) -> Any:
+        moved_columns["semi-joins"] += 1
+        return of_semi_join(semi_join, target)
 
     monkeypatch.setattr(conditions.SemiJoin, "move_columns", count_calls)
     joins = "".join(f" JOIN s.t a{number} ON a{number}.x = a{number - 1}.x" for number in range(1, 200))
     scans = find_scans(f"SELECT 1 FROM s.t a0{joins} WHERE a199.y = 3 AND a0.x = 1", columns_of=lambda _: COLUMNS)
     assert len(scans) == 200
     assert scans[0].predicate == '"x" = 1'
-    assert moved["semi-joins"] < 10 * conditions.LEAVES_MAX  # Without a bound, the number is 89,000.
+    assert moved_columns["semi-joins"] < 10 * conditions.LEAVES_MAX  # Without a bound, the number is 89,000.
 
 
 def test_equivalence_classes_contain_every_column_that_equalities_reach() -> None:
@@ -76,10 +76,10 @@ def test_equivalence_classes_contain_every_column_that_equalities_reach() -> Non
         for start in {reference for pair in equal for reference in pair}:
             reached, pending = {start}, [start]
             while pending:
-                at = pending.pop()
-                more = {other for pair in equal if at in pair for other in pair} - reached
-                reached |= more
-                pending += more
+                node = pending.pop()
+                new_nodes = {other for pair in equal if node in pair for other in pair} - reached
+                reached |= new_nodes
+                pending += new_nodes
             expected[start] = reached
         assert equivalence_classes(equal) == expected, equal
 
@@ -101,11 +101,11 @@ class _ListWithoutIteration(list[Any]):
 
 def test_exchange_replaces_a_list_value_without_walking_the_list() -> None:
     tree: Any = sqlglot.parse_one("SELECT x IN (1, 2, 3)")
-    result = tree.find(exp.In)
-    values = result.args["expressions"]
-    result.args["expressions"] = _ListWithoutIteration(values)
+    in_node = tree.find(exp.In)
+    values = in_node.args["expressions"]
+    in_node.args["expressions"] = _ListWithoutIteration(values)
     replace_node(values[1], exp.Literal.number(9))
-    result.args["expressions"] = [result.args["expressions"][number] for number in range(3)]
+    in_node.args["expressions"] = [in_node.args["expressions"][number] for number in range(3)]
     assert tree.sql() == "SELECT x IN (1, 9, 3)"
 
 

@@ -21,7 +21,7 @@ from seamark.connector.plans.async_client import (
 from seamark.connector.plans.joins import SIZE_RATIO_MIN, SMALL_BYTES
 from seamark.connector.trino.protocol.sessions import Session
 from seamark.connector.trino.rewriter import RewriteLimits, RewriteResult
-from tests.connector.trino.played import PATIENT, Seamark, filter_of, open_rewriter
+from tests.connector.trino.played import PATIENT, Seamark, open_rewriter, parse_filter
 
 LARGE, SMALL = 100 * SMALL_BYTES, SMALL_BYTES
 TABLES = {
@@ -34,7 +34,7 @@ STAR = "SELECT sum(price) FROM sales, items WHERE item = i_key AND color = 'red'
 RED_FILTER = "\"color\" = 'red'"
 
 
-def all_joins_used(request: TablePlanRequest) -> dict[str, Any]:
+def answer_with_all_joins(request: TablePlanRequest) -> dict[str, Any]:
     """Return a plan response in which every join is used, at the requested snapshots."""
 
     def results_of(joins: tuple[JoinRequest, ...]) -> list[JoinResult]:
@@ -45,7 +45,7 @@ def all_joins_used(request: TablePlanRequest) -> dict[str, Any]:
 
 async def run_rewrite(
     statement: str,
-    plan: Callable[[TablePlanRequest], dict[str, Any]] = all_joins_used,
+    plan: Callable[[TablePlanRequest], dict[str, Any]] = answer_with_all_joins,
     limits: RewriteLimits = PATIENT,
     tables: Mapping[str, KnownTable] = TABLES,
 ) -> tuple[RewriteResult, list[TablePlanRequest]]:
@@ -54,18 +54,18 @@ async def run_rewrite(
         return await rewriter.rewrite(statement, Session("lake", "db")), server.requests
 
 
-def requests_for(table: str, requests: list[TablePlanRequest]) -> list[TablePlanRequest]:
+def filter_requests(table: str, requests: list[TablePlanRequest]) -> list[TablePlanRequest]:
     return [request for request in requests if request.table[-1] == table]
 
 
 async def test_large_table_is_planned_with_its_joins_and_small_table_is_pinned() -> None:
     rewrite, plan_request = await run_rewrite(STAR)
-    assert [request.joins for request in requests_for("sales", plan_request)] == [
-        (JoinRequest(("db", "items"), (("item", "i_key"),), filter_of(RED_FILTER), 20),)
+    assert [request.joins for request in filter_requests("sales", plan_request)] == [
+        (JoinRequest(("db", "items"), (("item", "i_key"),), parse_filter(RED_FILTER), 20),)
     ]
-    (items,) = requests_for("items", plan_request)
+    (items,) = filter_requests("items", plan_request)
     attributes = (items.filter, items.snapshot_id, items.max_kept_fraction, items.joins)
-    assert attributes == (filter_of(RED_FILTER), 20, 1.0, ())
+    assert attributes == (parse_filter(RED_FILTER), 20, 1.0, ())
     assert (rewrite.statement or "").count(" FOR VERSION AS OF 1") == 2
     message = "files=2/200; db.sales=1/100; db.items=1/100; joins=db.sales.item:77; ms="
     assert rewrite.summary.startswith(f"rewritten; scans=2; {message}")
@@ -73,7 +73,7 @@ async def test_large_table_is_planned_with_its_joins_and_small_table_is_pinned()
 
 
 async def test_join_request_has_the_body_that_the_api_defines() -> None:
-    nested = JoinRequest(("db", "brands"), (("brand", "b_key"),), filter_of("name = 'x' AND n IN (1, 2)"), 30)
+    nested = JoinRequest(("db", "brands"), (("brand", "b_key"),), parse_filter("name = 'x' AND n IN (1, 2)"), 30)
     assert JoinRequest(("a", "items"), (("item", "i_key"), ("day", "d")), None, 20, (nested,)).body() == {
         "table": ["a", "items"],
         "on": {"item": "i_key", "day": "d"},
@@ -104,10 +104,10 @@ async def test_join_request_has_the_body_that_the_api_defines() -> None:
 async def test_snowflake_is_planned_with_nested_joins_and_all_its_tables_are_pinned() -> None:
     sql = "SELECT 1 FROM sales, items, brands WHERE item = i_key AND brand = b_key AND name = 'x'"
     rewrite, plan_request = await run_rewrite(sql)
-    ((join,),) = [request.joins for request in requests_for("sales", plan_request)]
+    ((join,),) = [request.joins for request in filter_requests("sales", plan_request)]
     assert (join.table, join.filter) == (("db", "items"), None)
     assert [(one.table, one.on, one.filter) for one in join.joins] == [
-        (("db", "brands"), (("brand", "b_key"),), filter_of("name = 'x'"))
+        (("db", "brands"), (("brand", "b_key"),), parse_filter("name = 'x'"))
     ]
     assert [(one.table[-1], one.snapshot_id) for one in plan_request if one.table[-1] != "sales"] == [
         ("items", 20),
@@ -124,14 +124,14 @@ async def test_dimension_with_two_aliases_is_read_at_one_snapshot() -> None:
     """
     sql = "SELECT 1 FROM sales, days a, days b WHERE day = a.d_day AND ship = b.d_day AND a.year = 1 AND b.year = 2"
     rewrite, plan_request = await run_rewrite(sql)
-    (sales,) = requests_for("sales", plan_request)
+    (sales,) = filter_requests("sales", plan_request)
     assert {(join.on, join.filter) for join in sales.joins} == {
-        ((("day", "d_day"),), filter_of("year = 1")),
-        ((("ship", "d_day"),), filter_of("year = 2")),
+        ((("day", "d_day"),), parse_filter("year = 1")),
+        ((("ship", "d_day"),), parse_filter("year = 2")),
     }
     assert [
         (request.filter, request.snapshot_id, request.max_kept_fraction)
-        for request in requests_for("days", plan_request)
+        for request in filter_requests("days", plan_request)
     ] == [(None, 40, 1.0)]
     assert (rewrite.statement or "").count(" FOR VERSION AS OF 1") == 3
 
@@ -152,7 +152,7 @@ async def test_dimension_with_two_aliases_is_read_at_one_snapshot() -> None:
 )
 async def test_join_that_is_useless_or_expensive_is_not_requested(sql: str, tables: dict[str, KnownTable]) -> None:
     _, plan_request = await run_rewrite(sql, tables=tables)
-    assert all(request.joins == () for request in requests_for("sales", plan_request))
+    assert all(request.joins == () for request in filter_requests("sales", plan_request))
 
 
 async def test_table_with_joins_as_its_only_conditions_is_planned_once() -> None:
@@ -167,7 +167,7 @@ def responses_with(**changes: Any) -> Callable[[TablePlanRequest], dict[str, Any
     """Return a function that makes plan responses: every join has the result `changes`."""
 
     def plan(request: TablePlanRequest) -> dict[str, Any]:
-        joins = all_joins_used(request)["joins"]
+        joins = answer_with_all_joins(request)["joins"]
         return {"joins": tuple(JoinResult(**{**_fields(join), **changes}) for join in joins)}
 
     return plan
@@ -182,7 +182,7 @@ def responses_without(table: str, error: Exception | None = None) -> Callable[[T
 
     def plan(request: TablePlanRequest) -> dict[str, Any]:
         if request.table[-1] != table:
-            return all_joins_used(request)
+            return answer_with_all_joins(request)
         if error is not None:
             raise error
         return {"plan_snapshot_id": None}
@@ -207,7 +207,7 @@ def fail_with_joins(error: Exception) -> Callable[[TablePlanRequest], dict[str, 
         responses_without("items"),
         responses_without("items", AccessDenied("", status=403)),
         lambda expected: {
-            **all_joins_used(expected),
+            **answer_with_all_joins(expected),
             **({"snapshot_id": 21} if expected.table[-1] == "items" else {}),
         },
         fail_with_joins(AccessDenied("", status=403)),
@@ -217,15 +217,15 @@ async def test_large_table_is_planned_again_without_joins_if_a_join_is_unsafe(
     plan: Callable[[TablePlanRequest], dict[str, Any]],
 ) -> None:
     rewrite, plan_request = await run_rewrite(f"{STAR} AND price > 3", plan)
-    assert [bool(request.joins) for request in requests_for("sales", plan_request)] == [True, False]
+    assert [bool(request.joins) for request in filter_requests("sales", plan_request)] == [True, False]
     assert "joins=" not in rewrite.summary
-    number = plan_request.index(requests_for("sales", plan_request)[1])
+    number = plan_request.index(filter_requests("sales", plan_request)[1])
     assert f"sales FOR VERSION AS OF {100 + number}" in (rewrite.statement or "")
 
 
 async def test_large_table_without_a_predicate_is_not_planned_again() -> None:
     rewrite, request = await run_rewrite(STAR, fail_with_joins(AccessDenied("", status=403)))
-    assert len(requests_for("sales", request)) == 1
+    assert len(filter_requests("sales", request)) == 1
     assert "sales FOR VERSION" not in (rewrite.statement or "")
 
 
@@ -248,10 +248,10 @@ async def test_join_is_not_used_if_a_reference_to_the_small_table_has_no_plan() 
     def plan(plan_request: TablePlanRequest) -> dict[str, Any]:
         if plan_request.table[-1] == "items" and plan_request.filter is None:
             raise AccessDenied("", status=403)
-        return all_joins_used(plan_request)
+        return answer_with_all_joins(plan_request)
 
     rewrite, request = await run_rewrite(f"SELECT (SELECT count(*) FROM items) FROM ({STAR})", plan)
-    assert requests_for("sales", request)[0].joins
+    assert filter_requests("sales", request)[0].joins
     assert rewrite.statement is None
 
 
@@ -261,7 +261,7 @@ async def test_slow_join_uses_only_its_share_of_the_time_budget() -> None:
             await asyncio.sleep(600.0 if request.joins else 0.0)
             return await super().plan_table(request)
 
-    server = SlowPlanner(plan=all_joins_used, tables=TABLES)
+    server = SlowPlanner(plan=answer_with_all_joins, tables=TABLES)
     async with open_rewriter(server, RewriteLimits(budget_s=3.0)) as rewriter:
         rewrite = await rewriter.rewrite(f"{STAR} AND price > 3", Session("lake", "db"))
         assert "sales FOR VERSION" in (rewrite.statement or "")
@@ -294,13 +294,13 @@ async def test_disjunction_over_two_small_tables_becomes_alternatives() -> None:
         "SELECT sum(price) FROM sales, items, days WHERE item = i_key AND day = d_day "
         "AND (color = 'red' OR year = 2020 OR price = 3)"
     )
-    (expected,) = [request for request in requests_for("sales", plan_request) if request.joins]
-    reported = [
+    (expected,) = [request for request in filter_requests("sales", plan_request) if request.joins]
+    join_requests = [
         (join.table[-1], join.on, join.filter, join.any_of is None, join.exempt_condition) for join in expected.joins
     ]
-    assert reported == [
-        ("items", (("item", "i_key"),), filter_of(RED_FILTER), False, filter_of('"price" = 3')),
-        ("days", (("day", "d_day"),), filter_of('"year" = 2020'), False, filter_of('"price" = 3')),
+    assert join_requests == [
+        ("items", (("item", "i_key"),), parse_filter(RED_FILTER), False, parse_filter('"price" = 3')),
+        ("days", (("day", "d_day"),), parse_filter('"year" = 2020'), False, parse_filter('"price" = 3')),
     ]
     assert len({join.any_of for join in expected.joins}) == 1
     assert "joins=db.sales.item:77,db.sales.day:77" in rewrite.summary
@@ -313,7 +313,7 @@ async def test_alternative_is_not_requested_if_another_alternative_is_missing() 
         "AND (color = 'red' OR year = 2020)",
         tables={"days": large},
     )
-    assert not any(request.joins for request in requests_for("sales", plan_request))
+    assert not any(request.joins for request in filter_requests("sales", plan_request))
 
 
 async def test_join_on_the_day_of_a_timestamp_requests_the_day_transform() -> None:
@@ -321,13 +321,13 @@ async def test_join_on_the_day_of_a_timestamp_requests_the_day_transform() -> No
     _, plan_request = await run_rewrite(
         "SELECT sum(price) FROM sales JOIN days ON CAST(at AS date) = d_day WHERE year = 2020", tables=tables
     )
-    assert [(request.joins[0].on, request.joins[0].transform) for request in requests_for("sales", plan_request)] == [
-        ((("at", "d_day"),), "day")
-    ]
+    assert [
+        (request.joins[0].on, request.joins[0].transform) for request in filter_requests("sales", plan_request)
+    ] == [((("at", "d_day"),), "day")]
 
 
 async def test_self_join_is_requested_only_if_a_condition_selects_few_rows() -> None:
     self_join = "SELECT count(*) FROM sales a JOIN sales b ON a.item = b.item WHERE b.price {}"
     for condition, is_joined in (("= 3", True), ("IN (3, 4)", True), ("> 3", False)):
         _, plan_request = await run_rewrite(self_join.format(condition))
-        assert any(request.joins for request in requests_for("sales", plan_request)) == is_joined, condition
+        assert any(request.joins for request in filter_requests("sales", plan_request)) == is_joined, condition

@@ -37,34 +37,34 @@ def columns_of(names: tuple[str | None, str | None, str]) -> dict[str, str] | No
     return TABLES.get(names[2])
 
 
-def joins(statement: str) -> dict[str, list[str]]:
+def find_joins(statement: str) -> dict[str, list[str]]:
     """Return the joins of each table as "column=other table.column" texts.
 
     If a table has several scans, its list contains the joins of all of them.
     """
     scans = find_scans(statement, columns_of=columns_of)
-    reported: dict[str, list[str]] = {}
+    reasons_by_table: dict[str, list[str]] = {}
     for scan in scans:
-        each = (" and ".join(join_pair_texts(join, scans[join.scan].table)) for join in scan.joins)
-        reported.setdefault(scan.table, []).extend(each)
-    return {table: sorted(each) for table, each in reported.items() if each}
+        join_texts = (" and ".join(join_pair_texts(join, scans[join.scan].table)) for join in scan.joins)
+        reasons_by_table.setdefault(scan.table, []).extend(join_texts)
+    return {table: sorted(join_texts) for table, join_texts in reasons_by_table.items() if join_texts}
 
 
 def join_pair_texts(join: Join, table: str) -> Iterator[str]:
-    for (own, other), op in zip(join.on, join.ops or ["="] * len(join.on), strict=True):
+    for (own_column, other), op in zip(join.on, join.ops or ["="] * len(join.on), strict=True):
         column = f"{table}.{other}"
         if join.is_extreme:
             where = "" if join.where is None else f", {sql_of(join.where)}"
             column = f"{join.transform}({column}{where}){'' if join.exact else ' of fewer rows'}"
-        yield f"{own}{op}{column}"
+        yield f"{own_column}{op}{column}"
 
 
 def joins_of_sales(statement: str) -> list[str]:
-    return joins(statement).get("sales", [])
+    return find_joins(statement).get("sales", [])
 
 
 def test_joined_scans_have_joins_with_each_other() -> None:
-    assert joins("SELECT * FROM sales, items WHERE s_item = i_key AND color = 'red'") == {
+    assert find_joins("SELECT * FROM sales, items WHERE s_item = i_key AND color = 'red'") == {
         "sales": ["s_item=items.i_key"],
         "items": ["i_key=sales.s_item"],
     }
@@ -287,11 +287,11 @@ def test_scan_has_a_join_exactly_if_its_rows_need_a_matching_row(statement: str,
 
 
 def test_snowflake_table_has_joins_with_both_of_its_neighbours() -> None:
-    reported = joins(
+    joins_report = find_joins(
         "SELECT brand, sum(price) FROM sales, items, brands "
         "WHERE s_item = i_key AND i_brand = b_key AND brand = 'x' GROUP BY 1"
     )
-    assert reported == {
+    assert joins_report == {
         "sales": ["s_item=items.i_key"],
         "items": ["i_brand=brands.b_key", "i_key=sales.s_item"],
         "brands": ["b_key=items.i_brand"],
@@ -302,7 +302,7 @@ def test_table_in_both_parts_of_a_set_operation_has_joins_in_each() -> None:
     part = "SELECT s_item AS k FROM sales, items WHERE s_item = i_key"
     assert joins_of_sales(f"{part} UNION ALL {part}") == ["s_item=items.i_key"] * 2
     below = "SELECT * FROM (SELECT s_item AS k FROM sales UNION SELECT b_key FROM brands) JOIN items ON k = i_key"
-    assert joins(below) == {"sales": ["s_item=items.i_key"], "brands": ["b_key=items.i_key"]}
+    assert find_joins(below) == {"sales": ["s_item=items.i_key"], "brands": ["b_key=items.i_key"]}
 
 
 def test_scan_names_the_columns_of_its_predicate() -> None:
@@ -320,7 +320,7 @@ def test_scan_names_the_columns_of_its_predicate() -> None:
 )
 def test_alias_of_a_later_source_refers_to_the_outer_query(inner: str) -> None:
     """LATERAL and ON see only the sources on their left, so `o` is `sales` there, and not `days`."""
-    join_texts = joins(f"SELECT * FROM sales o WHERE EXISTS (SELECT 1 FROM {inner} WHERE o.year = 7)")
+    join_texts = find_joins(f"SELECT * FROM sales o WHERE EXISTS (SELECT 1 FROM {inner} WHERE o.year = 7)")
     assert not [join for join in join_texts.get("items", []) if "days" in join]
 
 

@@ -38,8 +38,8 @@ FILE = Path(__file__).parents[2] / "deploy" / "tpch.sql"
 
 def find_limiting_joins(sql: str, table: str, tables: dict[str, tuple[str, int]]) -> list[str]:
     """Return the joins that limit each scan of the table."""
-    chosen, _ = plan_joins(sql, tables)
-    return [dimension_texts(each) for place, each in chosen.items() if place.table == (table,)]
+    join_plans, _ = plan_joins(sql, tables)
+    return [dimension_texts(each) for place, each in join_plans.items() if place.table == (table,)]
 
 
 def plan_joins(
@@ -60,12 +60,12 @@ def plan_joins(
     return chosen_dimensions, reasons
 
 
-def dimension_texts(each: tuple[Dimension, ...]) -> str:
-    reported = []
-    for reference in each:
+def dimension_texts(dimensions: tuple[Dimension, ...]) -> str:
+    reports = []
+    for reference in dimensions:
         behind = f" ({dimension_texts(reference.dimensions)})" if reference.dimensions else ""
-        reported.append(f"{'+'.join(column for column, _ in reference.on)}: {reference.planned.table[0]}{behind}")
-    return ", ".join(sorted(reported))
+        reports.append(f"{'+'.join(column for column, _ in reference.on)}: {reference.planned.table[0]}{behind}")
+    return ", ".join(sorted(reports))
 
 
 @pytest.mark.parametrize("name", QUERIES)
@@ -107,9 +107,7 @@ def test_each_dimension_with_a_condition_limits_the_facts(name: str) -> None:
         (18, "lineitem", []),
     ],
 )
-def test_arm_of_a_snowflake_limits_a_table_as_far_as_it_has_conditions(
-    number: int, table: str, expected: list[str]
-) -> None:
+def test_snowflake_dimension_limits_a_table_by_its_conditions(number: int, table: str, expected: list[str]) -> None:
     assert find_limiting_joins(query(number), table, TPCH) == expected
 
 

@@ -61,7 +61,7 @@ def draw_expression(rng: random.Random, now: datetime) -> tuple[str, list[dateti
 
 
 def test_value_of_a_relative_time_is_within_its_span_in_every_zone() -> None:
-    rng, read = random.Random(first_seed()), 0
+    rng, read_count = random.Random(first_seed()), 0
     for _ in range(2000):
         # Half of the days are near the end of a month.
         day = date(2023, 1, 1) + timedelta(days=rng.randrange(1200))
@@ -70,16 +70,16 @@ def test_value_of_a_relative_time_is_within_its_span_in_every_zone() -> None:
         moment = rng.choice([time(0), time(23, 59, 59), time(11, 59), time(12), time(10, 30)])
         analysed = datetime.combine(day, moment, UTC)
         # A plan for DuckDB and Spark is valid for a day.
-        for later in (timedelta(0), timedelta(hours=23)):
-            now = (analysed + later).astimezone(rng.choice(ZONES))
+        for delay in (timedelta(0), timedelta(hours=23)):
+            now = (analysed + delay).astimezone(rng.choice(ZONES))
             text, values = draw_expression(rng, now)
             span = parse_span(parse_one(text, read="trino"), analysed.date())
             if span is None:
                 continue
-            read += 1
+            read_count += 1
             low, high = (datetime.combine(one, time()) for one in (span.low, span.high))
             assert all(low <= value <= high for value in values), (text, now, span, values)
-    assert read > 2000
+    assert read_count > 2000
 
 
 def test_span_of_a_relative_time_is_no_wider_than_the_zones_need() -> None:

@@ -24,7 +24,7 @@ from seamark.connector.trino.protocol import circuit_breaker
 from seamark.connector.trino.protocol.circuit_breaker import FAILURES_MAX
 from seamark.connector.trino.protocol.sessions import Session, prepare, session_of
 from seamark.connector.trino.rewriter import RewriteLimits, RewriteResult
-from tests.connector.trino.played import COLUMNS, Seamark, filter_of, open_rewriter
+from tests.connector.trino.played import COLUMNS, Seamark, open_rewriter, parse_filter
 
 SESSION = Session(catalog="lake", schema="db")
 
@@ -206,7 +206,10 @@ async def test_failed_plan_is_requested_again_for_the_next_statement(error: Exce
 
 async def test_unqualified_column_belongs_to_the_table_that_has_it() -> None:
     rewrite, expected = await run_rewrite("SELECT * FROM t, u WHERE x = 1 AND y = 2 AND id = uid")
-    assert {(one.table[-1], one.filter) for one in expected} == {("t", filter_of("x = 1")), ("u", filter_of("y = 2"))}
+    assert {(one.table[-1], one.filter) for one in expected} == {
+        ("t", parse_filter("x = 1")),
+        ("u", parse_filter("y = 2")),
+    }
     assert (rewrite.statement or "").count(" FOR VERSION AS OF 1") == 2
 
 
@@ -240,7 +243,7 @@ async def test_table_that_occurs_twice_is_read_at_one_snapshot() -> None:
         "SELECT (SELECT count(*) FROM t FOR VERSION AS OF 101) FROM t FOR VERSION AS OF 100 WHERE id = 1"
     )
     assert [(one.filter, one.snapshot_id, one.max_kept_fraction) for one in expected] == [
-        (filter_of("id = 1"), None, 0.95),
+        (parse_filter("id = 1"), None, 0.95),
         (None, 7, 1.0),
     ]
 
@@ -268,7 +271,7 @@ async def test_table_is_not_rewritten_if_one_reference_to_it_has_no_plan() -> No
 
 async def test_refused_predicate_is_replaced_by_a_plan_of_all_rows() -> None:
     def plan(request: TablePlanRequest) -> dict[str, Any]:
-        if request.filter == filter_of("x = 2"):
+        if request.filter == parse_filter("x = 2"):
             raise InvalidRequest("", status=400)
         return {}
 
@@ -340,7 +343,7 @@ async def test_prepared_statement_is_rewritten_in_the_header_that_holds_it() -> 
     session = Session("lake", "db", prepared=texts)
     rewrite, expected = await run_rewrite("EXECUTE p USING 5", session)
     assert (rewrite.prepared, rewrite.statement) == ("p", "SELECT * FROM t FOR VERSION AS OF 100 WHERE id = ?")
-    assert expected[0].filter == filter_of("id = 5")
+    assert expected[0].filter == parse_filter("id = 5")
     headers = CIMultiDict([("X-Trino-Prepared-Statement", "q=SELECT+%2A+FROM+u+WHERE+y+%3D+%3F,p=x"), ("X-Other", "1")])
     prepare(headers, "p", rewrite.statement or "")
     assert session_of(CIMultiDictProxy(headers)).prepared == {**texts, "p": rewrite.statement}
@@ -400,13 +403,13 @@ async def test_time_without_a_zone_prunes_only_if_the_zone_is_known(
 
 async def test_slow_seamark_costs_at_most_the_budget_until_the_breaker_opens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(circuit_breaker, "BACKOFF_S", 600.0)
-    server, reported = Seamark(wait_s=600.0), []
+    server, requests = Seamark(wait_s=600.0), []
     async with open_rewriter(server, RewriteLimits(budget_s=0.2)) as rewriter:
         async with asyncio.timeout(60):
             while not rewriter.open_breakers:
-                reported.append((await rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)).summary)
+                requests.append((await rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)).summary)
         # On a busy machine the analysis of the first statement may exceed the budget.
-        slow = [one for one in reported if not one.startswith("unchanged; it was not parsed in time")]
+        slow = [one for one in requests if not one.startswith("unchanged; it was not parsed in time")]
         assert [one.partition(";")[2][:21] for one in slow] == [" Seamark was too slow"] * FAILURES_MAX
         assert rewriter.open_breakers == ["seamark"]
         rewrite = await rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)

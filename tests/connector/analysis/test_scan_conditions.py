@@ -12,7 +12,7 @@ import pytest
 
 from seamark.connector.analysis.scans import find_scans
 from seamark.connector.plans.joins import Dimension, PlannedScan
-from tests.connector.analysis.scan_tables import predicates, scans_of_statement
+from tests.connector.analysis.scan_tables import find_predicates, find_statement_scans
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ from tests.connector.analysis.scan_tables import predicates, scans_of_statement
     ],
 )
 def test_condition_on_one_table_becomes_its_predicate(condition: str, predicate: str | None) -> None:
-    assert predicates(f"SELECT * FROM items i WHERE {condition}", parameters=["1 + 1"] * condition.count("?")) == {
+    assert find_predicates(f"SELECT * FROM items i WHERE {condition}", parameters=["1 + 1"] * condition.count("?")) == {
         "items": predicate
     }
 
@@ -191,7 +191,7 @@ def test_condition_on_one_table_becomes_its_predicate(condition: str, predicate:
 )
 def test_function_of_a_column_becomes_a_condition_on_the_column(condition: str, predicate: str | None) -> None:
     statement = f"SELECT * FROM items i WHERE {condition}"
-    assert predicates(statement, today=date(2026, 3, 12)) == {"items": predicate}
+    assert find_predicates(statement, today=date(2026, 3, 12)) == {"items": predicate}
 
 
 @pytest.mark.parametrize(
@@ -228,13 +228,13 @@ def test_function_of_a_column_becomes_a_condition_on_the_column(condition: str, 
     ],
 )
 def test_text_function_becomes_a_condition_on_the_text(condition: str, predicate: str | None) -> None:
-    assert predicates(f"SELECT * FROM parts WHERE {condition}") == {"parts": predicate}
+    assert find_predicates(f"SELECT * FROM parts WHERE {condition}") == {"parts": predicate}
 
 
 def test_text_with_too_many_spellings_is_matched_by_prefixes() -> None:
     texts = {"lower": "ann.maria@example.com", "upper": "ANN.MARIA@EXAMPLE.COM"}
     for function, text in texts.items():
-        predicate = predicates(f"SELECT * FROM parts WHERE {function}(brand) = '{text}'")["parts"]
+        predicate = find_predicates(f"SELECT * FROM parts WHERE {function}(brand) = '{text}'")["parts"]
         assert predicate is not None
         begins = re.findall(r"LIKE '([^']*)%'", predicate)
         assert 64 <= len(begins) <= 128
@@ -308,16 +308,16 @@ def test_operands_of_a_predicate_are_compared_in_their_common_type(condition: st
 
 def test_parameter_without_a_literal_value_leaves_no_predicate() -> None:
     text = "SELECT * FROM parts WHERE p_key BETWEEN ? AND ?"
-    (scan,) = scans_of_statement(text, parameters=["9007199254740993", "CAST(1 AS double)"])
+    (scan,) = find_statement_scans(text, parameters=["9007199254740993", "CAST(1 AS double)"])
     assert scan.predicate is None
-    (scan,) = scans_of_statement(text, parameters=["9007199254740993", "DOUBLE '1'"])
+    (scan,) = find_statement_scans(text, parameters=["9007199254740993", "DOUBLE '1'"])
     assert scan.predicate == '"p_key" BETWEEN 9007199254740993e0 AND 1E0'
 
 
 @pytest.mark.parametrize("pattern", [r"'a\' ESCAPE '\'", r"'a\b%' ESCAPE '\'", "'a%' ESCAPE '##'", "'a%' ESCAPE '🙂'"])
 def test_statement_with_an_invalid_pattern_stays_unchanged(pattern: str) -> None:
     """Trino refuses the pattern only if it compares a row with it."""
-    assert scans_of_statement(f"SELECT * FROM parts WHERE p_key = 5 AND brand LIKE {pattern}") == ()
+    assert find_statement_scans(f"SELECT * FROM parts WHERE p_key = 5 AND brand LIKE {pattern}") == ()
 
 
 @pytest.mark.parametrize(
@@ -328,7 +328,7 @@ def test_statement_with_an_invalid_pattern_stays_unchanged(pattern: str) -> None
     ],
 )
 def test_local_times_are_used_if_the_sessions_zone_is_utc(condition: str, predicate: str) -> None:
-    assert predicates(f"SELECT * FROM items WHERE {condition}", utc=True) == {"items": predicate}
+    assert find_predicates(f"SELECT * FROM items WHERE {condition}", utc=True) == {"items": predicate}
 
 
 def test_time_condition_on_a_column_of_unknown_type_is_left_out() -> None:
@@ -348,10 +348,10 @@ def test_time_condition_on_a_column_of_unknown_type_is_left_out() -> None:
 )
 def test_parameters_replace_their_question_marks(parameters: list[str], predicate: str | None) -> None:
     text = "SELECT * FROM parts WHERE p_key = ? AND brand = ? LIMIT 5"
-    (scan,) = scans_of_statement(text, parameters=parameters)
+    (scan,) = find_statement_scans(text, parameters=parameters)
     assert (text[scan.start : scan.end], scan.predicate) == ("parts", predicate)
     inside = f"EXECUTE IMMEDIATE '{text}' USING {', '.join(parameters)}"
-    (scan,) = scans_of_statement(inside)
+    (scan,) = find_statement_scans(inside)
     assert (inside[scan.start : scan.end], scan.predicate) == ("parts", predicate)
 
 
@@ -396,7 +396,7 @@ def test_union_branch_is_pruned_if_its_literal_fails_the_condition(
         f"WITH u AS ({branches}) SELECT * FROM u WHERE {condition}",
         f"SELECT * FROM ({branches}) u (src, k) WHERE {condition}",
     ):
-        assert [scan.predicate for scan in scans_of_statement(text)] == expected, text
+        assert [scan.predicate for scan in find_statement_scans(text)] == expected, text
 
 
 STRUCTS = {
@@ -440,7 +440,7 @@ def test_field_of_a_struct_does_not_filter_a_dimension() -> None:
     assert sales.columns == {"delivery"}
     place = PlannedScan(sales, "sea", ("db", "sales"))
     assert Dimension(place, 1, 1, shops.joins[0], ()).request().filter is None
-    either = "SELECT 1 FROM shops, sales WHERE s_id = id AND (delivery.zone = 3 OR shops.zone = 4)"
-    assert [scan.joins[0].any_of for scan in find_scans(either, columns_of=lambda names: STRUCTS.get(names[2]))] == [
-        None
-    ] * 2
+    alternatives = "SELECT 1 FROM shops, sales WHERE s_id = id AND (delivery.zone = 3 OR shops.zone = 4)"
+    assert [
+        scan.joins[0].any_of for scan in find_scans(alternatives, columns_of=lambda names: STRUCTS.get(names[2]))
+    ] == [None] * 2

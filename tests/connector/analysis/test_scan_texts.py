@@ -9,7 +9,7 @@ import pytest
 from seamark.connector.analysis.lexer import ExecuteStatement, parse_execute
 from seamark.connector.analysis.scans import find_scans, read_from_view
 from seamark.connector.plans.splices import splice
-from tests.connector.analysis.scan_tables import columns_of, predicates, scans_of_statement
+from tests.connector.analysis.scan_tables import columns_of, find_predicates, find_statement_scans
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ from tests.connector.analysis.scan_tables import columns_of, predicates, scans_o
     ],
 )
 def test_statement_that_is_not_fully_understood_has_no_scans(statement: str) -> None:
-    assert scans_of_statement(statement) == ()
+    assert find_statement_scans(statement) == ()
 
 
 @pytest.mark.parametrize(
@@ -90,12 +90,12 @@ def test_statement_that_is_not_fully_understood_has_no_scans(statement: str) -> 
     ],
 )
 def test_splice_changes_only_the_names_of_tables(statement: str, expected: str) -> None:
-    assert splice(statement, [read_from_view(scan, "P") for scan in scans_of_statement(statement)]) == expected
+    assert splice(statement, [read_from_view(scan, "P") for scan in find_statement_scans(statement)]) == expected
 
 
 def test_scan_has_the_names_and_the_position_of_its_table_reference() -> None:
     statement = 'SELECT * FROM Cat."Sch".ORDERS FOR VERSION AS OF 123 WHERE o_key = 1'
-    (scan,) = scans_of_statement(statement)
+    (scan,) = find_statement_scans(statement)
     assert (scan.catalog, scan.schema, scan.table, scan.snapshot_id) == ("cat", "sch", "orders", 123)
     assert statement[scan.start : scan.end] == 'Cat."Sch".ORDERS'
     assert statement[scan.name_start : scan.end] == "ORDERS"
@@ -104,7 +104,7 @@ def test_scan_has_the_names_and_the_position_of_its_table_reference() -> None:
     assert scan.alias_needed == ' AS "ORDERS"'
     assert scan.predicate == '"o_key" = 1'
     statement = "EXECUTE IMMEDIATE 'SELECT * FROM orders /* */ FOR version AS OF ''it''''s'' AS o'"
-    (scan,) = scans_of_statement(statement)
+    (scan,) = find_statement_scans(statement)
     assert (scan.snapshot_id, scan.ref) == (None, "it's")
     assert scan.version_span is not None
     assert statement[slice(*scan.version_span)] == "FOR version AS OF ''it''''s''"
@@ -135,18 +135,18 @@ def test_chain_of_names_that_are_used_twice_is_analysed_quickly() -> None:
     for number in range(1, 60):
         inner = f"SELECT * FROM x{number - 1} a, x{number - 1} b WHERE a.o_key < {number} AND b.o_cust < {number}"
         names.append(f"x{number} AS ({inner})")
-    (scan,) = scans_of_statement(f"WITH {', '.join(names)} SELECT * FROM x59")
+    (scan,) = find_statement_scans(f"WITH {', '.join(names)} SELECT * FROM x59")
     assert scan.predicate == '("o_key" < 1 OR "o_cust" < 1)'
     unions = ["x0 AS (SELECT o_key FROM orders)"]
     unions += [f"x{n} AS (SELECT o_key FROM x{n - 1} UNION SELECT o_key FROM x{n - 1})" for n in range(1, 60)]
-    assert predicates(f"WITH {', '.join(unions)} SELECT * FROM x59 WHERE o_key = 1") == {"orders": '"o_key" = 1'}
+    assert find_predicates(f"WITH {', '.join(unions)} SELECT * FROM x59 WHERE o_key = 1") == {"orders": '"o_key" = 1'}
 
 
 def test_long_chain_of_conditions_is_analysed() -> None:
-    either = " OR ".join(f"(o_key = {number} AND o_cust = {number})" for number in range(1000))
-    each = " AND ".join(f"o_key <> {number}" for number in range(1500))
-    for condition, count in ((either, 1000), (each, 1500)):
-        (predicate,) = predicates(f"SELECT * FROM orders WHERE {condition}").values()
+    alternatives = " OR ".join(f"(o_key = {number} AND o_cust = {number})" for number in range(1000))
+    conditions = " AND ".join(f"o_key <> {number}" for number in range(1500))
+    for condition, count in ((alternatives, 1000), (conditions, 1500)):
+        (predicate,) = find_predicates(f"SELECT * FROM orders WHERE {condition}").values()
         assert predicate is not None
         assert predicate.count('"o_key"') == count
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from seamark.connector.analysis.scans import find_scans
-from tests.connector.analysis.scan_tables import predicates
+from tests.connector.analysis.scan_tables import find_predicates
 
 
 @pytest.mark.parametrize(
@@ -362,7 +362,7 @@ from tests.connector.analysis.scan_tables import predicates
     ],
 )
 def test_scan_has_the_predicate_of_the_rows_that_can_matter(statement: str, expected: dict[str, str | None]) -> None:
-    assert predicates(statement) == expected
+    assert find_predicates(statement) == expected
 
 
 def test_unqualified_column_is_ignored_if_the_columns_of_tables_are_unknown() -> None:
@@ -371,7 +371,7 @@ def test_unqualified_column_is_ignored_if_the_columns_of_tables_are_unknown() ->
 
 
 @pytest.mark.parametrize(
-    ("joined", "of_orders", "of_others"),
+    ("condition", "of_orders", "of_others"),
     [
         ("orders JOIN others USING (o_key)", True, True),
         ("orders LEFT JOIN others USING (o_key)", True, True),
@@ -394,9 +394,9 @@ def test_unqualified_column_is_ignored_if_the_columns_of_tables_are_unknown() ->
     ],
 )
 def test_condition_on_a_merged_column_applies_to_both_tables_if_they_share_its_value(
-    joined: str, of_orders: bool, of_others: bool
+    condition: str, of_orders: bool, of_others: bool
 ) -> None:
-    found_predicates = predicates(f"SELECT * FROM {joined} WHERE o_key = 1")
+    found_predicates = find_predicates(f"SELECT * FROM {condition} WHERE o_key = 1")
     assert found_predicates["orders"] == ('"o_key" = 1' if of_orders else None)
     assert found_predicates.get("others") == ('"o_key" = 1' if of_others else None)
 
@@ -404,18 +404,18 @@ def test_condition_on_a_merged_column_applies_to_both_tables_if_they_share_its_v
 def test_null_condition_on_a_merged_column_applies_to_the_side_that_is_kept() -> None:
     """In a FULL JOIN, the other table can supply the value, so the condition applies to neither table."""
     statement = "SELECT * FROM orders {} JOIN others USING (o_key) WHERE o_key IS NULL"
-    assert predicates(statement.format("LEFT"))["orders"] == '"o_key" IS NULL'
-    assert predicates(statement.format("RIGHT"))["others"] == '"o_key" IS NULL'
-    assert set(predicates(statement.format("FULL")).values()) == {None}
+    assert find_predicates(statement.format("LEFT"))["orders"] == '"o_key" IS NULL'
+    assert find_predicates(statement.format("RIGHT"))["others"] == '"o_key" IS NULL'
+    assert set(find_predicates(statement.format("FULL")).values()) == {None}
 
 
 def test_column_belongs_to_the_unknown_table_if_no_other_source_can_have_it() -> None:
     for beside in ("UNNEST(ARRAY[1, 2]) AS u (n)", "UNNEST(ARRAY[1])", "items", "(VALUES 1) AS v (n)"):
-        assert predicates(f"SELECT * FROM unknown, {beside} WHERE o_key = 1")["unknown"] == '"o_key" = 1'
+        assert find_predicates(f"SELECT * FROM unknown, {beside} WHERE o_key = 1")["unknown"] == '"o_key" = 1'
     for beside in ("UNNEST(ARRAY[rand()])", "orders", "nothing", "(VALUES 1) AS v (o_key)"):
-        assert predicates(f"SELECT * FROM unknown, {beside} WHERE o_key = 1")["unknown"] is None
+        assert find_predicates(f"SELECT * FROM unknown, {beside} WHERE o_key = 1")["unknown"] is None
 
 
 def test_column_that_the_inner_table_lacks_belongs_to_the_outer_table() -> None:
     statement = "SELECT * FROM orders WHERE EXISTS (SELECT 1 FROM items WHERE o_key = 5)"
-    assert predicates(statement) == {"orders": None, "items": None}
+    assert find_predicates(statement) == {"orders": None, "items": None}

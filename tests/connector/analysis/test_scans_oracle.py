@@ -35,7 +35,7 @@ from tests.seeds import quick
 QUERIES_PER_LAKE = 40
 
 
-def lakes(seed: int, count: int) -> Iterator[tuple[random.Random, Statements, duckdb.DuckDBPyConnection]]:
+def draw_lakes(seed: int, count: int) -> Iterator[tuple[random.Random, Statements, duckdb.DuckDBPyConnection]]:
     for number in range(count):
         rng = random.Random(f"{seed}/{number}")
         statements = Statements(rng)
@@ -48,7 +48,7 @@ def lakes(seed: int, count: int) -> Iterator[tuple[random.Random, Statements, du
             yield rng, statements, connection
 
 
-def rows_of(connection: duckdb.DuckDBPyConnection, text: str) -> Counter[str]:
+def count_rows(connection: duckdb.DuckDBPyConnection, text: str) -> Counter[str]:
     return Counter(map(repr, connection.execute(text).fetchall()))
 
 
@@ -71,14 +71,14 @@ def prune(
 ) -> tuple[str, list[str], int]:
     """Return the statement over plan tables, the tables' names, and the number of rows that only joins leave out."""
     replacements, names, left_out = [], [], 0
-    loose, joined = rng.random() < 0.3, rng.random() < 0.8
+    is_loose, has_join = rng.random() < 0.3, rng.random() < 0.8
     for number, scan in enumerate(scans):
         name = f"{scan.table}~plan~{number}"
         condition = "TRUE" if scan.predicate is None else f"({scan.predicate})"
-        dimensions = "".join(partners_of(rng, scans, (number,))) if joined else ""
-        either = f" OR (rowid * 7 + {rng.randint(0, 9)}) % 3 = 0" if loose else ""
+        dimensions = "".join(partners_of(rng, scans, (number,))) if has_join else ""
+        loose_condition = f" OR (rowid * 7 + {rng.randint(0, 9)}) % 3 = 0" if is_loose else ""
         rows = f"FROM {quote(scan.table)} AS j1 WHERE"
-        connection.execute(f"CREATE TABLE {quote(name)} AS SELECT * {rows} ({condition}{dimensions}){either}")
+        connection.execute(f"CREATE TABLE {quote(name)} AS SELECT * {rows} ({condition}{dimensions}){loose_condition}")
         if dimensions:
             left_out += connection.execute(f"SELECT count(*) {rows} {condition} AND NOT (TRUE{dimensions})").fetchall()[
                 0
@@ -102,8 +102,8 @@ def partners_of(rng: random.Random, scans: tuple[Scan, ...], path: tuple[int, ..
         parts = ["TRUE", *([other.predicate] if other.predicate else []), *map(likes_sql, other.likes)]
         parts += [] if join.where is None else [sql_of(join.where)]
         rows = f"SELECT * FROM {quote(other.table)} WHERE {' AND '.join(parts)}"
-        more = "".join(partners_of(rng, scans, (*path, join.scan)))
-        return f"EXISTS (SELECT 1 FROM ({rows}) AS j{len(path) + 1} WHERE {equal_sql(join, len(path))}{more})"
+        partner_texts = "".join(partners_of(rng, scans, (*path, join.scan)))
+        return f"EXISTS (SELECT 1 FROM ({rows}) AS j{len(path) + 1} WHERE {equal_sql(join, len(path))}{partner_texts})"
 
     yield from joins_sql(rng, scans[path[-1]].joins, path, partner)
 
@@ -119,8 +119,8 @@ def joins_sql(
         if number is None:
             yield from (f" AND {partner(join)}" for join in group if join.scan not in path and rng.random() < 0.8)
         elif rng.random() < 0.8 and not any(join.scan in path for join in group):
-            own = [] if group[0].exempt_condition is None else [sql_of(group[0].exempt_condition)]
-            yield f" AND ({' OR '.join([*map(partner, group), *own])})"
+            exempt_conditions = [] if group[0].exempt_condition is None else [sql_of(group[0].exempt_condition)]
+            yield f" AND ({' OR '.join([*map(partner, group), *exempt_conditions])})"
 
 
 def extreme_sql(join: Join, depth: int, table: str) -> str:
@@ -128,14 +128,14 @@ def extreme_sql(join: Join, depth: int, table: str) -> str:
 
     Without `exact`, the extreme is only a limit on one side.
     """
-    ((own, other),) = join.on
+    ((own_column, other),) = join.on
     (op,) = join.ops
     rows = table if join.where is None else f"{table} WHERE {sql_of(join.where)}"
     extreme = f"(SELECT {join.transform}({quote(other)}) FROM {rows})"
     if op == "=" and not join.exact:
         op = "<=" if join.transform == "max" else ">="
     assert join.exact or op[0] == ("<" if join.transform == "max" else ">")
-    return f"j{depth}.{quote(own)} {op} {extreme}"
+    return f"j{depth}.{quote(own_column)} {op} {extreme}"
 
 
 def equal_sql(join: Join, depth: int) -> str:
@@ -143,16 +143,16 @@ def equal_sql(join: Join, depth: int) -> str:
     pairs = [(f"j{depth}.{quote(one)}", f"j{depth + 1}.{quote(two)}") for one, two in join.on]
     if join.transform in ("identity", "range"):
         ops = join.ops or ["="] * len(pairs)
-        return " AND ".join(f"{own} {op} {other}" for (own, other), op in zip(pairs, ops, strict=True))
-    ((own, other),) = pairs
-    start = f"date_trunc('{join.transform}', {own}) = TRY_CAST({other}::VARCHAR AS TIMESTAMP)"
-    number = f"year({own}) = TRY_CAST({other}::VARCHAR AS BIGINT)"
+        return " AND ".join(f"{own_column} {op} {other}" for (own_column, other), op in zip(pairs, ops, strict=True))
+    ((own_column, other),) = pairs
+    start = f"date_trunc('{join.transform}', {own_column}) = TRY_CAST({other}::VARCHAR AS TIMESTAMP)"
+    number = f"year({own_column}) = TRY_CAST({other}::VARCHAR AS BIGINT)"
     return f"({start} OR {number})" if join.transform == "year" else start
 
 
-def likes_sql(either: tuple[Like, ...]) -> str:
+def likes_sql(alternatives: tuple[Like, ...]) -> str:
     texts = []
-    for like in either:
+    for like in alternatives:
         column = quote(like.column[1])
         term = column if like.function is None else f"{like.function}({column})"
         escape = "" if like.escape is None else f" ESCAPE {quote_text(like.escape)}"
@@ -170,19 +170,19 @@ def check_bound(statements: Statements, scan: Scan) -> None:
         assert all("e0" in part or "1e300" in part for part in of_text.unused), (scan.predicate, of_text.unused)
         return
     assert scan.filter is not None
-    sent = json.loads(json.dumps(expression_json(scan.filter)))
-    of_filter = resolve_literals(parse_expression(sent, typed=True, functions=True), schema, ())
+    sent_filter = json.loads(json.dumps(expression_json(scan.filter)))
+    of_filter = resolve_literals(parse_expression(sent_filter, typed=True, functions=True), schema, ())
     bound = [bind(one, schema, (), case_sensitive=False) for one in (of_filter, of_text.expression)]
-    assert bound[0] == bound[1], (scan.predicate, sent)
+    assert bound[0] == bound[1], (scan.predicate, sent_filter)
 
 
 def run_campaign(seed: int, lakes_count: int) -> Counter[str]:
     counts: Counter[str] = Counter()
-    for rng, statements, connection in lakes(seed, lakes_count):
+    for rng, statements, connection in draw_lakes(seed, lakes_count):
         for _ in range(QUERIES_PER_LAKE):
             text = statements.query(rng.choice([1, 1, 2, 2, 3]))
             try:
-                expected = rows_of(connection, text)
+                expected = count_rows(connection, text)
             except duckdb.Error:
                 counts["invalid"] += 1
                 continue
@@ -222,7 +222,7 @@ def check_same(
     )
     note = f"{seed}\n{text}\n-- became\n{replacements}\n-- by\n{requested_text}"
     try:
-        rows = rows_of(connection, replacements)
+        rows = count_rows(connection, replacements)
     except duckdb.Error as error:
         raise AssertionError(f"{error}\n{note}") from error
     assert rows == expected, note
@@ -245,10 +245,10 @@ def extreme_query(rng: random.Random, statements: Statements) -> str | None:
     """Return a query that compares a column with extremes of rows, or None if no column fits."""
     table = rng.choice(statements.tables)
     name, kind = rng.choice(list(table.columns.items()))
-    compared = statements.extreme_comparison(Column(name, kind, "o"), f"o.{quote(name)}", [])
-    if compared is None or kind not in ("long", "date", "timestamp"):
+    condition = statements.extreme_comparison(Column(name, kind, "o"), f"o.{quote(name)}", [])
+    if condition is None or kind not in ("long", "date", "timestamp"):
         return None
-    return f"SELECT * FROM {quote(table.name)} AS o WHERE {compared}"
+    return f"SELECT * FROM {quote(table.name)} AS o WHERE {condition}"
 
 
 def compare_extremes(seed: int, lakes_count: int, *, is_named: bool) -> Counter[str]:
@@ -260,13 +260,13 @@ def compare_extremes(seed: int, lakes_count: int, *, is_named: bool) -> Counter[
         named: The extremes are columns of names in WITH.
     """
     counts: Counter[str] = Counter()
-    for rng, statements, connection in lakes(seed, lakes_count):
+    for rng, statements, connection in draw_lakes(seed, lakes_count):
         for _ in range(QUERIES_PER_LAKE):
             text = statements.draw_named_extreme_query() if is_named else extreme_query(rng, statements)
             if text is None:
                 continue
             try:
-                expected = rows_of(connection, text)
+                expected = count_rows(connection, text)
             except duckdb.Error:
                 continue
             scans = find_scans(text, columns_of=KnownColumns(rng, statements.tables), today=datetime.now(UTC).date())
@@ -279,20 +279,20 @@ def compare_extremes(seed: int, lakes_count: int, *, is_named: bool) -> Counter[
 @pytest.mark.parametrize("is_named", [False, True])
 @pytest.mark.parametrize("lakes_count", [3, pytest.param(60, marks=pytest.mark.slow)])
 def test_extremes_leave_out_no_row_of_the_answer(lakes_count: int, is_named: bool) -> None:
-    reported = compare_extremes(14, lakes_count, is_named=is_named)
-    assert reported["exact"] > 0, reported
-    assert reported["fewer"] > 0, reported
+    counts = compare_extremes(14, lakes_count, is_named=is_named)
+    assert counts["exact"] > 0, counts
+    assert counts["fewer"] > 0, counts
 
 
-def test_statement_within_execute_immediate_is_analysed_as_alone() -> None:
-    for rng, statements, _ in lakes(13, 3):
-        reported = KnownColumns(rng, statements.tables)
+def test_statement_within_execute_immediate_is_analysed_like_a_plain_statement() -> None:
+    for rng, statements, _ in draw_lakes(13, 3):
+        known_columns = KnownColumns(rng, statements.tables)
         for _ in range(20):
             text = statements.query(rng.choice([1, 2]))
-            alone, inside = find_scans(text, columns_of=reported), immediate(text)
-            scans = find_scans(inside, columns_of=reported)
-            assert [scan.predicate for scan in scans] == [one.predicate for one in alone], text
-            expected = immediate(splice(text, [read_from_view(scan, f"it's {scan.table}") for scan in alone]))
+            text_scans, inside = find_scans(text, columns_of=known_columns), immediate(text)
+            scans = find_scans(inside, columns_of=known_columns)
+            assert [scan.predicate for scan in scans] == [one.predicate for one in text_scans], text
+            expected = immediate(splice(text, [read_from_view(scan, f"it's {scan.table}") for scan in text_scans]))
             assert splice(inside, [read_from_view(scan, f"it's {scan.table}") for scan in scans]) == expected
 
 
@@ -306,7 +306,7 @@ def test_on_condition_resolves_names_of_its_join_and_of_outer_queries() -> None:
     with duckdb.connect() as connection:
         for name in columns:
             connection.execute(f"CREATE TABLE {name} AS FROM (VALUES (1), (2), (3)) AS r (k)")
-        expected = rows_of(connection, text)
+        expected = count_rows(connection, text)
         assert sum(expected.values()) == 3
         for seed in range(6):
             check_same(random.Random(seed), connection, text, scans, expected, f"seed {seed}")
@@ -338,6 +338,6 @@ def test_random_queries_keep_their_rows_over_pruned_tables(seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 113))
 def test_thousands_of_random_queries_keep_their_rows(seed: int) -> None:
-    reported = run_campaign(seed, 40)
-    check_worth(reported)
-    assert all(reported[shape] > 0 for shape in ("likes", "range", "min", "max", "exact")), reported
+    counts = run_campaign(seed, 40)
+    check_worth(counts)
+    assert all(counts[shape] > 0 for shape in ("likes", "range", "min", "max", "exact")), counts

@@ -17,7 +17,7 @@ import pytest
 from seamark.connector.analysis.scans import find_scans
 from seamark.connector.plans.scan import Scan
 from tests.connector.analysis.comparisons import KINDS, VALUES, StoredRelation
-from tests.connector.analysis.test_scans_oracle import check_same, rows_of
+from tests.connector.analysis.test_scans_oracle import check_same, count_rows
 from tests.connector.duckdb.test_statements_oracle import check_one
 from tests.seeds import examples, first_seed
 
@@ -80,20 +80,22 @@ class Stars:
 
     def query(self, _: int = 1) -> str:
         source, names = self.fact(), ["f"]
-        for name, on in self.rng.sample(self.joins(), self.rng.randint(1, 3)):
+        for name, join_condition in self.rng.sample(self.joins(), self.rng.randint(1, 3)):
             kind = self.rng.choice(["JOIN", "JOIN", "JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN", ","])
-            more = f" {self.rng.choice(['AND', 'OR'])} {self.condition([*names, name])}" if self.chance(0.15) else ""
+            extra_condition = (
+                f" {self.rng.choice(['AND', 'OR'])} {self.condition([*names, name])}" if self.chance(0.15) else ""
+            )
             relation = self.dimension(name)
-            if kind == "," and not more:
+            if kind == "," and not extra_condition:
                 source += f" CROSS JOIN {relation}"
                 names.append(name)
-                self.held.append(on)
+                self.held.append(join_condition)
                 continue
             if self.chance(0.15):
-                on = self.in_branches(on, [*names, name])
-            source += f" {kind if kind != ',' else 'JOIN'} {relation} ON {on}{more}"
+                join_condition = self.in_branches(join_condition, [*names, name])
+            source += f" {kind if kind != ',' else 'JOIN'} {relation} ON {join_condition}{extra_condition}"
             names.append(name)
-        where = [*(self.in_branches(on, names) for on in self.held), self.condition(names)]
+        where = [*(self.in_branches(join_condition, names) for join_condition in self.held), self.condition(names)]
         if self.chance(0.4):
             where.append(self.condition(names))
         self.held = []
@@ -133,20 +135,30 @@ class Stars:
     def joins(self) -> list[tuple[str, str]]:
         return [("days", self.rng.choice(KEYS)), ("one", "f.k1 = one.k"), ("two", "two.k = f.k2")]
 
-    def in_branches(self, on: str, names: Sequence[str]) -> str:
+    def in_branches(self, star_condition: str, names: Sequence[str]) -> str:
         """Return the join condition, in some cases repeated in each branch of an OR.
 
         In rare cases, one branch lacks the join, and may contain another join.
         """
         if self.chance(0.4):
-            return on
-        first, _, other = on.partition(" = ")
+            return star_condition
+        first, _, other = star_condition.partition(" = ")
         branches = []
         for _ in range(self.rng.choice([2, 2, 3])):
-            joined = self.rng.choice([on, on, f"{other} = {first}", f"({on})", f"{on} AND {on}"])
+            join_condition = self.rng.choice(
+                [
+                    star_condition,
+                    star_condition,
+                    f"{other} = {first}",
+                    f"({star_condition})",
+                    f"{star_condition} AND {star_condition}",
+                ]
+            )
             if self.chance(0.1):
-                joined = self.rng.choice([f"{first} <> {other}", "f.k1 = f.k2", f"{on} OR {self.branch(names)}"])
-            branches.append(f"({joined} AND {self.branch(names)})")
+                join_condition = self.rng.choice(
+                    [f"{first} <> {other}", "f.k1 = f.k2", f"{star_condition} OR {self.branch(names)}"]
+                )
+            branches.append(f"({join_condition} AND {self.branch(names)})")
         return f"({' OR '.join(branches)})"
 
     def condition(self, names: Sequence[str]) -> str:
@@ -189,7 +201,7 @@ def run_campaign(seed: int, stars: int, queries: int) -> tuple[Counter[str], Cou
                 text = statements.query()
                 scans = find_scans(text, columns_of=lambda names: TABLES.get(names[2]))
                 counts["rows left out by joins"] += check_same(
-                    rng, connection, text, scans, rows_of(connection, text), name
+                    rng, connection, text, scans, count_rows(connection, text), name
                 )
                 count(counts, scans)
                 check_one(rng, statements, connection, told_duckdb, name)  # type: ignore[arg-type]

@@ -17,27 +17,27 @@ from seamark.connector.plans.async_client import KnownTable, Name, TablePlanRequ
 from seamark.connector.trino.protocol.sessions import Session
 from seamark.connector.trino.rewriter import RewriteResult
 from tests.connector.trino.played import COLUMNS as COLUMNS_OF
-from tests.connector.trino.played import READER, Seamark, filter_of, open_rewriter
+from tests.connector.trino.played import READER, Seamark, open_rewriter, parse_filter
 
 SESSION = Session(catalog="other", schema="elsewhere", user=READER)
 COLUMNS = {"k": "long", "x": "int", "twice": "long"}
 
 
-def access_check(names: str, columns: Iterable[str] = COLUMNS) -> str:
+def build_access_check(names: str, columns: Iterable[str] = COLUMNS) -> str:
     """Return the WITH clause that precedes a statement over plan views.
 
     It names the original views and reads no rows of them, so that Trino checks the access to them.
     """
     text = ", ".join(f'"{column}"' for column in columns)
-    each = [f'"~{number}" AS (SELECT {text} FROM {part} WHERE FALSE)' for number, part in enumerate(names.split())]
-    return f"WITH {', '.join(each)} "
+    parts = [f'"~{number}" AS (SELECT {text} FROM {part} WHERE FALSE)' for number, part in enumerate(names.split())]
+    return f"WITH {', '.join(parts)} "
 
 
-def view(text: str, catalog: str | None = "lake", **columns: str) -> View:
+def build_view(text: str, catalog: str | None = "lake", **columns: str) -> View:
     return View(f"file:///{hash(text)}", text, columns or COLUMNS, catalog, "db")
 
 
-PLAIN_VIEW = view("SELECT id AS k, x, id * 2 AS twice FROM t WHERE x > 5")
+PLAIN_VIEW = build_view("SELECT id AS k, x, id * 2 AS twice FROM t WHERE x > 5")
 
 
 async def run_rewrite(statement: str, **played: Any) -> tuple[RewriteResult, Seamark]:
@@ -50,14 +50,14 @@ async def test_view_is_read_over_the_plans_of_its_tables() -> None:
     rewrite, server = await run_rewrite("SELECT * FROM lake.db.v WHERE k = 4 AND twice = 8", views={"v": PLAIN_VIEW})
     assert (
         rewrite.statement
-        == access_check("lake.db.v") + 'SELECT * FROM lake.db."v~plan~0" AS "v" WHERE k = 4 AND twice = 8'
+        == build_access_check("lake.db.v") + 'SELECT * FROM lake.db."v~plan~0" AS "v" WHERE k = 4 AND twice = 8'
     )
     ((name, _, predicate, (reference,)),) = server.views_asked
     assert (name, predicate) == (("db", "v"), '"k" = 4')
     assert PLAIN_VIEW.text[reference.start : reference.end] == "t"
     assert (reference.table, reference.plan_snapshot_id) == (("db", "t"), 101)
     (expected,) = [one for one in server.requests if one.table == ("db", "t")]
-    assert expected.filter == filter_of("x > 5 AND id = 4")
+    assert expected.filter == parse_filter("x > 5 AND id = 4")
 
 
 async def test_summary_names_the_view_but_not_its_tables_and_all_plans_are_renewed() -> None:
@@ -70,7 +70,7 @@ async def test_summary_names_the_view_but_not_its_tables_and_all_plans_are_renew
 async def test_names_in_a_view_resolve_in_the_view() -> None:
     text = 'SELECT a.id AS k, a.x FROM t a JOIN lake."s.p".u AS b ON a.id = b.uid'
     rewrite, server = await run_rewrite(
-        "WITH t AS (SELECT 1 AS id, 2 AS x) SELECT * FROM t, lake.db.v WHERE v.k = 4", views={"v": view(text)}
+        "WITH t AS (SELECT 1 AS id, 2 AS x) SELECT * FROM t, lake.db.v WHERE v.k = 4", views={"v": build_view(text)}
     )
     assert rewrite.statement is not None
     assert {one.table for one in server.requests} == {("db", "v"), ("db", "t"), ("s", "p", "u")}
@@ -84,16 +84,16 @@ async def test_names_in_a_view_resolve_in_the_view() -> None:
     [
         (
             "SELECT * FROM lake.db.v WHERE x = 4",
-            view("SELECT id AS x FROM t", x="int"),
+            build_view("SELECT id AS x FROM t", x="int"),
         ),  # The table stores it as a long.
-        ("SELECT * FROM lake.db.v WHERE n = 4", view("SELECT id * 2 AS n FROM t", n="long")),
+        ("SELECT * FROM lake.db.v WHERE n = 4", build_view("SELECT id * 2 AS n FROM t", n="long")),
         ("SELECT * FROM lake.db.v", PLAIN_VIEW),
-        ("SELECT count(*) FROM lake.db.v WHERE n = 4", view("SELECT count(*) AS n FROM t", n="long")),
-        ("SELECT * FROM lake.db.v WHERE k = 4", view("SELECT id AS k FROM t ORDER BY id LIMIT 3", k="long")),
-        ("SELECT * FROM lake.db.v WHERE k = 4", view("SELECT id AS k FROM t", catalog=None, k="long")),
-        ("SELECT * FROM lake.db.v WHERE k = 4", view("SELECT id AS k FROM t", catalog="hive", k="long")),
-        ("SELECT * FROM lake.db.v WHERE k = 4", view("SELECT id AS k FROM t FOR VERSION AS OF 7", k="long")),
-        ("SELECT * FROM lake.db.v WHERE k = 4", view("not understood", k="long")),
+        ("SELECT count(*) FROM lake.db.v WHERE n = 4", build_view("SELECT count(*) AS n FROM t", n="long")),
+        ("SELECT * FROM lake.db.v WHERE k = 4", build_view("SELECT id AS k FROM t ORDER BY id LIMIT 3", k="long")),
+        ("SELECT * FROM lake.db.v WHERE k = 4", build_view("SELECT id AS k FROM t", catalog=None, k="long")),
+        ("SELECT * FROM lake.db.v WHERE k = 4", build_view("SELECT id AS k FROM t", catalog="hive", k="long")),
+        ("SELECT * FROM lake.db.v WHERE k = 4", build_view("SELECT id AS k FROM t FOR VERSION AS OF 7", k="long")),
+        ("SELECT * FROM lake.db.v WHERE k = 4", build_view("not understood", k="long")),
         ("SELECT * FROM lake.db.v FOR VERSION AS OF 8 WHERE k = 4", PLAIN_VIEW),
     ],
 )
@@ -105,24 +105,26 @@ async def test_view_that_cannot_be_analysed_stays_unchanged(statement: str, inpu
 
 async def test_conditions_of_a_view_itself_leave_files_out() -> None:
     rewrite, server = await run_rewrite("SELECT * FROM lake.db.v WHERE twice = 4", views={"v": PLAIN_VIEW})
-    assert rewrite.statement == access_check("lake.db.v") + 'SELECT * FROM lake.db."v~plan~0" AS "v" WHERE twice = 4'
+    assert (
+        rewrite.statement == build_access_check("lake.db.v") + 'SELECT * FROM lake.db."v~plan~0" AS "v" WHERE twice = 4'
+    )
     assert [one[2] for one in server.views_asked] == ["TRUE"]
-    assert server.requests[-1].filter == filter_of("x > 5")
+    assert server.requests[-1].filter == parse_filter("x > 5")
 
 
 async def test_table_and_a_view_of_it_are_read_at_one_snapshot() -> None:
-    counted = view("SELECT count(*) AS n FROM t", n="long")
+    count_view = build_view("SELECT count(*) AS n FROM t", n="long")
     statement = "SELECT * FROM lake.db.v, lake.db.t WHERE id = 4"
-    rewrite, _ = await run_rewrite(statement, views={"v": counted})
+    rewrite, _ = await run_rewrite(statement, views={"v": count_view})
     expected_query = 'SELECT * FROM lake.db."v~plan~0" AS "v", lake.db.t FOR VERSION AS OF 101 WHERE id = 4'
-    assert rewrite.statement == access_check("lake.db.v", ["n"]) + expected_query
-    rewrite, _ = await run_rewrite(statement, views={"v": counted}, answer=lambda _: None)
+    assert rewrite.statement == build_access_check("lake.db.v", ["n"]) + expected_query
+    rewrite, _ = await run_rewrite(statement, views={"v": count_view}, answer=lambda _: None)
     assert rewrite.statement is None
 
 
 NESTED_VIEWS = {
-    "top": view('SELECT m.k, upper(u.y) AS y FROM "Mid" AS m JOIN u ON u.uid = m.k', k="long", y="int"),
-    "mid": view("SELECT v.k, x FROM v WHERE x < 9", k="long", x="int"),
+    "top": build_view('SELECT m.k, upper(u.y) AS y FROM "Mid" AS m JOIN u ON u.uid = m.k', k="long", y="int"),
+    "mid": build_view("SELECT v.k, x FROM v WHERE x < 9", k="long", x="int"),
     "v": PLAIN_VIEW,
 }
 
@@ -130,14 +132,14 @@ NESTED_VIEWS = {
 async def test_condition_on_a_view_reaches_the_tables_of_nested_views() -> None:
     rewrite, server = await run_rewrite("SELECT * FROM lake.db.top WHERE k = 4 AND y = 3", views=NESTED_VIEWS)
     expected_query = 'SELECT * FROM lake.db."top~plan~2" AS "top" WHERE k = 4 AND y = 3'
-    assert rewrite.statement == access_check("lake.db.top", ["k", "y"]) + expected_query
+    assert rewrite.statement == build_access_check("lake.db.top", ["k", "y"]) + expected_query
     assert [(name[-1], predicate) for name, _, predicate, _ in server.views_asked] == [
         ("v", '("x" < 9 AND "k" = 4)'),
         ("mid", '"k" = 4'),
         ("top", '"k" = 4'),
     ]
     expected = {one.table[-1]: one.filter for one in server.requests if one.table[-1] in ("t", "u")}
-    assert expected == {"t": filter_of("x > 5 AND x < 9 AND id = 4"), "u": filter_of("uid = 4")}
+    assert expected == {"t": parse_filter("x > 5 AND x < 9 AND id = 4"), "u": parse_filter("uid = 4")}
     columns = [
         [
             (view.text[reference.start : reference.end], reference.table, reference.plan, reference.alias)
@@ -165,7 +167,7 @@ async def test_names_in_a_nested_view_resolve_in_that_view() -> None:
     """Another schema has a view with the same name, which reads another table."""
     other_view = View("file:///there", "SELECT id AS k, x FROM t", {"k": "long", "x": "int"}, "lake", "there")
     inner = View("file:///inner", "SELECT uid AS k FROM u", {"k": "long"}, "lake", "db")
-    outer = view("SELECT a.k FROM v a JOIN there.v b ON a.k = b.k WHERE b.x = 6", k="long")
+    outer = build_view("SELECT a.k FROM v a JOIN there.v b ON a.k = b.k WHERE b.x = 6", k="long")
     server = Seamark(views={"top": outer})
     server.views |= {("db", "v"): inner, ("there", "v"): other_view}
     async with open_rewriter(server) as rewriter:
@@ -181,13 +183,13 @@ async def test_names_in_a_nested_view_resolve_in_that_view() -> None:
 
 async def test_condition_on_a_computed_or_converted_column_of_a_nested_view_is_not_pushed_down() -> None:
     """The inner view computes `n`, and converts `x` to another type."""
-    inner = view("SELECT id AS k, x + 1 AS n, id AS x FROM t", k="long", n="int", x="int")
-    outer = view("SELECT k, n, x FROM v", k="long", n="int", x="int")
+    inner = build_view("SELECT id AS k, x + 1 AS n, id AS x FROM t", k="long", n="int", x="int")
+    outer = build_view("SELECT k, n, x FROM v", k="long", n="int", x="int")
     statement = "SELECT * FROM lake.db.top WHERE k = 4 AND n = 5 AND x = 6"
     rewrite, server = await run_rewrite(statement, views={"top": outer, "v": inner})
     assert rewrite.statement is not None
     assert [one[2] for one in server.views_asked] == ['"k" = 4'] * 2
-    assert server.requests[-1].filter == filter_of("id = 4")
+    assert server.requests[-1].filter == parse_filter("id = 4")
 
 
 async def test_known_nested_views_are_requested_without_asking_for_tables() -> None:
@@ -202,16 +204,16 @@ async def test_known_nested_views_are_requested_without_asking_for_tables() -> N
 
 
 async def test_views_keep_their_plans_if_a_nested_view_has_none() -> None:
-    for refused, other_views in (("v", ["mid", "top"]), ("mid", ["v", "top"]), ("top", ["v", "mid"])):
-        server = Seamark(views=dict(NESTED_VIEWS), answer=name_all_but(refused))
+    for refused_view, other_views in (("v", ["mid", "top"]), ("mid", ["v", "top"]), ("top", ["v", "mid"])):
+        server = Seamark(views=dict(NESTED_VIEWS), answer=name_all_but(refused_view))
         async with open_rewriter(server) as rewriter:
             rewrite = await rewriter.rewrite("SELECT * FROM lake.db.top WHERE k = 4", SESSION)
-        assert (rewrite.statement is None) == (refused == "top")
-        request = [name[-1] for name, *_ in server.views_asked if name[-1] != refused]
-        assert request == [one for one in other_views if (refused, one) != ("v", "mid")], (
+        assert (rewrite.statement is None) == (refused_view == "top")
+        request = [name[-1] for name, *_ in server.views_asked if name[-1] != refused_view]
+        assert request == [one for one in other_views if (refused_view, one) != ("v", "mid")], (
             "mid contains v, so without a plan of mid, v needs none"
         )
-        if refused != "top":
+        if refused_view != "top":
             ((_, _, _, references),) = [one for one in server.views_asked if one[0][-1] == "top"]
             assert [(reference.table, reference.plan) for reference in references] == [(("db", "u"), ())]
             assert {of for of, _ in rewrite.plans} == {("db", "top"), ("db", "u")}, (
@@ -219,16 +221,16 @@ async def test_views_keep_their_plans_if_a_nested_view_has_none() -> None:
             )
 
 
-def name_all_but(refused: str) -> Callable[[Name], str | None]:
+def name_all_but(refused_view: str) -> Callable[[Name], str | None]:
     def answer(name: Name) -> str | None:
-        return None if name[-1] == refused else f"{name[-1]}~plan~named"
+        return None if name[-1] == refused_view else f"{name[-1]}~plan~named"
 
     return answer
 
 
 async def test_table_in_nested_views_is_read_at_one_snapshot() -> None:
     """`t` is in the outer view and in the inner view. If the inner view has no plan, `t` has none in either view."""
-    outer = view("SELECT t.id AS k, u.y FROM v JOIN t ON t.id = v.k JOIN u ON u.uid = t.id", k="long", y="int")
+    outer = build_view("SELECT t.id AS k, u.y FROM v JOIN t ON t.id = v.k JOIN u ON u.uid = t.id", k="long", y="int")
     views = {"top": outer, "v": PLAIN_VIEW}
     statement = "SELECT * FROM lake.db.top WHERE k = 4"
     rewrite, server = await run_rewrite(statement, views=views)
@@ -253,8 +255,8 @@ async def test_table_in_nested_views_is_read_at_one_snapshot() -> None:
 async def test_view_that_reads_itself_is_analysed_in_bounded_work() -> None:
     """Trino does not create a recursive view, and fails a statement that reads one of another engine."""
     views = {
-        "v": view("SELECT w.k FROM w JOIN t ON t.id = w.k", k="long"),
-        "w": view("SELECT a.k FROM v a JOIN v b ON a.k = b.k JOIN w c ON c.k = b.k", k="long"),
+        "v": build_view("SELECT w.k FROM w JOIN t ON t.id = w.k", k="long"),
+        "w": build_view("SELECT a.k FROM v a JOIN v b ON a.k = b.k JOIN w c ON c.k = b.k", k="long"),
     }
     rewrite, server = await run_rewrite("SELECT * FROM lake.db.v WHERE k = 4", views=views)
     assert rewrite.summary.startswith(("rewritten; ", "unchanged; "))
@@ -262,15 +264,17 @@ async def test_view_that_reads_itself_is_analysed_in_bounded_work() -> None:
 
 
 async def test_nested_views_are_analysed_to_a_maximum_depth_and_number() -> None:
-    chain = {f"v{number}": view(f"SELECT k FROM v{number + 1}", k="long") for number in range(12)}
+    chain = {f"v{number}": build_view(f"SELECT k FROM v{number + 1}", k="long") for number in range(12)}
     for depth, is_seen in ((DEPTH_MAX, True), (DEPTH_MAX + 1, False)):
-        views = {**chain, f"v{depth - 1}": view("SELECT id AS k FROM t", k="long")}
+        views = {**chain, f"v{depth - 1}": build_view("SELECT id AS k FROM t", k="long")}
         rewrite, server = await run_rewrite("SELECT * FROM lake.db.v0 WHERE k = 4", views=views)
         assert (rewrite.statement is not None) == is_seen
         assert len(server.views_asked) == (depth if is_seen else 0)
-    two = {f"v{number}": view(f"SELECT a.k FROM v{number + 1} a, v{number + 1} b", k="long") for number in range(7)}
-    two["v7"] = view("SELECT id AS k FROM t", k="long")
-    rewrite, server = await run_rewrite("SELECT * FROM lake.db.v0 WHERE k = 4", views=two)
+    view_chain = {
+        f"v{number}": build_view(f"SELECT a.k FROM v{number + 1} a, v{number + 1} b", k="long") for number in range(7)
+    }
+    view_chain["v7"] = build_view("SELECT id AS k FROM t", k="long")
+    rewrite, server = await run_rewrite("SELECT * FROM lake.db.v0 WHERE k = 4", views=view_chain)
     assert rewrite.statement is None, "the statement would need 255 plan views"
     assert server.views_asked == []
 
@@ -280,11 +284,11 @@ async def test_changed_nested_view_is_read_again() -> None:
     async with open_rewriter(server) as rewriter:
         statement = "SELECT * FROM lake.db.top WHERE k = 4"
         assert (await rewriter.rewrite(statement, SESSION)).statement is not None
-        server.views["v"] = view("SELECT uid AS k, y AS x FROM u", k="long", x="int")
+        server.views["v"] = build_view("SELECT uid AS k, y AS x FROM u", k="long", x="int")
         assert (await rewriter.rewrite(statement, SESSION)).statement is not None
         assert server.views_asked[-3][1] is server.views["v"]
-        server.views["mid"] = view("SELECT k FROM new", k="long")
-        server.views["new"] = view("SELECT id AS k FROM t", k="long")
+        server.views["mid"] = build_view("SELECT k FROM new", k="long")
+        server.views["new"] = build_view("SELECT id AS k FROM t", k="long")
         assert (await rewriter.rewrite(statement, SESSION)).statement is not None
         assert [one[0][-1] for one in server.views_asked[-3:]] == ["new", "mid", "top"]
         del server.views["new"]
@@ -299,11 +303,11 @@ async def test_former_columns_of_a_view_do_not_resolve_names_of_other_tables() -
     """The name `x` in the subquery belongs to the outer table until the view has a column `x`."""
     statement = "SELECT * FROM lake.db.t WHERE EXISTS (SELECT 1 FROM lake.db.u, lake.db.v WHERE uid = x AND y = 3)"
     tables = {"t": KnownTable("1", COLUMNS_OF["t"], 7, 1 << 30, 100), "u": KnownTable("1", COLUMNS_OF["u"], 7, 100, 2)}
-    server = Seamark(views={"v": view("SELECT id AS k FROM t", k="long")}, tables=tables)
+    server = Seamark(views={"v": build_view("SELECT id AS k FROM t", k="long")}, tables=tables)
     async with open_rewriter(server) as rewriter:
         await rewriter.rewrite(statement, SESSION)
         assert [one.table[-1] for one in server.requests if one.joins] == ["t"]
-        server.views["v"] = view("SELECT id AS x FROM t", x="long")
+        server.views["v"] = build_view("SELECT id AS x FROM t", x="long")
         server.requests.clear()
         await rewriter.rewrite(statement, SESSION)
         assert [one.table[-1] for one in server.requests if one.joins] == []
@@ -333,7 +337,7 @@ async def test_changed_view_is_read_again() -> None:
     server = Seamark(views={"v": PLAIN_VIEW})
     async with open_rewriter(server) as rewriter:
         assert (await rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)).statement is not None
-        server.views["v"] = view("SELECT uid AS k FROM u", k="long")
+        server.views["v"] = build_view("SELECT uid AS k FROM u", k="long")
         server.answer = refuse_with(NoSuchResource("gone", status=404, kind="NoSuchViewException"))
         assert (await rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)).statement is None
         server.answer = None
@@ -370,7 +374,7 @@ async def test_view_in_two_places_has_a_plan_for_each() -> None:
     rewrite, server = await run_rewrite(statement, views={"v": PLAIN_VIEW})
     assert [one[2] for one in server.views_asked] == ['"k" = 4', '"k" = 5']
     expected_query = 'SELECT * FROM lake.db."v~plan~0" a, lake.db."v~plan~1" b WHERE a.k = 4 AND b.k = 5'
-    assert rewrite.statement == access_check("lake.db.v") + expected_query
+    assert rewrite.statement == build_access_check("lake.db.v") + expected_query
 
 
 @pytest.mark.parametrize(
@@ -397,8 +401,8 @@ async def test_view_in_two_places_has_a_plan_for_each() -> None:
 )
 async def test_rewritten_statement_names_the_view_so_that_trino_checks_its_rules(statement: str, expected: str) -> None:
     rewrite, _ = await run_rewrite(statement, views={"v": PLAIN_VIEW})
-    named = access_check("lake.db.v").removeprefix("WITH ").rstrip()
-    assert rewrite.statement == expected.format(f"{named}," if "WITH {} q" in expected else named)
+    query_text = build_access_check("lake.db.v").removeprefix("WITH ").rstrip()
+    assert rewrite.statement == expected.format(f"{query_text}," if "WITH {} q" in expected else query_text)
     assert rewrite.used.views == {("lake", "db", "v")}
     assert set(rewrite.used.columns) == {("lake", "db", "t")}
 

@@ -22,7 +22,7 @@ from seamark.connector.plans.scan import Scan
 from seamark.connector.plans.splices import Replacement, splice
 from tests.connector.analysis.comparisons import StoredRelation, quote
 from tests.connector.analysis.statements import Statements
-from tests.connector.analysis.test_scans_oracle import KnownColumns, lakes, prune, rows_of
+from tests.connector.analysis.test_scans_oracle import KnownColumns, count_rows, draw_lakes, prune
 
 QUERIES_PER_LAKE = 40
 VIEWS = 5
@@ -124,16 +124,19 @@ class PlanViews:
         remaining_scans = drop_view_scans(inner, self.views)
         if not names and not any(one.predicate or one.joins for one in remaining_scans):
             return False
-        _, more, _ = prune(self.rng, self.connection, view_query, remaining_scans)
-        cut = splice(
+        _, pruned_scans, _ = prune(self.rng, self.connection, view_query, remaining_scans)
+        cut_text = splice(
             view_query,
-            [*replacements, *(read_from_view(one, plan) for one, plan in zip(remaining_scans, more, strict=True))],
+            [
+                *replacements,
+                *(read_from_view(one, plan) for one, plan in zip(remaining_scans, pruned_scans, strict=True)),
+            ],
         )
-        self.connection.execute(f"CREATE TABLE {quote(name)} AS {cut}")
+        self.connection.execute(f"CREATE TABLE {quote(name)} AS {cut_text}")
         # The plan view has exactly the rows of the view that match the predicate.
-        allowed = rows_of(self.connection, f"SELECT * FROM {scan.table} WHERE {predicate}")
-        assert rows_of(self.connection, f"FROM {quote(name)}") == allowed, f"{view_query}\n-- became\n{cut}"
-        self.drop([*names, *more])
+        allowed = count_rows(self.connection, f"SELECT * FROM {scan.table} WHERE {predicate}")
+        assert count_rows(self.connection, f"FROM {quote(name)}") == allowed, f"{view_query}\n-- became\n{cut_text}"
+        self.drop([*names, *pruned_scans])
         self.counts["views cut"] += 1
         self.counts["views cut within views"] += depth > 0
         self.counts["views requested within views"] += depth > 0 and scan.predicate is not None
@@ -146,7 +149,7 @@ class PlanViews:
 
 def run_campaign(seed: int, lakes_count: int) -> Counter[str]:
     counts: Counter[str] = Counter()
-    for rng, statements, connection in lakes(seed, lakes_count):
+    for rng, statements, connection in draw_lakes(seed, lakes_count):
         # Without this, DuckDB 2.0 evaluates EXISTS over a LEFT JOIN with an empty table as false.
         connection.execute("PRAGMA disable_optimizer")
         views, texts = make_views(statements, connection)
@@ -156,7 +159,7 @@ def run_campaign(seed: int, lakes_count: int) -> Counter[str]:
         for _ in range(QUERIES_PER_LAKE):
             text = statements.query(rng.choice([1, 1, 2, 2, 3]))
             try:
-                expected = rows_of(connection, text)
+                expected = count_rows(connection, text)
             except duckdb.Error:
                 counts["invalid"] += 1
                 continue
@@ -166,19 +169,19 @@ def run_campaign(seed: int, lakes_count: int) -> Counter[str]:
             counts["views asked"] += sum(scan.table in views and scan.predicate is not None for scan in scans)
             cutting.left = VIEWS_MAX
             replacements, names = cutting.replace_views(scans)
-            whole = splice(text, replacements)
+            spliced_text = splice(text, replacements)
             remaining_scans = drop_view_scans(scans, views)
-            pruned_rows, more, _ = prune(rng, connection, text, remaining_scans)
-            both = splice(
+            pruned_rows, pruned_scans, _ = prune(rng, connection, text, remaining_scans)
+            joined_text = splice(
                 text,
                 [
                     *replacements,
-                    *(read_from_view(scan, name) for scan, name in zip(remaining_scans, more, strict=True)),
+                    *(read_from_view(scan, name) for scan, name in zip(remaining_scans, pruned_scans, strict=True)),
                 ],
             )
-            for became in (whole, pruned_rows, both):
-                assert rows_of(connection, became) == expected, f"seed {seed}\n{texts}\n{text}\n-- became\n{became}"
-            cutting.drop([*names, *more])
+            for became in (spliced_text, pruned_rows, joined_text):
+                assert count_rows(connection, became) == expected, f"seed {seed}\n{texts}\n{text}\n-- became\n{became}"
+            cutting.drop([*names, *pruned_scans])
     return counts
 
 

@@ -21,7 +21,7 @@ from seamark.connector.duckdb.statements import DuckDBStatement
 from seamark.formats.iceberg.types.schema import Field, Schema, StructType
 from seamark.formats.index.definitions import IndexDefinition, define
 from seamark.formats.index.kinds.cube import group_rows
-from tests.connector.sql.comparing import comparable
+from tests.connector.sql.comparing import to_comparable_value
 from tests.connector.sql.test_cubes import RandomAggregates, exact_rows
 from tests.seeds import first_seed
 
@@ -80,8 +80,8 @@ class RandomDuckDBAggregates(RandomAggregates):
         return dimensions, measures
 
     def query(self, dimensions: list[str], measures: list[str], source: str) -> str:
-        plain = [one for one in dimensions if one != "s.f"]
-        text, table = super().query(plain, measures, source), f" FROM {source} a"
+        plain_dimensions = [one for one in dimensions if one != "s.f"]
+        text, table = super().query(plain_dimensions, measures, source), f" FROM {source} a"
         if "s.f" in dimensions and self._rng.random() < 0.5:
             text = text.replace(table, f", {self._rng.choice(('min(s.f)', 'count(DISTINCT a.s.f)'))}{table}")
         if self._rng.random() < 0.2:
@@ -126,7 +126,7 @@ def are_certain(con: duckdb.DuckDBPyConnection, file: pa.Table, query: DuckDBCub
 
 
 def counted(relation: duckdb.DuckDBPyRelation) -> Counter[str]:
-    return Counter(repr([comparable(value) for value in row]) for row in relation.fetchall())
+    return Counter(repr([to_comparable_value(value) for value in row]) for row in relation.fetchall())
 
 
 def run_case(con: duckdb.DuckDBPyConnection, seed: int, queries: int) -> Counter[str]:

@@ -31,19 +31,19 @@ class LooseStatements(Statements):
     other_groups = ("ALL",)
     listed_share = 0.7
 
-    def body(self, named: list[StoredRelation], depth: int, outer: Scope) -> tuple[str, list[tuple[str, str]]]:
+    def body(self, relations: list[StoredRelation], depth: int, outer: Scope) -> tuple[str, list[tuple[str, str]]]:
         """Return a query, in some cases a set operation over `*` of names in WITH and of subqueries."""
         if depth < 2 or not self.chance(0.1):
-            return super().body(named, depth, outer)
+            return super().body(relations, depth, outer)
         kinds = [self.rng.choice(["long", "long", "string", "date", "double"]) for _ in range(self.rng.randint(1, 3))]
         first, other, alias = self.rng.sample(ALIASES, 3)
-        left, columns = self.select(named, depth - 1, outer, set_part=True, kinds=kinds)
-        right, _ = self.select(named, depth - 1, outer, set_part=True, kinds=kinds)
+        left, columns = self.select(relations, depth - 1, outer, set_part=True, kinds=kinds)
+        right, _ = self.select(relations, depth - 1, outer, set_part=True, kinds=kinds)
         side = self.rng.choice([self.spell(other), f"(SELECT * FROM {self.spell(other)}) AS s", f"({right}) AS s"])
         word = self.rng.choice(["UNION", "UNION ALL", "UNION ALL", "INTERSECT", "EXCEPT"])
         clauses = f"WITH {self.spell(first)} AS ({left}), {self.spell(other)} AS ({right})"
-        both = f"SELECT * FROM {self.spell(first)} {word} SELECT * FROM {side}"
-        return f"SELECT * FROM ({clauses} {both}) AS {self.spell(alias)}", columns
+        joined_text = f"SELECT * FROM {self.spell(first)} {word} SELECT * FROM {side}"
+        return f"SELECT * FROM ({clauses} {joined_text}) AS {self.spell(alias)}", columns
 
     def value(self, kind: str) -> str:
         return "'NaN'" if kind == "double" and self.chance(0.15) else super().value(kind)
@@ -113,8 +113,8 @@ class LooseStatements(Statements):
     def draw_qualify(self, scope: Scope) -> str:
         if self.chance(0.9):
             return ""
-        more = f" {self.rng.choice(['AND', 'OR'])} {self.simple(scope)}" if self.chance(0.3) else ""
-        return f" QUALIFY {self.window(scope)} <= {self.rng.randint(1, 3)}{more}"
+        extra_condition = f" {self.rng.choice(['AND', 'OR'])} {self.simple(scope)}" if self.chance(0.3) else ""
+        return f" QUALIFY {self.window(scope)} <= {self.rng.randint(1, 3)}{extra_condition}"
 
     def draw_correlated_condition(self, scope: Scope, outer: Scope) -> str:
         """Return a condition on a column of the outer query.
@@ -122,28 +122,28 @@ class LooseStatements(Statements):
         In some cases the column has no qualifier, and its name can also be the name of an output of the
         subquery.
         """
-        own = {one.name.lower() for one in scope}
+        column_names = {one.name.lower() for one in scope}
         pairs = [
             (column, other)
             for column in scope
             for other in outer
-            if column.kind == other.kind and self.can_name(column, scope) and other.name.lower() not in own
+            if column.kind == other.kind and self.can_name(column, scope) and other.name.lower() not in column_names
         ]
         if not pairs or self.chance(0.7):
             return super().draw_correlated_condition(scope, outer)
         first, other = self.rng.choice(pairs)
         return f"{self.reference(first, scope)} = {self.spell(other.name)}"
 
-    def equality(self, left: Scope, right: Scope, both: Scope) -> str:
+    def equality(self, left: Scope, right: Scope, joined_scope: Scope) -> str:
         pairs = [
             (column, other)
             for column in left
             for other in right
             if ((column.kind, other.kind) in WIDER or (other.kind, column.kind) in WIDER)
-            and self.can_name(column, both)
-            and self.can_name(other, both)
+            and self.can_name(column, joined_scope)
+            and self.can_name(other, joined_scope)
         ]
         if not pairs or self.chance(0.6):
-            return super().equality(left, right, both)
+            return super().equality(left, right, joined_scope)
         first, other = self.rng.choice(pairs)
-        return f"{self.reference(first, both)} = {self.reference(other, both)}"
+        return f"{self.reference(first, joined_scope)} = {self.reference(other, joined_scope)}"

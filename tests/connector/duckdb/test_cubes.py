@@ -16,7 +16,7 @@ from seamark.connector.cubes.summaries import EXACT, OFF, CubeSummary
 from seamark.connector.duckdb.queries import rewrite_query
 from tests.connector.lake import catalog_at
 from tests.connector.server_thread import ServerThread
-from tests.connector.sql.comparing import comparable
+from tests.connector.sql.comparing import to_comparable_value
 from tests.connector.sql.test_cubes import RandomAggregates, World, sales, server
 from tests.seeds import examples, first_seed
 
@@ -31,7 +31,7 @@ def con(server: ServerThread) -> Iterator[duckdb.DuckDBPyConnection]:
 
 
 def rows_of(relation: duckdb.DuckDBPyRelation) -> Counter[str]:
-    return Counter(repr([comparable(value) for value in row]) for row in relation.fetchall())
+    return Counter(repr([to_comparable_value(value) for value in row]) for row in relation.fetchall())
 
 
 def compare(con: duckdb.DuckDBPyConnection, text: str) -> CubeSummary | None:
@@ -122,19 +122,19 @@ def test_parameters_subtotals_and_constants_follow_from_a_cube(
 def test_query_that_does_not_follow_from_a_cube_says_why(
     server: ServerThread, sales: World, con: duckdb.DuckDBPyConnection, outputs: str, reason: str
 ) -> None:
-    planned = rewrite_query(con, f"SELECT {outputs} FROM sea.{sales.name}")
-    assert planned.cube is not None
-    assert planned.cube.index is None
-    assert reason in planned.summary
+    rewritten = rewrite_query(con, f"SELECT {outputs} FROM sea.{sales.name}")
+    assert rewritten.cube is not None
+    assert rewritten.cube.index is None
+    assert reason in rewritten.summary
 
 
 def test_exact_queries_do_not_average_from_cubes(
     server: ServerThread, sales: World, con: duckdb.DuckDBPyConnection
 ) -> None:
     text = f"SELECT avg(n), sum(n) FROM sea.{sales.name}"
-    planned = rewrite_query(con, text, cubes=EXACT)
-    assert planned.cube is not None
-    assert "adds floats" in str(planned.cube.reason)
+    rewritten = rewrite_query(con, text, cubes=EXACT)
+    assert rewritten.cube is not None
+    assert "adds floats" in str(rewritten.cube.reason)
     assert rewrite_query(con, text.replace("avg(n), ", ""), cubes=EXACT).cube == CubeSummary("cube0", 3, 0)
     with pytest.raises(ValueError, match="cubes must be one of on, exact, off, not 'maybe'"):
         seamark.duckdb.sql(con, text, cubes="maybe")

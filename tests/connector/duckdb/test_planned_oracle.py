@@ -201,9 +201,10 @@ def make_structs(con: duckdb.DuckDBPyConnection, rng: random.Random) -> None:
     A column can have the name of a field, and a table the name of a struct, with fields of other types. Two
     columns have exchanged their names.
     """
-    more = "STRUCT(n BIGINT, other VARCHAR)"
+    extra_type = "STRUCT(n BIGINT, other VARCHAR)"
     con.execute(
-        f"CREATE TABLE facts (id BIGINT, info STRUCT(zone INTEGER, tag VARCHAR, day DATE, more {more}), zone INTEGER)"
+        f"CREATE TABLE facts (id BIGINT, info STRUCT(zone INTEGER, tag VARCHAR, day DATE, more "
+        f"{extra_type}), zone INTEGER)"
     )
     con.execute("CREATE TABLE info (zone VARCHAR, tag INTEGER)")
     con.execute("INSERT INTO info VALUES ('3', 3), ('4', NULL)")
@@ -257,7 +258,7 @@ def test_conditions_on_fields_of_structs_leave_files_out_but_no_rows(server: Sea
         con.execute("USE sea.structs")
         make_structs(con, rng)
         with RestCatalog("sea", uri=server.base_url) as catalog:
-            then = [
+            steps = [
                 f" AT (VERSION => {snapshot.snapshot_id})"
                 for snapshot in catalog.load_table("structs.facts").snapshots()
             ]
@@ -265,7 +266,7 @@ def test_conditions_on_fields_of_structs_leave_files_out_but_no_rows(server: Sea
             alias = rng.choice(["", "f", "info"])
             parts = [field_condition(rng, alias) for _ in range(rng.choice([1, 1, 2]))]
             where = f" {rng.choice(['AND', 'OR'])} ".join(parts)
-            past = rng.choice(then) if rng.random() < 0.5 else ""
+            past = rng.choice(steps) if rng.random() < 0.5 else ""
             facts = f"facts {alias}{past}"
             text = rng.choice(
                 [
@@ -296,24 +297,24 @@ def test_comparison_with_the_extreme_of_a_whole_table_leaves_files_out(server: S
         con.execute("INSERT INTO other VALUES (NULL)")
         for number in range(8):
             con.execute(f"INSERT INTO facts SELECT {number}, DATE '2026-01-01' + {number} FROM range(3)")
-        last = "SELECT * FROM facts WHERE day = (SELECT max(day) FROM facts)"
+        last_query = "SELECT * FROM facts WHERE day = (SELECT max(day) FROM facts)"
         for text in (
-            last,
+            last_query,
             "SELECT count(*) FROM facts WHERE (SELECT min(f.id) FROM facts f) = id",
             "SELECT * FROM facts x JOIN facts y ON x.id = y.id WHERE x.day IN (SELECT max(day) FROM facts)",
         ):
             check(con, text, counts, text)
             rewrite = seamark.duckdb.rewrite_query(con, text)
             assert "extremes.facts=1/8" in rewrite.summary, (text, rewrite)
-        planned = seamark.duckdb.rewrite_query(con, last).statement
-        assert planned is not None
+        planned_query = seamark.duckdb.rewrite_query(con, last_query).statement
+        assert planned_query is not None
         con.execute("INSERT INTO facts VALUES (9, DATE '2026-02-01')")
         assert (
-            con.sql(planned).fetchall() == [(7, date(2026, 1, 8))] * 3
+            con.sql(planned_query).fetchall() == [(7, date(2026, 1, 8))] * 3
         )  # Both tables are read at the snapshot of the plan.
         con.execute("DELETE FROM facts WHERE id IN (7, 9)")
-        check(con, last, counts, "after a delete")
-        assert seamark.duckdb.sql(con, last).fetchall() == [(6, date(2026, 1, 7))] * 3
+        check(con, last_query, counts, "after a delete")
+        assert seamark.duckdb.sql(con, last_query).fetchall() == [(6, date(2026, 1, 7))] * 3
         # A table without values has no extreme.
         check(con, "SELECT * FROM facts WHERE day = (SELECT max(day) FROM other)", counts, "no value")
     assert counts["queries"] == 5, counts

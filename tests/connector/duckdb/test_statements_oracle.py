@@ -59,11 +59,13 @@ class Tables:
         def partner(join: Join) -> str:
             if join.is_extreme:
                 return extreme_sql(join, len(path), self.name(join.scan))
-            more = "".join(self.partners(rng, (*path, join.scan)))
+            partner_texts = "".join(self.partners(rng, (*path, join.scan)))
             parts = [self.condition(join.scan), *map(likes_sql, self.found[join.scan].likes)]
             parts += [] if join.where is None else [sql_of(join.where)]
             rows = f"SELECT * FROM {self.name(join.scan)} WHERE {' AND '.join(parts)}"
-            return f"EXISTS (SELECT 1 FROM ({rows}) AS j{len(path) + 1} WHERE {equal_sql(join, len(path))}{more})"
+            return (
+                f"EXISTS (SELECT 1 FROM ({rows}) AS j{len(path) + 1} WHERE {equal_sql(join, len(path))}{partner_texts})"
+            )
 
         joins = self.found[path[-1]].joins
         known_joins = [
@@ -82,17 +84,19 @@ def scans_of(
     if rng.random() < 0.3:
         tables = [table for table in tables if rng.random() < 0.5]
     by_name = {table.name.lower(): table for table in tables}
-    stored = {
+    stored_relations = {
         number: by_name[reference.parts[-1].lower()]
         for number, reference in enumerate(statement.references)
         if reference is not None and reference.parts[-1].lower() in by_name
     }
-    columns = {number: {name.lower(): kind for name, kind in one.columns.items()} for number, one in stored.items()}
-    marks = {mark_name(number): number for number in stored}
+    columns = {
+        number: {name.lower(): kind for name, kind in one.columns.items()} for number, one in stored_relations.items()
+    }
+    marks = {mark_name(number): number for number in stored_relations}
     text = statement.to_marked_text(columns, utc=False)
     today = datetime.now(UTC).date()
     scans = find_scans(text, columns_of=lambda names: columns.get(marks.get(names[2], -1)), today=today)
-    tables_by_mark = {mark: stored[number] for mark, number in marks.items()}
+    tables_by_mark = {mark: stored_relations[number] for mark, number in marks.items()}
     return tables_by_mark, scans
 
 
@@ -190,8 +194,8 @@ def check_worth(counts: Counter[str]) -> None:
 )
 def test_parameter_has_the_value_of_its_place_in_the_text(text: str, parameters: Any) -> None:
     columns = {"a": "long", "b": "string"}
-    marked = DuckDBStatement(text, parameters).to_marked_text({0: columns}, utc=False)
-    (scan,) = find_scans(marked, columns_of=lambda _: columns)
+    marked_text = DuckDBStatement(text, parameters).to_marked_text({0: columns}, utc=False)
+    (scan,) = find_scans(marked_text, columns_of=lambda _: columns)
     assert scan.predicate is not None
     assert set(scan.predicate.strip("()").split(" AND ")) == {"\"b\" = 'x'", '"a" = 2'}
 
@@ -202,9 +206,9 @@ def test_random_duckdb_statements_keep_their_rows_over_pruned_tables() -> None:
 
 @pytest.mark.slow
 def test_many_random_duckdb_statements_keep_their_rows_over_pruned_tables() -> None:
-    reported = run_campaign(first_seed() + 1, 400)
-    check_worth(reported)
-    assert reported["unstable"] < reported["queries"] / 500
+    counts = run_campaign(first_seed() + 1, 400)
+    check_worth(counts)
+    assert counts["unstable"] < counts["queries"] / 500
 
 
 def test_condition_on_a_list_with_null_is_ignored() -> None:
@@ -220,8 +224,8 @@ def test_condition_on_a_list_with_null_is_ignored() -> None:
 def test_negated_pattern_stays_negated(condition: str, negated: bool) -> None:
     columns = {"a": "long", "b": "string"}
     text = f"SELECT t.a FROM t JOIN u ON t.a = u.a WHERE t.b {condition} '%b%'"
-    marked = DuckDBStatement(text).to_marked_text({0: columns, 1: columns}, utc=True)
-    scan = find_scans(marked, columns_of=lambda _: columns)[0]
+    marked_text = DuckDBStatement(text).to_marked_text({0: columns, 1: columns}, utc=True)
+    scan = find_scans(marked_text, columns_of=lambda _: columns)[0]
     assert [[like.negated for like in either] for either in scan.likes] == [[negated]]
 
 
@@ -264,8 +268,8 @@ def test_negated_pattern_stays_negated(condition: str, negated: bool) -> None:
 )
 def test_duckdb_spelling_of_a_condition_gives_the_same_predicate(statement: str, predicate: str | None) -> None:
     columns = {"a": "long", "b": "string"}
-    marked = DuckDBStatement(statement).to_marked_text({0: columns}, utc=True)
-    (scan,) = find_scans(marked, columns_of=lambda _: columns)
+    marked_text = DuckDBStatement(statement).to_marked_text({0: columns}, utc=True)
+    (scan,) = find_scans(marked_text, columns_of=lambda _: columns)
     assert scan.predicate == predicate
 
 
@@ -293,9 +297,11 @@ def test_star_of_a_set_operation_has_the_columns_of_its_queries(statement: str, 
         with pytest.raises(UnsupportedStatement, match="columns without names"):
             DuckDBStatement(text)
         return
-    read = DuckDBStatement(text)
-    marked = read.to_marked_text(dict.fromkeys(range(len(read.references)), columns), utc=True)
-    assert {scan.predicate for scan in find_scans(marked, columns_of=lambda _: columns)} == {predicate}
+    duckdb_statement = DuckDBStatement(text)
+    marked_text = duckdb_statement.to_marked_text(
+        dict.fromkeys(range(len(duckdb_statement.references)), columns), utc=True
+    )
+    assert {scan.predicate for scan in find_scans(marked_text, columns_of=lambda _: columns)} == {predicate}
 
 
 @pytest.mark.parametrize(
@@ -315,18 +321,18 @@ def test_field_of_a_struct_can_be_qualified_by_its_relation(statement: str, pred
         with pytest.raises(UnsupportedStatement, match="qualified by its schema"):
             DuckDBStatement(statement)
         return
-    marked = DuckDBStatement(statement).to_marked_text({0: columns}, utc=True)
-    (scan,) = find_scans(marked, columns_of=lambda _: columns)
+    marked_text = DuckDBStatement(statement).to_marked_text({0: columns}, utc=True)
+    (scan,) = find_scans(marked_text, columns_of=lambda _: columns)
     assert scan.predicate == predicate
 
 
 @pytest.mark.parametrize("total", ["0.06 - 0.01", "1 + 0.50", "-0.5 + 0.25", "0.1 + 0.2 + 0.3", "12345678.9 - 0.0001"])
 def test_decimal_sum_has_the_value_that_duckdb_computes(total: str) -> None:
     columns = {"a": "decimal(15, 4)", "f": "double"}
-    marked = DuckDBStatement(f"SELECT * FROM t WHERE a >= {total} AND f < {total}").to_marked_text(
+    marked_text = DuckDBStatement(f"SELECT * FROM t WHERE a >= {total} AND f < {total}").to_marked_text(
         {0: columns}, utc=True
     )
-    (scan,) = find_scans(marked, columns_of=lambda _: columns)
+    (scan,) = find_scans(marked_text, columns_of=lambda _: columns)
     assert duckdb.sql(f"SELECT {total}").fetchall() == [(Decimal(str(scan.predicate).removeprefix('"a" >= ')),)]
 
 
@@ -340,8 +346,8 @@ def test_output_of_a_subquery_hides_an_outer_column_of_the_same_name() -> None:
     assert rows == [[(1,)], [(1,), (3,)]]
     columns = {0: {"a": "int"}, 1: {"k": "int", "x": "int"}}
     for name, is_read in (("other", True), ("q", False), ("Q", False)):
-        marked = DuckDBStatement(text.format(name)).to_marked_text(columns, utc=True)
-        scans = find_scans(marked, columns_of=lambda names: columns[int(names[2][-1])])
+        marked_text = DuckDBStatement(text.format(name)).to_marked_text(columns, utc=True)
+        scans = find_scans(marked_text, columns_of=lambda names: columns[int(names[2][-1])])
         assert [len(scan.joins) for scan in scans] == [is_read, is_read], name
 
 
@@ -362,12 +368,12 @@ def test_condition_of_count_if_leaves_no_files_out() -> None:
     assert duckdb.sql(f"SELECT count_if(a = 2) {rows}").fetchall() == [(0,)]
     assert duckdb.sql(f"SELECT count_if(a = 2) {rows} WHERE a = 2").fetchall() == [(None,)]
     for name in ("count_if", "countif"):
-        marked = DuckDBStatement(f"SELECT {name}(a = 2) FROM t").to_marked_text({0: {"a": "int"}}, utc=True)
-        (scan,) = find_scans(marked, columns_of=lambda _: {"a": "int"})
+        marked_text = DuckDBStatement(f"SELECT {name}(a = 2) FROM t").to_marked_text({0: {"a": "int"}}, utc=True)
+        (scan,) = find_scans(marked_text, columns_of=lambda _: {"a": "int"})
         assert scan.predicate is None
 
 
 def _is_read(statement: str) -> bool:
-    marked = DuckDBStatement(statement).to_marked_text({0: {"a": "int"}}, utc=True)
-    (scan,) = find_scans(marked, columns_of=lambda _: {"a": "int"})
+    marked_text = DuckDBStatement(statement).to_marked_text({0: {"a": "int"}}, utc=True)
+    (scan,) = find_scans(marked_text, columns_of=lambda _: {"a": "int"})
     return scan.predicate is not None

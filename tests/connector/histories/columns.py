@@ -112,16 +112,16 @@ class Column:
                     arrays, fields=fields, mask=pa.array([value is None for value in values], pa.bool_())
                 )
             case "list" | "map":
-                flat = [each for value in values for each in value or ()]
+                flat_values = [each for value in values for each in value or ()]
                 offsets, end = list[int | None](), 0
                 for value in values:
                     offsets.append(None if value is None else end)
                     end += len(value or ())
                 starts = pa.array([*offsets, end], pa.int32())
                 if self.kind == LIST:
-                    return pa.ListArray.from_arrays(starts, self.children[0].array(flat))
+                    return pa.ListArray.from_arrays(starts, self.children[0].array(flat_values))
                 return pa.MapArray.from_arrays(
-                    starts, *(child.array([pair[n] for pair in flat]) for n, child in enumerate(self.children))
+                    starts, *(child.array([pair[n] for pair in flat_values]) for n, child in enumerate(self.children))
                 )
         return typed.array(self.kind, values)
 
@@ -138,8 +138,10 @@ class Column:
                 ]
             case "list" | "map":
                 values = [column.values] if self.kind == LIST else [column.keys, column.items]
-                each = [child.to_plain_values(value) for child, value in zip(self.children, values, strict=True)]
-                flat = each[0] if self.kind == LIST else list(zip(*each, strict=True))
+                child_values = [
+                    child.to_plain_values(value) for child, value in zip(self.children, values, strict=True)
+                ]
+                flat = child_values[0] if self.kind == LIST else list(zip(*child_values, strict=True))
                 starts = column.offsets.to_pylist()
                 return [flat[starts[n] : starts[n + 1]] if is_present else None for n, is_present in enumerate(valid)]
         return typed.to_plain(self.kind, column)

@@ -106,16 +106,16 @@ class TableHistory:
         return column
 
     def _create(self) -> None:
-        rng, plain = self._rng, [column for column in self._columns if column.kind not in NESTED]
+        rng, plain_columns = self._rng, [column for column in self._columns if column.kind not in NESTED]
         properties = {"format-version": str(self._version)}
         if rng.random() < 0.6:
             properties["seamark.index.keys"] = f"record({', '.join(_quote(key.name) for key in self._keys)})"
-        if indexable := [column for column in plain if column.kind not in ("float", "double")]:
+        if indexable := [column for column in plain_columns if column.kind not in ("float", "double")]:
             indexed = rng.choice(indexable)
             properties["seamark.index.other"] = f"{rng.choice(('bloom', 'bitmap'))}({_quote(indexed.name)})"
         # Row groups are small enough that compaction copies them.
         properties["write.parquet.row-group-size-bytes"] = rng.choice(("40", "40", "100000"))
-        ordered = [column.name for column in plain if column.name.isidentifier()]
+        ordered = [column.name for column in plain_columns if column.name.isidentifier()]
         if ordered:
             properties["seamark.clustering.columns"] = ",".join(rng.sample(ordered, min(2, len(ordered))))
         body = {"name": self._name, "schema": self._schema(), "properties": properties}
@@ -220,7 +220,7 @@ class TableHistory:
         rng, rows = self._rng, self._batch()
         remaining_columns = [column for column in self._columns if column not in self._keys]
         ordered = [column for column in remaining_columns if column.kind in _PRECOMBINED]
-        by = rng.choice(ordered) if ordered and rng.random() < 0.4 else None
+        sort_column = rng.choice(ordered) if ordered and rng.random() < 0.4 else None
         input_remaining_columns = (
             rng.sample(remaining_columns, rng.randint(1, len(remaining_columns)))
             if remaining_columns and rng.random() < 0.3
@@ -232,13 +232,13 @@ class TableHistory:
             self._table,
             self._arrow(rows),
             keys=[key.name for key in self._keys],
-            precombine=None if by is None else by.name,
+            precombine=None if sort_column is None else sort_column.name,
             columns=None if input_remaining_columns is None else [column.name for column in input_remaining_columns],
             mode=mode,
             strategy=strategy,
         )
-        self._replace(rows, by, input_remaining_columns)
-        return f"{mode}, {strategy}, by {by}, of {input_remaining_columns}: {rows}"
+        self._replace(rows, sort_column, input_remaining_columns)
+        return f"{mode}, {strategy}, by {sort_column}, of {input_remaining_columns}: {rows}"
 
     def _upsert_unlocated(self) -> str:
         rows = self._batch()
@@ -258,12 +258,16 @@ class TableHistory:
         self._replace(rows, None, None)
         return str(rows)
 
-    def _replace(self, rows: Sequence[Row], by: Column | None, columns: Sequence[Column] | None) -> None:
+    def _replace(self, rows: Sequence[Row], sort_column: Column | None, columns: Sequence[Column] | None) -> None:
         def is_older(first: Row, other: Row) -> bool:
-            if by is None:
+            if sort_column is None:
                 return False
-            mine, theirs = by.of(first), by.of(other)
-            return theirs is not None if mine is None else theirs is not None and bool(mine < theirs)
+            own_value, other_value = sort_column.of(first), sort_column.of(other)
+            return (
+                other_value is not None
+                if own_value is None
+                else other_value is not None and bool(own_value < other_value)
+            )
 
         stored_keys, latest = {self._key(row): row for row in self.rows}, dict[Any, Row]()
         for row in rows:
@@ -277,7 +281,7 @@ class TableHistory:
             if columns is None:
                 stored_keys[key] = row
                 continue
-            names = {column.id for column in (*columns, *self._keys, *([] if by is None else [by]))}
+            names = {column.id for column in (*columns, *self._keys, *([] if sort_column is None else [sort_column]))}
             before = {column.id: column.initial for column in self._columns} if old_row is None else old_row
             stored_keys[key] = before | {number: row[number] for number in names}
         self.rows = list(stored_keys.values())
@@ -317,18 +321,21 @@ class TableHistory:
 
     def _sql_insert(self) -> str:
         """Run an INSERT that leaves some columns to their defaults."""
-        written = [column for column in self._columns if can_be_written(column)]
-        if any(key not in written for key in self._keys):
+        writable_columns = [column for column in self._columns if can_be_written(column)]
+        if any(key not in writable_columns for key in self._keys):
             return "nothing"
         known_keys, rows = {self._key(row) for row in self.rows}, dict[Any, Row]()
         for _ in range(self._rng.randint(1, 3)):
             row = {column.id: column.initial for column in self._columns}
-            row |= {column.id: draw_known(self._rng, column, nulls=column not in self._keys) for column in written}
+            row |= {
+                column.id: draw_known(self._rng, column, nulls=column not in self._keys) for column in writable_columns
+            }
             if self._key(row) not in known_keys:
                 rows[self._key(row)] = row
-        names = ", ".join(quote(column.name) for column in written)
+        names = ", ".join(quote(column.name) for column in writable_columns)
         values = ", ".join(
-            f"({', '.join(literal(column.kind, row[column.id]) for column in written)})" for row in rows.values()
+            f"({', '.join(literal(column.kind, row[column.id]) for column in writable_columns)})"
+            for row in rows.values()
         )
         text = f"INSERT INTO db.{self._name} ({names}) VALUES {values}"
         if rows:
@@ -419,8 +426,8 @@ class TableHistory:
         if not able:
             return
         column, kind = self._rng.choice(able)
-        stored = [{column.id: value} for value in self._stored_dates[column.id]]
-        if column.can_promote([*self.rows, *stored], kind):
+        stored_rows = [{column.id: value} for value in self._stored_dates[column.id]]
+        if column.can_promote([*self.rows, *stored_rows], kind):
             for row in self.rows:
                 column.promote_value(row, kind)
             column.promote(kind)
@@ -462,8 +469,8 @@ class TableHistory:
         keys = zip(
             *(key.to_plain_values(_array(value)) for key, value in zip(self._keys, values, strict=True)), strict=True
         )
-        each = zip(ids.to_pylist(), numbers.to_pylist(), strict=True)
-        now = {tuple(map(key_of, key)): one for key, one in zip(keys, each, strict=True)}
+        id_pairs = zip(ids.to_pylist(), numbers.to_pylist(), strict=True)
+        now = {tuple(map(key_of, key)): one for key, one in zip(keys, id_pairs, strict=True)}
         assert len({number for number, _ in now.values()}) == rows.num_rows
         for key in self._row_ids.keys() & now.keys() if self._touched is not None else ():
             assert key in (self._touched or ()) or now[key] == self._row_ids[key], key

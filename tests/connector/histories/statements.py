@@ -42,10 +42,10 @@ def draw_change(
     rng: random.Random, table: str, columns: Sequence[Column], settable: Sequence[Column], rows: Sequence[Row]
 ) -> DrawnStatement | None:
     """Return an UPDATE or a DELETE, or None if statements can compare no column."""
-    compared = [column for column in columns if can_be_written(column)]
-    if not compared:
+    writable_columns = [column for column in columns if can_be_written(column)]
+    if not writable_columns:
         return None
-    parts = [_draw_condition(rng, rng.choice(compared), rows) for _ in range(rng.choice((1, 1, 2)))]
+    parts = [_draw_condition(rng, rng.choice(writable_columns), rows) for _ in range(rng.choice((1, 1, 2)))]
     word = rng.choice(("AND", "OR"))
     where = f" {word} ".join(text for text, _ in parts)
     together = all if word == "AND" else any

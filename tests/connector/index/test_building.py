@@ -110,11 +110,11 @@ def test_build_reads_a_partition_spec_that_is_added_during_the_build(client: Ind
 
         listings = 0
 
-        def build_files(self, *arguments: Any, **more: Any) -> Iterator[dict[str, Any]]:
+        def build_files(self, *arguments: Any, **options: Any) -> Iterator[dict[str, Any]]:
             self.listings += 1
             if self.listings == 2:
                 repartition()
-            return super().build_files(*arguments, **more)
+            return super().build_files(*arguments, **options)
 
     paged = RepartitioningClient(client.url)
     report = build(paged, "db.t", "b", InProcessWorkers(), limits=SMALL_GROUPS)
@@ -146,8 +146,8 @@ def test_build_ends_while_writers_keep_committing(client: IndexClient) -> None:
 def test_interrupted_build_is_rolled_back_and_the_next_build_continues_it(client: IndexClient) -> None:
     with pytest.raises(BuildInterrupted):
         build(client, "db.t", "b", RecordingWorkers(None, fail), limits=SMALL_GROUPS)
-    (reported,) = [one for one in client.timeline("db.t", action="indexing") if one.state == "rolled_back"]
-    assert reported.summary["reason"] == "BuildInterrupted"
+    (instant,) = [one for one in client.timeline("db.t", action="indexing") if one.state == "rolled_back"]
+    assert instant.summary["reason"] == "BuildInterrupted"
     assert client.index("db.t", "b").files == 2
     workers = RecordingWorkers()
     build(client, "db.t", "b", workers, limits=SMALL_GROUPS)
@@ -186,25 +186,25 @@ def test_sigterm_rolls_a_build_back_and_is_its_reason(client: IndexClient) -> No
             RecordingWorkers(None, lambda: os.kill(os.getpid(), signal.SIGTERM)),
             limits=SMALL_GROUPS,
         )
-    (reported,) = [one for one in client.timeline("db.t", action="indexing") if one.state == "rolled_back"]
-    assert reported.summary["reason"] == "KeyboardInterrupt: SIGTERM"
+    (instant,) = [one for one in client.timeline("db.t", action="indexing") if one.state == "rolled_back"]
+    assert instant.summary["reason"] == "KeyboardInterrupt: SIGTERM"
     assert client.index("db.t", "b").files == 2
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_build_reports_files_that_cannot_be_indexed_and_tries_them_once(client: IndexClient) -> None:
     pages = client.build_files("db.t", "b", client.start_build("db.t", "b")["build-id"])
-    broken = Path(next(pages)["files"][3]["file-path"].removeprefix("file://"))
-    broken.write_bytes(b"x" * broken.stat().st_size)
+    damaged_path = Path(next(pages)["files"][3]["file-path"].removeprefix("file://"))
+    damaged_path.write_bytes(b"x" * damaged_path.stat().st_size)
     workers = RecordingWorkers()
     report = build(client, "db.t", "b", workers)
     assert sum(map(len, workers.groups)) == 6
     assert (report.files_not_indexed, report.progress.files_done, report.progress.files_skipped) == (1, 5, 1)
     ((path, reason),) = report.skipped
-    assert (path.endswith(broken.name), "cannot be read" in reason) == (True, True)
+    assert (path.endswith(damaged_path.name), "cannot be read" in reason) == (True, True)
     second_report = build(client, "db.t", "b", InProcessWorkers())
     assert (second_report.json["state"], second_report.files_not_indexed) == ("rolled_back", 1)
-    assert broken.name in second_report.json["reason"]
+    assert damaged_path.name in second_report.json["reason"]
 
 
 def test_recreated_table_receives_no_index_files_of_the_old_table(client: IndexClient) -> None:
@@ -218,17 +218,17 @@ def test_recreated_table_receives_no_index_files_of_the_old_table(client: IndexC
 
 
 def test_cluster_is_started_once_and_only_for_many_or_large_files() -> None:
-    started: list[int] = []
+    started_jobs: list[int] = []
 
     class Cluster(InProcessWorkers):
         def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> Iterator[WrittenIndex]:
             return (WrittenIndex(None, len(group), 0, 0, ()) for group in groups)
 
         def close(self) -> None:
-            started.append(-1)
+            started_jobs.append(-1)
 
     def start() -> Cluster:
-        started.append(1)
+        started_jobs.append(1)
         return Cluster()
 
     def run_files(count: int, size_bytes: int = 1) -> Iterable[WrittenIndex]:
@@ -238,14 +238,14 @@ def test_cluster_is_started_once_and_only_for_many_or_large_files() -> None:
     workers = AdaptiveWorkers(start)
     assert workers.parallelism >= 1
     run_files(63)
-    assert started == []
+    assert started_jobs == []
     assert [file.files for file in run_files(64)] == [64]
     assert [file.files for file in run_files(1, 1 << 30)] == [1]
-    assert started == [1]
+    assert started_jobs == [1]
     assert workers.parallelism == 1
     workers.close()
     workers.close()
-    assert started == [1, -1]
+    assert started_jobs == [1, -1]
 
 
 def test_groups_respect_the_limits_and_contain_every_file() -> None:

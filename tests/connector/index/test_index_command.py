@@ -12,12 +12,12 @@ from click.testing import CliRunner
 from seamark.commands.main import cli
 from seamark.connector.client.errors import InvalidRequest, NoSuchResource, Refused
 from seamark.connector.client.indexes import IndexClient
-from tests.api.indexes.indexed import index_bytes, write
-from tests.api.plans.planned import append, file_of
+from tests.api.indexes.indexed import build_index_file, write
+from tests.api.plans.planned import append, build_data_file
 from tests.connector.server_thread import ServerThread
 from tests.support.commands import invoke_seamark
 
-FILES = [file_of(f"file:///t/{n}.parquet", n, n, rows=10 * n) for n in range(1, 7)]
+FILES = [build_data_file(f"file:///t/{n}.parquet", n, n, rows=10 * n) for n in range(1, 7)]
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def build_half(url: str, name: str) -> dict[str, Any]:
     build = client.start_build("db.t", name)
     pages = list(client.build_files("db.t", name, build["build-id"], page_files=4))
     assert [len(page["files"]) for page in pages] == [4, 2]
-    registration = write(build, "a", index_bytes(build, FILES[:3]))
+    registration = write(build, "a", build_index_file(build, FILES[:3]))
     file = (registration["location"], registration["size-in-bytes"])
     assert client.register_index_files("db.t", name, build["build-id"], [file])["progress"]["files-done"] == 3
     client.close()
@@ -123,7 +123,7 @@ def test_client_defines_an_index_and_builds_it(url: str) -> None:
     build = build_half(url, "i")
     assert [len(page["files"]) for page in client.build_files("db.t", "i", build["build-id"])] == [3]
     old_location = client.index("db.t", "i").json["index-files"][0]["location"]
-    registration = write(build, "b", index_bytes(build, FILES, level=1))
+    registration = write(build, "b", build_index_file(build, FILES, level=1))
     file = (registration["location"], registration["size-in-bytes"])
     client.register_index_files("db.t", "i", build["build-id"], [file], replaces=[old_location])
     assert list(client.build_files("db.t", "i", build["build-id"])) == []

@@ -48,18 +48,18 @@ def client(server: ServerThread) -> Iterator[IndexClient]:
     new_client.close()
 
 
-def seamark(url: str, *arguments: str) -> tuple[int, str]:
+def run_index_command(url: str, *arguments: str) -> tuple[int, str]:
     return invoke_seamark("index", *arguments, url=url)
 
 
-def index_paths(client: IndexClient, name: str) -> list[Path]:
+def list_index_paths(client: IndexClient, name: str) -> list[Path]:
     return [
         Path(index_file["location"].removeprefix("file://"))
         for index_file in client.index("db.t", name).json["index-files"]
     ]
 
 
-def states(client: IndexClient, name: str) -> dict[str, str]:
+def read_states(client: IndexClient, name: str) -> dict[str, str]:
     """Return the state of each index file, by file name."""
     return {
         Path(index_file["location"]).name: index_file["state"]
@@ -69,18 +69,26 @@ def states(client: IndexClient, name: str) -> dict[str, str]:
 
 def swap_blobs(first: Path, other: Path) -> None:
     """Exchange the blobs of two index files. Both files stay well-formed, but their content is wrong."""
-    opened = [open_index_file(path.read_bytes(), str(path)) for path in (first, other)]
-    for path, mine, blob in ((first, opened[0], opened[1].blob), (other, opened[1], opened[0].blob)):
-        header = mine.header
+    index_files = [open_index_file(path.read_bytes(), str(path)) for path in (first, other)]
+    for path, index_file, blob in (
+        (first, index_files[0], index_files[1].blob),
+        (other, index_files[1], index_files[0].blob),
+    ):
+        header = index_file.header
         parts = assemble(
-            header.definition, header.kind, mine.files, [blob], table_uuid=header.table_uuid, field_ids=header.field_ids
+            header.definition,
+            header.kind,
+            index_file.files,
+            [blob],
+            table_uuid=header.table_uuid,
+            field_ids=header.field_ids,
         )
         path.unlink()
         Storage().write(path.as_uri(), parts)
 
 
 def test_verify_reports_correct_index_files_as_right(client: IndexClient) -> None:
-    code, text = seamark(client.url, "verify", "db.t", "--sample", "9")
+    code, text = run_index_command(client.url, "verify", "db.t", "--sample", "9")
     assert code == 0, text
     for name in COLUMNS:
         message = f"Index {name}: 3 index files, 6 of 6 data files, 120 rows counted, 120 in the data files; right"
@@ -97,7 +105,7 @@ def test_audit_counts_the_rows_that_the_index_covers(client: IndexClient) -> Non
     audit = audit_index(client, "db.t", "record", sample=0)
     assert (audit.rows, audit.covered, audit.problems) == (123, 123, ())
     # A data file that two index files describe counts once.
-    index_file = index_paths(client, "record")[0]
+    index_file = list_index_paths(client, "record")[0]
     started_build = client.start_build("db.t", "record")
     copy = f"{started_build['folder']}/copy"
     size = Storage().write(copy, [index_file.read_bytes()])
@@ -114,45 +122,45 @@ def test_audit_reports_a_wrong_number_of_rows(client: IndexClient, monkeypatch: 
 
 
 def test_damaged_index_file_is_quarantined_and_built_again(client: IndexClient, kind: str) -> None:
-    path = index_paths(client, kind)[1]
-    whole = path.read_bytes()
-    header = open_index_file(whole, str(path)).header
+    path = list_index_paths(client, kind)[1]
+    whole_file = path.read_bytes()
+    header = open_index_file(whole_file, str(path)).header
     place = header.offset + 4
-    path.write_bytes(whole[:place] + bytes([whole[place] ^ 255]) + whole[place + 1 :])
-    before = states(client, kind)
-    code, text = seamark(client.url, "verify", "db.t", kind, "--dry-run")
-    assert (code, states(client, kind)) == (1, before), text
-    code, text = seamark(client.url, "verify", "db.t", kind)
+    path.write_bytes(whole_file[:place] + bytes([whole_file[place] ^ 255]) + whole_file[place + 1 :])
+    before = read_states(client, kind)
+    code, text = run_index_command(client.url, "verify", "db.t", kind, "--dry-run")
+    assert (code, read_states(client, kind)) == (1, before), text
+    code, text = run_index_command(client.url, "verify", "db.t", kind)
     assert (code, "wrong: quarantined" in text, path.name in text) == (1, True, True), text
     assert "1 of 1 indexes are not correct" in text
-    assert states(client, kind) == before | {path.name: "quarantined"}
+    assert read_states(client, kind) == before | {path.name: "quarantined"}
     assert client.index("db.t", kind).lag_files == 2
-    code, text = seamark(client.url, "verify", "db.t", kind)
+    code, text = run_index_command(client.url, "verify", "db.t", kind)
     assert (code, "quarantined before; 2 data files have to be indexed again" in " ".join(text.split())) == (1, True), (
         text
     )
     build(client, "db.t", kind, InProcessWorkers())
-    code, text = seamark(client.url, "verify", "db.t", kind)
+    code, text = run_index_command(client.url, "verify", "db.t", kind)
     assert (code, "120 rows counted" in text) == (0, True), text
 
 
 def test_index_file_that_does_not_match_the_data_is_quarantined(client: IndexClient, kind: str) -> None:
-    first, second, _ = index_paths(client, kind)
+    first, second, _ = list_index_paths(client, kind)
     swap_blobs(first, second)
     audit = audit_index(client, "db.t", kind, sample=2, seed=7)
     assert audit.problems, "the file is well-formed, but its content is wrong"
     wrong = {Path(location).name for location, state in audit.states.items() if state == "quarantined"}
     assert wrong
     assert wrong <= {first.name, second.name}
-    assert {name for name, state in states(client, kind).items() if state == "quarantined"} == wrong
+    assert {name for name, state in read_states(client, kind).items() if state == "quarantined"} == wrong
 
 
 def test_missing_index_file_is_quarantined_if_the_server_confirms_it(client: IndexClient) -> None:
-    path = index_paths(client, "bitmap")[0]
+    path = list_index_paths(client, "bitmap")[0]
     path.unlink()
-    code, text = seamark(client.url, "verify", "db.t")
+    code, text = run_index_command(client.url, "verify", "db.t")
     assert (code, "1 of 3 indexes are not correct" in text, "rows not counted" in text) == (1, True, True), text
-    assert states(client, "bitmap")[path.name] == "quarantined"
+    assert read_states(client, "bitmap")[path.name] == "quarantined"
 
 
 def test_index_file_that_cannot_be_read_is_reported_but_not_quarantined(
@@ -162,29 +170,34 @@ def test_index_file_that_cannot_be_read_is_reported_but_not_quarantined(
         raise OSError("the network is down")
 
     monkeypatch.setattr(Storage, "read", fail)
-    code, text = seamark(client.url, "verify", "db.t", "bloom")
+    code, text = run_index_command(client.url, "verify", "db.t", "bloom")
     assert (code, "the network is down" in text, "wrong here: live" in text) == (1, True, True), text
-    assert set(states(client, "bloom").values()) == {"live"}
+    assert set(read_states(client, "bloom").values()) == {"live"}
 
 
 def test_index_file_of_a_newer_version_is_reported_but_not_quarantined(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = index_paths(client, "bloom")[0]
-    opened = open_index_file(path.read_bytes(), str(path))
-    header = opened.header
+    path = list_index_paths(client, "bloom")[0]
+    index_file = open_index_file(path.read_bytes(), str(path))
+    header = index_file.header
     with monkeypatch.context() as newer:
         newer.setattr(KINDS["bloom"], "version", 99)
         parts = list(
             assemble(
-                header.definition, "bloom", opened.files, [opened.blob], table_uuid=header.table_uuid, field_ids=(1,)
+                header.definition,
+                "bloom",
+                index_file.files,
+                [index_file.blob],
+                table_uuid=header.table_uuid,
+                field_ids=(1,),
             )
         )
     path.unlink()
     Storage().write(path.as_uri(), parts)
-    code, text = seamark(client.url, "verify", "db.t", "bloom")
+    code, text = run_index_command(client.url, "verify", "db.t", "bloom")
     assert (code, "version 99" in text, "of a newer version" in text) == (1, True, True), text
-    assert states(client, "bloom")[path.name] == "live"
+    assert read_states(client, "bloom")[path.name] == "live"
 
 
 def test_index_file_that_a_merge_replaces_during_the_audit_is_no_problem(
@@ -193,15 +206,17 @@ def test_index_file_that_a_merge_replaces_during_the_audit_is_no_problem(
     old_location = client.index("db.t", "bloom").json["index-files"][0]["location"]
     report = client.quarantine_index_file
 
-    def merge_and_report(*arguments: Any, **more: Any) -> dict[str, Any]:
+    def merge_and_report(*arguments: Any, **fields: Any) -> dict[str, Any]:
         started_build = client.start_build("db.t", "bloom")
-        size = Storage().write(f"{started_build['folder']}/merged", [whole])
-        merged = [(f"{started_build['folder']}/merged", size)]
-        client.register_index_files("db.t", "bloom", started_build["build-id"], merged, replaces=[old_location])
-        return report(*arguments, **more)
+        size = Storage().write(f"{started_build['folder']}/merged", [whole_file])
+        merged_index_files = [(f"{started_build['folder']}/merged", size)]
+        client.register_index_files(
+            "db.t", "bloom", started_build["build-id"], merged_index_files, replaces=[old_location]
+        )
+        return report(*arguments, **fields)
 
     path = Path(old_location.removeprefix("file://"))
-    whole = path.read_bytes()
+    whole_file = path.read_bytes()
     path.unlink()
     monkeypatch.setattr(client, "quarantine_index_file", merge_and_report)
     audit = audit_index(client, "db.t", "bloom", sample=1)
@@ -209,7 +224,7 @@ def test_index_file_that_a_merge_replaces_during_the_audit_is_no_problem(
 
 
 def test_audits_with_the_same_seed_examine_the_same_sample(client: IndexClient) -> None:
-    first, second, _ = index_paths(client, "bitmap")
+    first, second, _ = list_index_paths(client, "bitmap")
     swap_blobs(first, second)
     problems = [audit_index(client, "db.t", "bitmap", sample=1, seed=3, report=False).problems for _ in range(2)]
     assert problems[0] == problems[1] != ()
@@ -227,7 +242,7 @@ def test_verify_refuses_invalid_arguments_with_an_exit_code(
         (("rebuild-registry", "db.nope"), 1, "does not exist"),
     ]
     for arguments, code, expected in cases:
-        actual, text = seamark(client.url, *arguments)
+        actual, text = run_index_command(client.url, *arguments)
         assert (actual, expected in text) == (code, True), (arguments, text)
         assert "Traceback" not in text, arguments
 
@@ -246,18 +261,20 @@ def test_rebuild_registry_registers_index_files_that_the_server_forgot(
         assert other.run(other.api("POST", "/v1/namespaces/db/register", body)).status == 200
         other_client = IndexClient(other.url)
         assert {where: other_client.explain("db.t", where).files for where in before} == dict.fromkeys(before, 6)
-        code, text = seamark(other.url, "rebuild-registry", "db.t")
+        code, text = run_index_command(other.url, "rebuild-registry", "db.t")
         assert code == 0, text
         for name in COLUMNS:
             assert f"Index {name}: 3 index files registered, of 6 data files and 120 rows" in text, text
         assert {where: other_client.explain("db.t", where).files for where in before} == before
-        assert seamark(other.url, "verify", "db.t")[0] == 0
+        assert run_index_command(other.url, "verify", "db.t")[0] == 0
         scrap = Path(table.location.removeprefix("file://")) / "_seamark" / "index" / "scrap"
         scrap.write_text("nothing")
-        code, text = seamark(other.url, "rebuild-registry", "db.t")
+        code, text = run_index_command(other.url, "rebuild-registry", "db.t")
         assert (code, "9 index files were listed already, 0 describe nothing new, 1 are left out" in text) == (0, True)
         assert str(scrap) in text
-        answer = json.loads(seamark(other.url, "rebuild-registry", "db.t", "--json")[1].partition("\n{")[2].join("{ "))
+        answer = json.loads(
+            run_index_command(other.url, "rebuild-registry", "db.t", "--json")[1].partition("\n{")[2].join("{ ")
+        )
         assert answer["known"] == 9
         other_client.close()
     finally:
@@ -281,7 +298,7 @@ def test_rebuild_registers_tables_with_their_index_files(client: IndexClient, tm
     try:
         other_client = IndexClient(other.url)
         assert other_client.explain("db.t", "id = 13").files == before == 1
-        assert seamark(other.url, "verify", "db.t")[0] == 0
+        assert run_index_command(other.url, "verify", "db.t")[0] == 0
         other_client.close()
     finally:
         other.stop()
@@ -292,7 +309,7 @@ def test_reader_can_verify_without_reporting(client: IndexClient, monkeypatch: p
         raise AccessDenied("reader may not quarantineIndexFile", status=403)
 
     monkeypatch.setattr(IndexClient, "quarantine_index_file", refuse)
-    index_paths(client, "bloom")[0].unlink()
-    assert "may not" in seamark(client.url, "verify", "db.t", "bloom")[1]
-    code, text = seamark(client.url, "verify", "db.t", "bloom", "--dry-run")
+    list_index_paths(client, "bloom")[0].unlink()
+    assert "may not" in run_index_command(client.url, "verify", "db.t", "bloom")[1]
+    code, text = run_index_command(client.url, "verify", "db.t", "bloom", "--dry-run")
     assert (code, "wrong" in text, "may not" in text) == (1, True, False), text

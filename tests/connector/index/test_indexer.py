@@ -32,7 +32,7 @@ def open_in_process_workers() -> AbstractContextManager[Workers]:
     return closing(InProcessWorkers())
 
 
-def table(client: IndexClient, name: str, files: int = 3, **indexes: tuple[str, str]) -> None:
+def create_table(client: IndexClient, name: str, files: int = 3, **indexes: tuple[str, str]) -> None:
     """Create a table with `files` files, and indexes that cover none of them.
 
     `indexes` has (kind, column) by the name of the index.
@@ -48,15 +48,15 @@ def health(client: IndexClient, *tables: str) -> dict[str, str]:
 
 
 def test_round_builds_every_enabled_index_and_the_next_round_has_nothing_to_do(client: IndexClient) -> None:
-    table(client, "a.one", i=("bloom", "id"), j=("bitmap", "country"))
-    table(client, "a.two", i=("record", "id"), off=("bloom", "id"))
+    create_table(client, "a.one", i=("bloom", "id"), j=("bitmap", "country"))
+    create_table(client, "a.two", i=("record", "id"), off=("bloom", "id"))
     client.put_index("a.two", "off", state="paused")
     with catalog_at(client.url) as catalog:
         catalog.create_namespace("b")
         catalog.create_namespace("b.c")
         catalog.create_namespace("empty")
-    table(client, "b.c.deep", i=("bloom", "discount"))
-    table(client, "b.none")
+    create_table(client, "b.c.deep", i=("bloom", "discount"))
+    create_table(client, "b.none")
     keeper = Indexer(client, open_in_process_workers)
     assert keeper.round() == Round(tables=4, indexes=4, builds=4, files=12)
     assert health(client, "a.one", "a.two", "b.c.deep") == {
@@ -76,7 +76,7 @@ def test_round_builds_every_enabled_index_and_the_next_round_has_nothing_to_do(c
 def test_indexer_moves_index_files_from_the_former_folder(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as earlier:
         earlier.setattr("seamark.metaserver.api.indexes.builds.INDEX_FOLDER", FORMER_INDEX_FOLDER)
-        table(client, "db.t", files=3, i=("bitmap", "country"), j=("record", "id"))
+        create_table(client, "db.t", files=3, i=("bitmap", "country"), j=("record", "id"))
         Indexer(client, open_in_process_workers, limits=GroupLimits(files=1)).round()
     before = [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)]
     assert [client.index("db.t", name).json["misplaced"] for name in "ij"] == [1, 1]
@@ -92,7 +92,7 @@ def test_indexer_moves_index_files_from_the_former_folder(client: IndexClient, m
 
 
 def test_merged_index_files_give_the_same_plans(client: IndexClient) -> None:
-    table(client, "db.t", files=9, i=("bitmap", "country"))
+    create_table(client, "db.t", files=9, i=("bitmap", "country"))
     before = [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)]
     report = Indexer(client, open_in_process_workers, limits=GroupLimits(files=1)).round()
     assert (report.builds, report.merges, report.failed) == (1, 1, 0)
@@ -107,7 +107,7 @@ def test_merged_index_files_give_the_same_plans(client: IndexClient) -> None:
 
 
 def test_merge_drops_entries_of_files_that_no_snapshot_has(client: IndexClient) -> None:
-    table(client, "db.t", files=5, i=("record", "id"))
+    create_table(client, "db.t", files=5, i=("record", "id"))
     one_each = GroupLimits(files=1)
     assert Indexer(client, open_in_process_workers, limits=one_each).round().builds == 1
     with catalog_at(client.url) as catalog:
@@ -126,14 +126,16 @@ def test_merge_drops_entries_of_files_that_no_snapshot_has(client: IndexClient) 
 
 def test_concurrent_indexers_index_each_file_once(client: IndexClient, server: ServerThread) -> None:
     for number in range(3):
-        table(client, f"db.t{number}", files=4, i=("bloom", "id"))
+        create_table(client, f"db.t{number}", files=4, i=("bloom", "id"))
     start = threading.Barrier(4)
 
     def keep() -> None:
-        mine = IndexClient(server.url)
+        own_client = IndexClient(server.url)
         start.wait()
-        rounds.extend(Indexer(mine, open_in_process_workers, limits=GroupLimits(files=1)).round() for _ in range(5))
-        mine.close()
+        rounds.extend(
+            Indexer(own_client, open_in_process_workers, limits=GroupLimits(files=1)).round() for _ in range(5)
+        )
+        own_client.close()
 
     rounds: list[Round] = []
     threads = [threading.Thread(target=keep) for _ in range(4)]
@@ -173,7 +175,7 @@ def flip(client: IndexClient, name: str, index: str, number: int = 0) -> str:
 
 @pytest.mark.parametrize("kind", ["bloom", "bitmap", "record"])
 def test_indexer_finds_a_damaged_index_file_and_builds_it_again(client: IndexClient, kind: str) -> None:
-    table(client, "db.t", files=3, i=(kind, "id"))
+    create_table(client, "db.t", files=3, i=(kind, "id"))
     day = AuditLimits(every_s=86_400)
     ms = [1_800_000_000_000]
     keeper = Indexer(client, open_in_process_workers, limits=GroupLimits(files=1), audit=day, now_ms=lambda: ms[0])
@@ -194,13 +196,13 @@ def test_indexer_finds_a_damaged_index_file_and_builds_it_again(client: IndexCli
     fourth = keeper.round()
     assert (fourth.builds, fourth.files) == (1, 1)
     assert client.index("db.t", "i").health == "ok"
-    reported = [one.summary for one in client.timeline(action="auditing")]
-    assert [(one["index-files"], one["damaged"]) for one in reported] == [(3, 0), (3, 1)]
+    summaries = [one.summary for one in client.timeline(action="auditing")]
+    assert [(one["index-files"], one["damaged"]) for one in summaries] == [(3, 0), (3, 1)]
 
 
 def test_audits_respect_their_limits_and_reach_every_index_file(client: IndexClient) -> None:
     for name in ("db.a", "db.b"):
-        table(client, name, files=3, i=("bitmap", "id"))
+        create_table(client, name, files=3, i=("bitmap", "id"))
     clock = ManualClock()
     one_each = GroupLimits(files=1)
     assert Indexer(client, open_in_process_workers, limits=one_each).round().builds == 2
@@ -215,8 +217,8 @@ def test_audits_respect_their_limits_and_reach_every_index_file(client: IndexCli
         clock.now_s += 1.0
         return clock.now_s
 
-    later = AuditLimits(seconds=2.5, every_s=0)
-    keeper = Indexer(client, open_in_process_workers, limits=one_each, now=slow, audit=later)
+    later_limits = AuditLimits(seconds=2.5, every_s=0)
+    keeper = Indexer(client, open_in_process_workers, limits=one_each, now=slow, audit=later_limits)
     assert 0 < keeper.round().verified < 6
 
 
@@ -235,14 +237,14 @@ class FailingWorkers(InProcessWorkers):
 
 
 def test_failing_index_is_retried_with_growing_pauses_and_delays_no_other(client: IndexClient) -> None:
-    table(client, "db.a", i=("bloom", "id"))
-    table(client, "db.b", i=("bitmap", "country"))
+    create_table(client, "db.a", i=("bloom", "id"))
+    create_table(client, "db.b", i=("bitmap", "country"))
     workers, clock = FailingWorkers("bloom"), ManualClock()
     keeper = Indexer(client, lambda: closing(workers), now=clock)
     assert keeper.round() == Round(tables=2, indexes=2, builds=1, files=3, failed=1)
     assert health(client, "db.a", "db.b") == {"db.a i": "behind", "db.b i": "ok"}
-    (reported,) = client.timeline("db.a", action="indexing")
-    assert (reported.state, reported.summary["reason"]) == ("rolled_back", "RuntimeError: executor lost")
+    (instant,) = client.timeline("db.a", action="indexing")
+    assert (instant.state, instant.summary["reason"]) == ("rolled_back", "RuntimeError: executor lost")
     seconds = []
     for second in range(0, 400, 10):
         clock.now_s = second
@@ -258,7 +260,7 @@ def test_failing_index_is_retried_with_growing_pauses_and_delays_no_other(client
 
 
 def test_files_that_cannot_be_indexed_are_tried_again_after_a_change_or_a_pause(client: IndexClient) -> None:
-    table(client, "db.t", i=("bloom", "id"))
+    create_table(client, "db.t", i=("bloom", "id"))
     build = client.start_build("db.t", "i")
     path = next(client.build_files("db.t", "i", build["build-id"]))["files"][0]["file-path"]
     client.finish_build("db.t", "i", build["build-id"])
@@ -275,16 +277,16 @@ def test_files_that_cannot_be_indexed_are_tried_again_after_a_change_or_a_pause(
 
 
 def test_damaged_index_file_stops_merges_but_not_builds(client: IndexClient) -> None:
-    table(client, "db.t", files=8, i=("bloom", "id"))
+    create_table(client, "db.t", files=8, i=("bloom", "id"))
     Indexer(client, open_in_process_workers, limits=GroupLimits(files=8)).round()
     first = client.index("db.t", "i").json["index-files"][0]["location"]
     for number in range(7):
         append(client.url, "db.t", [[2000 + number]])
         if number == 6:
-            damaged = Path(first.removeprefix("file://"))
-            data = bytearray(damaged.read_bytes())
+            damaged_path = Path(first.removeprefix("file://"))
+            data = bytearray(damaged_path.read_bytes())
             data[40] ^= 1  # This byte is in the first blob.
-            damaged.write_bytes(data)
+            damaged_path.write_bytes(data)
         report = Indexer(client, open_in_process_workers).round()
         assert report.builds == 1
     assert (report.merges, report.failed) == (0, 1)
@@ -294,7 +296,7 @@ def test_damaged_index_file_stops_merges_but_not_builds(client: IndexClient) -> 
 def test_indexer_remembers_a_bounded_number_of_backoffs(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BACKOFFS_MAX", 2)
     for name in "abc":
-        table(client, f"db.{name}", files=1, i=("bloom", "id"))
+        create_table(client, f"db.{name}", files=1, i=("bloom", "id"))
     workers = FailingWorkers("bloom")
     keeper = Indexer(client, lambda: closing(workers), now=ManualClock())
     for _ in range(2):
@@ -334,29 +336,29 @@ def until(condition: Callable[[], Any], timeout_s: float = 60) -> None:
 
 
 def test_indexer_process_keeps_indexes_built_and_ends_at_sigterm(client: IndexClient) -> None:
-    table(client, "db.t", i=("bloom", "id"))
+    create_table(client, "db.t", i=("bloom", "id"))
     with seamark(client.url, "--interval", "1") as process:
         assert process.stderr is not None
         until(lambda: client.index("db.t", "i").health == "ok")
         append(client.url, "db.t", [[1000]])
-        reported = []
-        while [one["event"] for one in reported].count("index built") < 2:
-            reported.append(json.loads(process.stderr.readline()))
+        reports = []
+        while [one["event"] for one in reports].count("index built") < 2:
+            reports.append(json.loads(process.stderr.readline()))
         process.send_signal(signal.SIGTERM)
         _, remaining_output = process.communicate(timeout=60)
     assert process.returncode == 0, remaining_output
-    assert [(one["table"], one["index"], one["files"]) for one in reported if one["event"] == "index built"] == [
+    assert [(one["table"], one["index"], one["files"]) for one in reports if one["event"] == "index built"] == [
         ("db.t", "i", 3),
         ("db.t", "i", 1),
     ]
-    assert (reported[0]["event"], json.loads(remaining_output.splitlines()[-1])["reason"]) == (
+    assert (reports[0]["event"], json.loads(remaining_output.splitlines()[-1])["reason"]) == (
         "indexer started",
         "SIGTERM",
     )
 
 
 def test_exit_code_of_one_round_says_whether_it_succeeded(client: IndexClient) -> None:
-    table(client, "db.t", i=("bloom", "id"))
+    create_table(client, "db.t", i=("bloom", "id"))
     with seamark(client.url, "--once") as process:
         assert process.wait(60) == 0
     assert health(client, "db.t") == {"db.t i": "ok"}

@@ -151,7 +151,7 @@ def files(tmp_path: Path) -> list[DataFile]:
     ]
 
 
-def task(folder: Path, kind: str, *columns: str) -> IndexTask:
+def build_task(folder: Path, kind: str, *columns: str) -> IndexTask:
     definition = define("i", kind, columns, SCHEMA)
     return IndexTask("table-uuid", definition, Projection(SCHEMA), f"{folder.as_uri()}/_seamark/index")
 
@@ -165,25 +165,25 @@ def open_index(location: str | None) -> Any:
 def test_index_file_describes_exactly_the_data_files_that_were_read(
     tmp_path: Path, files: list[DataFile], kind: str, columns: list[str]
 ) -> None:
-    written_index = index_data_files(task(tmp_path, kind, *columns), files)
+    written_index = index_data_files(build_task(tmp_path, kind, *columns), files)
     assert [Path(path).name for path, _ in written_index.skipped] == ["broken.parquet", "rows.avro"]
     assert "AVRO" in written_index.skipped[1][1]
     assert (written_index.files, written_index.rows) == (3, 6)
     index = open_index(written_index.location)
     assert index.header.size_bytes == written_index.size_bytes
-    assert index.header.definition == task(tmp_path, kind, *columns).definition.id
+    assert index.header.definition == build_task(tmp_path, kind, *columns).definition.id
     assert [Path(path).name for path in index.files.paths] == ["a.parquet", "b.parquet", "empty.parquet"]
     assert index.files.records.tolist() == [4, 2, 0]
 
 
 def test_bloom_filter_finds_the_files_of_its_keys(tmp_path: Path, files: list[DataFile]) -> None:
-    bloom = Bloom(open_index(index_data_files(task(tmp_path, "bloom", "lower(name)"), files).location).blob)
+    bloom = Bloom(open_index(index_data_files(build_task(tmp_path, "bloom", "lower(name)"), files).location).blob)
     assert bloom.probe(hash_keys(keys_of(pa.array(["y"]), "string"), 0)).tolist()[0] == 1
     assert bloom.probe(hash_keys(keys_of(pa.array(["Y"]), "string"), 0)).tolist() == [0, 0, 0]
 
 
 def test_bitmap_finds_the_rows_of_its_keys(tmp_path: Path, files: list[DataFile]) -> None:
-    bitmap = Bitmap(open_index(index_data_files(task(tmp_path, "bitmap", "name"), files).location).blob)
+    bitmap = Bitmap(open_index(index_data_files(build_task(tmp_path, "bitmap", "name"), files).location).blob)
     x = KeyRanges("string", (KeyRange(b"x", b"x"),))
     nulls = KeyRanges("string", (), nulls=True)
     assert bitmap.files_with(x).tolist() == [1, 0, 0]
@@ -193,7 +193,7 @@ def test_bitmap_finds_the_rows_of_its_keys(tmp_path: Path, files: list[DataFile]
 
 
 def test_record_index_finds_the_position_of_its_keys(tmp_path: Path, files: list[DataFile]) -> None:
-    record = RecordBlob(open_index(index_data_files(task(tmp_path, "record", "id", "name"), files).location).blob)
+    record = RecordBlob(open_index(index_data_files(build_task(tmp_path, "record", "id", "name"), files).location).blob)
     keys = [keys_of(pa.array([3, 5, 3]), "long"), keys_of(pa.array(["Y", None, "x"]), "string")]
     lookup = record.lookup(hash_rows(keys, 0), hash_rows(keys, 1))
     assert sorted(zip(*(part.tolist() for part in lookup), strict=True)) == [(0, 0, 2), (1, 1, 0)]
@@ -201,7 +201,7 @@ def test_record_index_finds_the_position_of_its_keys(tmp_path: Path, files: list
 
 
 def test_group_without_a_readable_file_makes_no_index_file(tmp_path: Path, files: list[DataFile]) -> None:
-    written_index = index_data_files(task(tmp_path, "bitmap", "name"), files[1:3])
+    written_index = index_data_files(build_task(tmp_path, "bitmap", "name"), files[1:3])
     assert (written_index.location, written_index.files) == (None, 0)
     assert len(written_index.skipped) == 2
     assert not (tmp_path / "metadata").exists()
@@ -222,8 +222,8 @@ def test_literal_and_column_value_have_the_same_hash() -> None:
 )
 def test_lower_case_is_indexed_for_every_string_type_of_arrow(is_indexed: pa.DataType) -> None:
     values = ["ÀB", None, "ab", ""]
-    plain = pa.array(values, pa.string())
-    column = plain.dictionary_encode() if pa.types.is_dictionary(is_indexed) else plain.cast(is_indexed)
+    plain_array = pa.array(values, pa.string())
+    column = plain_array.dictionary_encode() if pa.types.is_dictionary(is_indexed) else plain_array.cast(is_indexed)
     keys = keys_of_term(resolve("lower(name)", SCHEMA), pa.chunked_array([column]))
     assert [key_at(keys, row) for row in range(4)] == ["àb".encode(), None, b"ab", b""]
 

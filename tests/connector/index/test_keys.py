@@ -22,8 +22,8 @@ from seamark.connector.write.equality_upserts import EQUALITY
 from seamark.connector.write.locations import format_partition_path
 from seamark.connector.write.upserts import MODES, delete, upsert
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_upserts import FIELDS, create, read_rows, rows
-from tests.connector.write.test_upserts_at_once import meanwhile
+from tests.connector.write.test_upserts import FIELDS, build_rows, create, read_rows
+from tests.connector.write.test_upserts_at_once import run_before_commits
 from tests.seeds import first_seed, quick
 
 DOUBLES: list[dict[str, Any]] = [
@@ -43,8 +43,8 @@ def create_with_identifier_fields(client: IndexClient, *ids: int) -> None:
 @pytest.mark.parametrize("strategy", [None, EQUALITY])
 def test_delete_matches_rows_by_the_named_columns_only(client: IndexClient, strategy: str | None) -> None:
     create(client)
-    append(client, "db.t", rows((1, "a", 1, "x"), (2, "b", 2, "x"), (3, "c", 3, "x")))
-    input_rows = rows((1, "other", 7, None), (9, "b", 2, "x"))
+    append(client, "db.t", build_rows((1, "a", 1, "x"), (2, "b", 2, "x"), (3, "c", 3, "x")))
+    input_rows = build_rows((1, "other", 7, None), (9, "b", 2, "x"))
     with pytest.raises(Unwritable, match=r"no identifier fields; name the key columns: key=\["):
         delete(client, "db.t", keys=input_rows, strategy=strategy)
     with pytest.raises(Unwritable, match="the rows have no column nope, which is a key column; they have id, land"):
@@ -60,8 +60,8 @@ def test_delete_matches_rows_by_the_named_columns_only(client: IndexClient, stra
 
 def test_delete_matches_rows_by_the_tables_identifier_fields(client: IndexClient) -> None:
     create_with_identifier_fields(client, 1, 2)
-    append(client, "db.t", rows((1, "a", 1, "x"), (1, "b", 2, "x"), (3, "c", 3, "x")))
-    assert delete(client, "db.t", keys=rows((1, "a", 9, "z"), (3, "a", 3, "x"))).deleted == 1
+    append(client, "db.t", build_rows((1, "a", 1, "x"), (1, "b", 2, "x"), (3, "c", 3, "x")))
+    assert delete(client, "db.t", keys=build_rows((1, "a", 9, "z"), (3, "a", 3, "x"))).deleted == 1
     with pytest.raises(Unwritable, match="the rows have no column land, which is a key column"):
         delete(client, "db.t", keys=pa.table({"id": [1]}))
     assert delete(client, "db.t", keys=pa.table({"id": [1]}), key=["id"]).deleted == 1
@@ -73,8 +73,8 @@ def numbers(client: IndexClient) -> list[tuple[str, int]]:
     return sorted((repr(value["x"]), value["n"]) for value in values)
 
 
-def doubles(*given: tuple[float, float, int]) -> pa.Table:
-    x, y, n = zip(*given, strict=True)
+def doubles(*rows: tuple[float, float, int]) -> pa.Table:
+    x, y, n = zip(*rows, strict=True)
     return pa.table({"x": pa.array(x, "float64"), "y": pa.array(y, "float32"), "n": pa.array(n, "int32")})
 
 
@@ -113,7 +113,7 @@ def test_concurrent_upsert_of_the_other_zero_is_a_conflict(
 ) -> None:
     create(client, fields=DOUBLES, spec=[("identity", 1)])
     append(client, "db.t", doubles((5.0, 0.0, 1)))
-    meanwhile(monkeypatch, lambda: upsert(client, "db.t", doubles((-0.0, 0.0, 1)), keys=["x"]))
+    run_before_commits(monkeypatch, lambda: upsert(client, "db.t", doubles((-0.0, 0.0, 1)), keys=["x"]))
     report = upsert(client, "db.t", doubles((0.0, 0.0, 2)), keys=["x"], mode=mode)
     assert (report.attempts, report.updated) == (2, 1)
     assert numbers(client) == [("0.0", 2), ("5.0", 1)]
@@ -137,17 +137,17 @@ def test_partition_values_can_contain_characters_that_paths_cannot(
     client: IndexClient, version: int, transform: str, how: str
 ) -> None:
     create(client, version=version, spec=[(transform, 2)])
-    named: dict[str, Any] = {"strategy": EQUALITY} if how == EQUALITY else {"mode": how}
-    append(client, "db.t", rows(*((number, land, 0) for number, land in enumerate(NULS))))
-    changed = rows(*((number, land, 1) for number, land in enumerate(NULS) if number % 2))
-    upsert(client, "db.t", changed, keys=["id", "land"], **named)
-    delete(client, "db.t", keys=rows((2, NULS[2])).select(["id", "land"]), key=["id", "land"], **named)
+    strategy_options: dict[str, Any] = {"strategy": EQUALITY} if how == EQUALITY else {"mode": how}
+    append(client, "db.t", build_rows(*((number, land, 0) for number, land in enumerate(NULS))))
+    changed_rows = build_rows(*((number, land, 1) for number, land in enumerate(NULS) if number % 2))
+    upsert(client, "db.t", changed_rows, keys=["id", "land"], **strategy_options)
+    delete(client, "db.t", keys=build_rows((2, NULS[2])).select(["id", "land"]), key=["id", "land"], **strategy_options)
     expected = [(number, land, number % 2, None) for number, land in enumerate(NULS) if number != 2]
     assert read_rows(client) == expected
     for number, land, _, _ in expected:
         where = {"type": "eq", "term": "land", "value": land}
         assert scan(client, "db.t", ["id"], where=where).to_arrow()["id"].to_pylist() == [number]
-    overwrite_partitions(client, "db.t", rows((77, "\0")))
+    overwrite_partitions(client, "db.t", build_rows((77, "\0")))
     assert (77, "\0", None, None) in read_rows(client)
 
 
@@ -160,14 +160,14 @@ def test_partition_path_keeps_plain_values_and_escapes_separators() -> None:
 
 
 CHANGES: dict[str, Any] = {
-    "upsert": lambda client: upsert(client, "db.t", rows((7, "b")), keys=["id"]),
-    "update": lambda client: upsert(client, "db.t", rows((1, "b")), keys=["id"], mode="merge-on-read"),
-    "copy": lambda client: upsert(client, "db.t", rows((1, "b")), keys=["id"], mode="copy-on-write"),
-    "unlocated": lambda client: upsert(client, "db.t", rows((1, "b")), keys=["id"], strategy=EQUALITY),
+    "upsert": lambda client: upsert(client, "db.t", build_rows((7, "b")), keys=["id"]),
+    "update": lambda client: upsert(client, "db.t", build_rows((1, "b")), keys=["id"], mode="merge-on-read"),
+    "copy": lambda client: upsert(client, "db.t", build_rows((1, "b")), keys=["id"], mode="copy-on-write"),
+    "unlocated": lambda client: upsert(client, "db.t", build_rows((1, "b")), keys=["id"], strategy=EQUALITY),
     "delete": lambda client: delete(client, "db.t", keys=pa.table({"id": [1]})),
     "delete by predicate": lambda client: delete(client, "db.t", where="id = 1"),
-    "overwrite": lambda client: overwrite(client, "db.t", rows((1, "b")), where="id = 1"),
-    "overwrite partitions": lambda client: overwrite_partitions(client, "db.t", rows((1, "b"))),
+    "overwrite": lambda client: overwrite(client, "db.t", build_rows((1, "b")), where="id = 1"),
+    "overwrite partitions": lambda client: overwrite_partitions(client, "db.t", build_rows((1, "b"))),
 }
 
 
@@ -176,7 +176,7 @@ def test_row_changes_of_a_version_1_table_are_refused_before_a_file_is_written(
     client: IndexClient, server: ServerThread, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client, version=1)
-    append(client, "db.t", rows((1, "a")))
+    append(client, "db.t", build_rows((1, "a")))
     before = server.written_files()
     begun: list[object] = []
     monkeypatch.setattr(FileWriter, "__init__", lambda *_, **__: begun.append(1))

@@ -63,22 +63,22 @@ class IndexWriter:
         assert location is not None
         index_file = open_index_file(Storage().read(location), location)
         assert sorted(index_file.files.paths) == sorted(expected)
-        everything = sorted({value for values in self.rows.values() for value in values})
+        all_values = sorted({value for values in self.rows.values() for value in values})
         for number, path in enumerate(index_file.files.paths):
             held_row = self.rows[path]
-            for value in everything:
-                at = [row for row, other in enumerate(held_row) if other == value]
+            for value in all_values:
+                positions = [row for row, other in enumerate(held_row) if other == value]
                 if self.definition.kind == "bitmap":
                     key = key_of(value, "long")
                     rows_read = bitmap.Bitmap(index_file.blob).rows(number, KeyRanges("long", (KeyRange(key, key),)))
-                    assert list_positions(rows_read).tolist() == at
+                    assert list_positions(rows_read).tolist() == positions
                 elif self.definition.kind == "bloom":
                     hit = bloom.Bloom(index_file.blob).probe(hash_keys(columns([value]), 0))[number]
-                    assert hit or not at
+                    assert hit or not positions
                 else:
                     hashes = [hash_rows([columns([value])], seed) for seed in (0, 1)]
                     _, files, rows = record.RecordBlob(index_file.blob).lookup(hashes[0], hashes[1])
-                    assert sorted(rows[files == number].tolist()) == at
+                    assert sorted(rows[files == number].tolist()) == positions
         if self.definition.kind == "record":
             assert record.RecordBlob(index_file.blob).count == sum(len(self.rows[path]) for path in expected)
 
@@ -94,23 +94,23 @@ def test_merged_index_file_gives_the_answers_of_its_parts(index_writer: IndexWri
         index_writer.add(
             {f"f{part}-{n}": [rng.randrange(40) for _ in range(rng.choice([0, 1, 9, 70]))] for n in range(part + 1)}
         )
-    merged = merge_index_files(index_writer.locations, index_writer.folder.as_uri(), Storage())
-    assert (merged.files, merged.rows) == (10, sum(map(len, index_writer.rows.values())))
-    index_writer.check(merged.location, set(index_writer.rows))
-    assert open_index_file(Storage().read(merged.location or ""), "").header.level == 1
+    merged_files = merge_index_files(index_writer.locations, index_writer.folder.as_uri(), Storage())
+    assert (merged_files.files, merged_files.rows) == (10, sum(map(len, index_writer.rows.values())))
+    index_writer.check(merged_files.location, set(index_writer.rows))
+    assert open_index_file(Storage().read(merged_files.location or ""), "").header.level == 1
 
 
 def test_merge_drops_entries_without_a_snapshot_and_keeps_duplicates_once(index_writer: IndexWriter) -> None:
     first = index_writer.add({"a": [1, 2], "b": [3], "gone": [4]})
     second = index_writer.add({"b": [3], "c": [5, 5]})
-    merged = merge_index_files([first, second], index_writer.folder.as_uri(), Storage(), dropped={first: [2]})
-    index_writer.check(merged.location, {"a", "b", "c"})
+    merged_files = merge_index_files([first, second], index_writer.folder.as_uri(), Storage(), dropped={first: [2]})
+    index_writer.check(merged_files.location, {"a", "b", "c"})
 
 
 def test_merge_without_remaining_entries_writes_no_file(index_writer: IndexWriter) -> None:
     first = index_writer.add({"a": [1]})
-    merged = merge_index_files([first], f"{index_writer.folder.as_uri()}/new", Storage(), dropped={first: [0]})
-    assert merged.location is None
+    merged_files = merge_index_files([first], f"{index_writer.folder.as_uri()}/new", Storage(), dropped={first: [0]})
+    assert merged_files.location is None
     assert not (index_writer.folder / "new").exists()
 
 
@@ -119,25 +119,25 @@ def test_merge_with_a_damaged_part_writes_no_file(index_writer: IndexWriter) -> 
     path = Path(first.removeprefix("file://"))
     data = bytearray(path.read_bytes())
     for place in np.random.default_rng(3).integers(0, len(data), 40).tolist():
-        broken = data.copy()
-        broken[place] ^= 0x40
-        path.write_bytes(broken)
+        damaged_column = data.copy()
+        damaged_column[place] ^= 0x40
+        path.write_bytes(damaged_column)
         try:
-            merged = merge_index_files([first, second], f"{index_writer.folder.as_uri()}/new", Storage())
+            merged_files = merge_index_files([first, second], f"{index_writer.folder.as_uri()}/new", Storage())
         except (Corrupt, ValueError):
             continue
-        index_writer.check(merged.location, {"a", "b"})  # No reader uses the changed byte.
+        index_writer.check(merged_files.location, {"a", "b"})  # No reader uses the changed byte.
 
 
-def register_files(*given: tuple[int, int]) -> list[RegisteredFile]:
-    return [RegisteredFile(f"f{number}", level, size, number) for number, (level, size) in enumerate(given)]
+def register_files(*ranges: tuple[int, int]) -> list[RegisteredFile]:
+    return [RegisteredFile(f"f{number}", level, size, number) for number, (level, size) in enumerate(ranges)]
 
 
 def test_lowest_full_level_is_merged_first() -> None:
-    few = register_files(*[(0, 10)] * 3, *[(1, 100)] * 3)
-    assert select_merge(few, fanout=4) == []
-    both = register_files(*[(1, 100)] * 4, *[(0, 10)] * 5)
-    assert [one.level for one in select_merge(both, fanout=4)] == [0] * 5
+    few_rows = register_files(*[(0, 10)] * 3, *[(1, 100)] * 3)
+    assert select_merge(few_rows, fanout=4) == []
+    mixed_files = register_files(*[(1, 100)] * 4, *[(0, 10)] * 5)
+    assert [one.level for one in select_merge(mixed_files, fanout=4)] == [0] * 5
 
 
 def test_merge_has_a_maximum_size_and_skips_large_files() -> None:

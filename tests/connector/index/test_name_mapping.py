@@ -71,9 +71,9 @@ def write_import_file(folder: Path, number: int, rows: pa.Table, names: dict[str
     Its columns have the given names, in random order. Some files have INT96 timestamps.
     """
     order = rng.sample(COLUMNS, len(COLUMNS))
-    written = rows.select(order).rename_columns([names[column] for column in order])
+    renamed_rows = rows.select(order).rename_columns([names[column] for column in order])
     path = folder / f"{number}.parquet"
-    pq.write_table(written, path, use_deprecated_int96_timestamps=rng.random() < 0.5)
+    pq.write_table(renamed_rows, path, use_deprecated_int96_timestamps=rng.random() < 0.5)
     return path.as_uri()
 
 
@@ -136,7 +136,7 @@ def test_every_name_mapping_gives_the_rows_that_the_files_hold_under_it(
             client.put_index("db.t", name, **index)
     # The rows of each file, and the names of its columns. The names are None if the file has field ids.
     files: list[tuple[list[dict[str, Any]], dict[str, str] | None]] = []
-    mapped: dict[str, list[str]] | None = None
+    mapped_columns: dict[str, list[str]] | None = None
     pruned = 0
     for step in range(examples(12, 8)):
         action = rng.choice(["import", "import", "append", "swap", "swap", "alias", "build", "build"])
@@ -144,19 +144,19 @@ def test_every_name_mapping_gives_the_rows_that_the_files_hold_under_it(
             rows = some_rows(rng, 30)
             table.append(rows)
             files.append((rows.to_pylist(), None))
-        elif action == "import" or mapped is None:
+        elif action == "import" or mapped_columns is None:
             rows = some_rows(rng, 30)
-            mapped = mapped or {column: [column] for column in COLUMNS}
-            names = {column: rng.choice(mapped[column]) for column in COLUMNS}
+            mapped_columns = mapped_columns or {column: [column] for column in COLUMNS}
+            names = {column: rng.choice(mapped_columns[column]) for column in COLUMNS}
             location = write_import_file(folder, step, rows, names, rng)
             with table.transaction() as transaction:
-                transaction.set_properties({NAME_MAPPING: make_mapping(mapped)})
+                transaction.set_properties({NAME_MAPPING: make_mapping(mapped_columns)})
             add_file(table, location, rows.num_rows)
             files.append((rows.to_pylist(), names))
         elif action == "swap":  # `name` then reads the former `note`, and `note` the former `name`.
-            mapped = {**mapped, "name": mapped["note"], "note": mapped["name"]}
+            mapped_columns = {**mapped_columns, "name": mapped_columns["note"], "note": mapped_columns["name"]}
         elif action == "alias":
-            mapped = {column: [*names, f"{column}_{step}"] for column, names in mapped.items()}
+            mapped_columns = {column: [*names, f"{column}_{step}"] for column, names in mapped_columns.items()}
         if action == "build":
             with closing(IndexClient(server.url)) as client:
                 for name in INDEXES:
@@ -171,10 +171,10 @@ def test_every_name_mapping_gives_the_rows_that_the_files_hold_under_it(
                         on_verdict=lambda verdict, _: verdict_ok(verdict),
                     )
         with table.transaction() as transaction:
-            if mapped is not None:
-                transaction.set_properties({NAME_MAPPING: make_mapping(mapped)})
+            if mapped_columns is not None:
+                transaction.set_properties({NAME_MAPPING: make_mapping(mapped_columns)})
         expected = [
-            row if names is None else read_by_mapping(row, names, mapped or {})
+            row if names is None else read_by_mapping(row, names, mapped_columns or {})
             for rows_of, names in files
             for row in rows_of
         ]
@@ -194,11 +194,11 @@ def test_every_name_mapping_gives_the_rows_that_the_files_hold_under_it(
     assert pruned > 0
 
 
-def read_by_mapping(row: dict[str, Any], names: dict[str, str], mapped: dict[str, list[str]]) -> dict[str, Any]:
+def read_by_mapping(row: dict[str, Any], names: dict[str, str], mapped_columns: dict[str, list[str]]) -> dict[str, Any]:
     """Return a row of an imported file with the columns that readers find by the current mapping."""
     named_values = {names[column]: value for column, value in row.items()}
     return {
-        column: next((named_values[name] for name in mapped[column] if name in named_values), None)
+        column: next((named_values[name] for name in mapped_columns[column] if name in named_values), None)
         for column in COLUMNS
     }
 
@@ -212,8 +212,8 @@ def import_files(table: Table, folder: Path, parts: list[pa.Table]) -> None:
 
 
 def make_rows(ids: list[int], name: str, note: str | None = None) -> pa.Table:
-    at = [datetime.datetime(2026, 1, 1)] * len(ids)
-    return pa.table({"id": ids, "name": [name] * len(ids), "note": [note] * len(ids), "at": at}, schema=SCHEMA)
+    timestamps = [datetime.datetime(2026, 1, 1)] * len(ids)
+    return pa.table({"id": ids, "name": [name] * len(ids), "note": [note] * len(ids), "at": timestamps}, schema=SCHEMA)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -72,8 +72,8 @@ class GrowingTable:
         self.live = np.concatenate([self.live, np.ones(count, np.bool_)])
 
     def upsert(self, updated: int, inserted: int) -> None:
-        stored = self.draw.choice(np.flatnonzero(self.live), updated, replace=False)
-        keys = np.concatenate([stored, np.arange(len(self.live), len(self.live) + inserted)])
+        updated_rows = self.draw.choice(np.flatnonzero(self.live), updated, replace=False)
+        keys = np.concatenate([updated_rows, np.arange(len(self.live), len(self.live) + inserted)])
         report = upsert(self.client, "db.t", rows(keys, 1), keys=["k"], mode=self.mode)
         assert (report.updated, report.inserted) == (updated, inserted)
         self.live = np.concatenate([self.live, np.ones(inserted, np.bool_)])
@@ -101,8 +101,8 @@ class GrowingTable:
         assert self.entries(set(data)) - deleted == count, step
         index = self.client.index("db.t", "keys")
         assert (index.health, index.lag_files) == ("ok", 0), step
-        few = min(self.sampled, len(self.live))
-        self.check_lookup(data, self.draw.choice(len(self.live), few, replace=False), step)
+        sample_size = min(self.sampled, len(self.live))
+        self.check_lookup(data, self.draw.choice(len(self.live), sample_size, replace=False), step)
 
     def files(self) -> tuple[list[str], list[str]]:
         """Return the paths of the data files and of the delete files that PyIceberg lists."""
@@ -122,10 +122,10 @@ class GrowingTable:
         for index_file in self.client.index("db.t", "keys").json["index-files"]:
             if index_file["state"] != "live":
                 continue
-            opened = open_index_file(Storage().read(index_file["location"]), index_file["location"])
-            counts = RecordBlob(opened.blob).counts
-            numbers = [number for number, path in enumerate(opened.files.paths) if path in data]
-            described += [opened.files.paths[number] for number in numbers]
+            opened_file = open_index_file(Storage().read(index_file["location"]), index_file["location"])
+            counts = RecordBlob(opened_file.blob).counts
+            numbers = [number for number, path in enumerate(opened_file.files.paths) if path in data]
+            described += [opened_file.files.paths[number] for number in numbers]
             total += int(counts[numbers].sum())
         assert sorted(described) == sorted(data)
         return total
@@ -172,7 +172,7 @@ def _local(paths: list[str]) -> list[str]:
 def _count_rows(data: list[str], deletes: list[str]) -> tuple[int, int, int]:
     """Return the number of rows, the exclusive or of their keys, and the number of deleted rows in the data files."""
     with duckdb.connect() as db:
-        read = "read_parquet($data, filename = true, file_row_number = true)"
+        parquet_reader = "read_parquet($data, filename = true, file_row_number = true)"
         task: dict[str, Any] = {"data": _local(data)}
         if deletes:
             removed_statement = (
@@ -183,9 +183,11 @@ def _count_rows(data: list[str], deletes: list[str]) -> tuple[int, int, int]:
             db.execute("CREATE TABLE gone (filename VARCHAR, pos BIGINT)")
         matched = "g.filename = d.filename AND g.pos = d.file_row_number"
         ((count, mixed),) = db.execute(
-            f"SELECT count(*), bit_xor(k) FROM {read} d ANTI JOIN gone g ON {matched}", task
+            f"SELECT count(*), bit_xor(k) FROM {parquet_reader} d ANTI JOIN gone g ON {matched}", task
         ).fetchall()
-        ((deleted,),) = db.execute(f"SELECT count(*) FROM {read} d SEMI JOIN gone g ON {matched}", task).fetchall()
+        ((deleted,),) = db.execute(
+            f"SELECT count(*) FROM {parquet_reader} d SEMI JOIN gone g ON {matched}", task
+        ).fetchall()
     return count, mixed, deleted
 
 
@@ -194,7 +196,7 @@ def grow(client: IndexClient, mode: str, *, keys: int, turns: int, sampled: int)
     create(client, version=2, fields=FIELDS, properties={"seamark.index.keys": "record(k)"})
     table = GrowingTable(client, mode, sampled)
     hundredth = keys // 100
-    for turn in range(turns):
+    for round_number in range(turns):
         for _ in range(FANOUT):
             table.insert(keys // (turns * FANOUT))
         steps: dict[str, Callable[[], None]] = {
@@ -207,7 +209,7 @@ def grow(client: IndexClient, mode: str, *, keys: int, turns: int, sampled: int)
         }
         for step, act in steps.items():
             act()
-            table.check(f"{step}, turn {turn}")
+            table.check(f"{step}, turn {round_number}")
     table.all_found()
 
 

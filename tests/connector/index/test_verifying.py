@@ -50,8 +50,8 @@ def files(tmp_path: Path) -> list[DataFile]:
     ]
 
 
-def verify(task: IndexTask, written: WrittenIndex | str) -> VerificationResult:
-    location = written if isinstance(written, str) else written.location
+def verify(task: IndexTask, written_index: WrittenIndex | str) -> VerificationResult:
+    location = written_index if isinstance(written_index, str) else written_index.location
     assert location is not None
     return verify_index_file(location, task, sample=10, rng=random.Random(1))
 
@@ -88,23 +88,23 @@ def test_audit_finds_an_index_that_does_not_match_the_data_file(
 
 
 def test_audit_reports_damage_as_a_problem_and_raises_no_error(task: IndexTask, files: list[DataFile]) -> None:
-    written = index_data_files(task, files)
-    assert written.location is not None
-    path = Path(written.location.removeprefix("file://"))
-    whole = path.read_bytes()
+    written_index = index_data_files(task, files)
+    assert written_index.location is not None
+    path = Path(written_index.location.removeprefix("file://"))
+    whole_file = path.read_bytes()
     # Zeros may be padding, and no index depends on the digits of the footer's snapshot ids ("-1").
-    middle = next(place for place in range(len(whole) // 2, len(whole)) if whole[place] not in b"\x001")
-    for place in (10, middle, len(whole) - 30):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        assert verify(task, written).problems, place
-    path.write_bytes(whole[:-9])
-    assert verify(task, written).problems
+    middle = next(place for place in range(len(whole_file) // 2, len(whole_file)) if whole_file[place] not in b"\x001")
+    for place in (10, middle, len(whole_file) - 30):
+        path.write_bytes(whole_file[:place] + bytes([whole_file[place] ^ 1]) + whole_file[place + 1 :])
+        assert verify(task, written_index).problems, place
+    path.write_bytes(whole_file[:-9])
+    assert verify(task, written_index).problems
     path.unlink()
-    assert verify(task, written).problems
+    assert verify(task, written_index).problems
 
 
 def test_audit_counts_missing_data_files_without_a_problem(task: IndexTask, files: list[DataFile]) -> None:
-    written = index_data_files(task, files)
+    written_index = index_data_files(task, files)
     Path(files[1].path.removeprefix("file://")).unlink()
-    verdict = verify(replace(task), written)
+    verdict = verify(replace(task), written_index)
     assert (verdict.sampled_files, verdict.unreadable_files, verdict.problems) == (2, 1, ())

@@ -25,7 +25,7 @@ from seamark.connector.write.upserts import MODES, delete, upsert
 from tests.connector.jobs.test_manifests import lineage
 from tests.connector.lake import catalog_at
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_compaction import create, read, rows
+from tests.connector.write.test_compaction import build_rows, create, read
 from tests.seeds import first_seed, quick
 
 BY_BUCKET = PartitionSpec(PartitionField(1, 1000, BucketTransform(2), "id_bucket"))
@@ -34,10 +34,10 @@ WITH_PART = PartitionSpec(*BY_BUCKET.fields, PartitionField(2, 1001, IdentityTra
 
 def rows_by_file(client: IndexClient) -> dict[str, list[int]]:
     rows_by_file = scan(client, "db.t", ["_file", "id"]).to_arrow().to_pylist()
-    result: dict[str, list[int]] = {}
+    ids_by_bucket: dict[str, list[int]] = {}
     for row in rows_by_file:
-        result.setdefault(row["_file"], []).append(row["id"])
-    return result
+        ids_by_bucket.setdefault(row["_file"], []).append(row["id"])
+    return ids_by_bucket
 
 
 @pytest.mark.parametrize("spec", quick([WITH_PART, BY_BUCKET], 1), ids=["bucket and part", "bucket"])
@@ -49,8 +49,10 @@ def test_each_split_file_has_the_rows_of_one_new_bucket(
     with catalog_at(server.url) as catalog:
         create(catalog, version, spec)
         for number in range(4):
-            append(client, "db.t", rows(range(100 * number, 100 * number + 100)))
-            upsert(client, "db.t", rows(rng.sample(range(400), 9), f"{number}"), keys=["id"], mode=rng.choice(MODES))
+            append(client, "db.t", build_rows(range(100 * number, 100 * number + 100)))
+            upsert(
+                client, "db.t", build_rows(rng.sample(range(400), 9), f"{number}"), keys=["id"], mode=rng.choice(MODES)
+            )
             delete(client, "db.t", keys=pa.table({"id": rng.sample(range(400), 5)}), mode=rng.choice(MODES))
             if number == 1:
                 resize(client, "db.t", buckets=4)
@@ -58,10 +60,10 @@ def test_each_split_file_has_the_rows_of_one_new_bucket(
         (problem,) = [one for one in client.health("db.t")["problems"] if one["problem"] == "shared files"]
         assert problem["service"] == "bucket-splitting"
         rows_before, ids = read(client), lineage(client) if version == 3 else None
-        planned = split_buckets(client, "db.t", dry_run=True)
+        dry_report = split_buckets(client, "db.t", dry_run=True)
         monkeypatch.setattr(bucket_splitting, "BATCH_FILES", 5)
         report = split_buckets(client, "db.t")
-        assert (planned.files_before, planned.bytes_before) == (report.files_before, report.bytes_before)
+        assert (dry_report.files_before, dry_report.bytes_before) == (report.files_before, report.bytes_before)
         assert report.commits > 1
         assert read(client) == rows_before
         assert ids is None or lineage(client) == ids
@@ -78,14 +80,14 @@ def test_split_includes_the_change_of_a_concurrent_writer(
 ) -> None:
     with catalog_at(server.url) as catalog:
         create(catalog, 2, BY_BUCKET)
-        append(client, "db.t", rows(range(300)))
+        append(client, "db.t", build_rows(range(300)))
         resize(client, "db.t", buckets=4)
         keys = pa.table({"id": [1, 2, 3]})
-        works = [lambda: delete(client, "db.t", keys=keys, mode="merge-on-read")]
+        statements = [lambda: delete(client, "db.t", keys=keys, mode="merge-on-read")]
 
         def run_after_writer(*arguments: Any, **options: Any) -> Any:
-            if works:
-                works.pop()()
+            if statements:
+                statements.pop()()
             return commit(*arguments, **options)
 
         monkeypatch.setattr(replacements, "commit", run_after_writer)
@@ -98,10 +100,10 @@ def test_split_includes_the_change_of_a_concurrent_writer(
 def test_split_keeps_files_without_a_bucket_field(client: IndexClient, server: ServerThread) -> None:
     with catalog_at(server.url) as catalog:
         create(catalog, 2)
-        append(client, "db.t", rows(range(10)))
+        append(client, "db.t", build_rows(range(10)))
         with catalog.load_table("db.t").update_spec() as update:
             update.add_field("id", BucketTransform(4), "id_bucket")
-        append(client, "db.t", rows(range(10, 20)))
+        append(client, "db.t", build_rows(range(10, 20)))
         assert split_buckets(client, "db.t").files_before == 0
 
 
@@ -112,12 +114,12 @@ def test_split_is_undone_below_later_rows_and_can_be_repeated(
     """The rows of later writers stay, and rows keep their ids."""
     with catalog_at(server.url) as catalog:
         create(catalog, version, BY_BUCKET)
-        append(client, "db.t", rows(range(200)))
+        append(client, "db.t", build_rows(range(200)))
         resize(client, "db.t", buckets=8)
         before = set(rows_by_file(client))
         split_buckets(client, "db.t")
         assert not before & set(rows_by_file(client))
-        append(client, "db.t", rows(range(200, 230)))
+        append(client, "db.t", build_rows(range(200, 230)))
         rows_before, ids = read(client), lineage(client) if version == 3 else None
         report = undo_job(client, "db.t")
         assert report.files_restored == len(before)
@@ -135,7 +137,7 @@ def test_split_is_undone_below_later_rows_and_can_be_repeated(
 def test_split_whose_files_have_changed_is_not_undone(client: IndexClient, server: ServerThread) -> None:
     with catalog_at(server.url) as catalog:
         create(catalog, 2, BY_BUCKET)
-        append(client, "db.t", rows(range(50)))
+        append(client, "db.t", build_rows(range(50)))
         resize(client, "db.t", buckets=4)
         split_buckets(client, "db.t")
         delete(client, "db.t", keys=pa.table({"id": [1]}), mode="copy-on-write")

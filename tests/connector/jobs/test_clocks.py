@@ -31,11 +31,11 @@ from seamark.metaserver.commit.changes.change_application import ChangeApplicati
 from seamark.metaserver.commit.removed_files import check_stored
 from seamark.metaserver.objects.local import LocalObjects
 from seamark.metaserver.objects.port import ObjectInfo
-from tests.connector.jobs.test_expiration import path_of, read
+from tests.connector.jobs.test_expiration import read, to_path
 from tests.connector.jobs.test_orphan_files import age, put_file
 from tests.connector.lake import catalog_at
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_compaction import create, rows
+from tests.connector.write.test_compaction import build_rows, create
 from tests.seeds import examples, quick
 
 HOUR_MS = 3_600_000
@@ -97,22 +97,22 @@ def look(machine: ServerThread) -> None:
 
 def write(location: str, number: int) -> Path:
     """Write a file that no commit has added yet, and return its path."""
-    path = path_of(location) / "data" / f"live-{number}.parquet"
-    table = rows([1000 + number])
+    path = to_path(location) / "data" / f"live-{number}.parquet"
+    table = build_rows([1000 + number])
     fields = [field.with_metadata({"PARQUET:field_id": str(id_)}) for id_, field in enumerate(table.schema, 1)]
     pq.write_table(table.cast(pa.schema(fields)), path)
     return path
 
 
 @pytest.mark.parametrize("seed", quick(range(20), 1))
-def test_random_clock_jumps_delete_nothing_that_is_young(machine: ServerThread, clock: MachineClock, seed: int) -> None:
+def test_random_clock_jumps_delete_no_young_file(machine: ServerThread, clock: MachineClock, seed: int) -> None:
     rng = random.Random(seed)
-    real_ms, written, expected = 0, dict[Path, int](), set[int]()
+    real_ms, written_times, expected = 0, dict[Path, int](), set[int]()
     snapshots: dict[int, int] = {}
-    jumps = removed = 0
+    jumps = removed_count = 0
     with catalog_at(machine.url) as catalog, closing(IndexClient(machine.url)) as client:
         create(catalog, 2)
-        append(client, "db.t", rows([0]))
+        append(client, "db.t", build_rows([0]))
         expected.add(0)
         table = catalog.load_table("db.t")
         orphans = [put_file(table, f"data/orphan-{number}.parquet", days=0) for number in range(3)]
@@ -120,7 +120,7 @@ def test_random_clock_jumps_delete_nothing_that_is_young(machine: ServerThread, 
         for number in range(examples(60, 20)):
             action = rng.random()
             if action < 0.25:
-                written[write(table.location(), number)] = real_ms
+                written_times[write(table.location(), number)] = real_ms
             elif action < 0.45:
                 for _ in range(rng.randrange(1, 24)):  # Housekeeping reads the clock while time passes.
                     clock.pass_time(HOUR_MS)
@@ -131,20 +131,20 @@ def test_random_clock_jumps_delete_nothing_that_is_young(machine: ServerThread, 
                 jumps += 1
                 look(machine)
             elif action < 0.8:
-                upsert(client, "db.t", rows([number]), keys=["id"])
+                upsert(client, "db.t", build_rows([number]), keys=["id"])
                 expected.add(number)
                 snapshots[catalog.load_table("db.t").metadata.current_snapshot_id or 0] = real_ms
             else:
                 _drop_and_restore(machine, client, catalog, clock, rng)
-            removed += remove_orphan_files(client, "db.t").files
+            removed_count += remove_orphan_files(client, "db.t").files
             expire(client, "db.t")
             look(machine)
-            for path, written_ms in list(written.items()):
+            for path, written_ms in list(written_times.items()):
                 assert path.exists() or real_ms - written_ms > 2 * DAY_MS, path
                 if real_ms - written_ms > DAY_MS and path.exists():
                     assert machine.run(_commit(machine, _make_change(path))).status == 200
                     expected.add(1000 + int(path.stem.rpartition("-")[2]))
-                    del written[path]
+                    del written_times[path]
             table = catalog.load_table("db.t")
             assert {row["id"] for row in table.scan().to_arrow().to_pylist()} == expected
             kept_snapshot_ids = {snapshot.snapshot_id for snapshot in table.metadata.snapshots}
@@ -154,11 +154,11 @@ def test_random_clock_jumps_delete_nothing_that_is_young(machine: ServerThread, 
         for _ in range(24 * 5):
             look(machine)
             clock.pass_time(HOUR_MS)
-        append(client, "db.t", rows([5000]))
-        removed += remove_orphan_files(client, "db.t").files
+        append(client, "db.t", build_rows([5000]))
+        removed_count += remove_orphan_files(client, "db.t").files
         assert not any(path.exists() for path in orphans)
     assert jumps
-    assert removed >= len(orphans)
+    assert removed_count >= len(orphans)
 
 
 def _drop_and_restore(
@@ -182,10 +182,10 @@ def test_old_files_stay_until_the_server_has_seen_their_age_pass(machine: Server
     """The clock was wrong before the server started, so only the files themselves show an age."""
     with catalog_at(machine.url) as catalog, closing(IndexClient(machine.url)) as client:
         create(catalog, 2)
-        append(client, "db.t", rows([0]))
+        append(client, "db.t", build_rows([0]))
         table = catalog.load_table("db.t")
         live = write(table.location(), 1)
-        for path in path_of(table.location()).rglob("*"):
+        for path in to_path(table.location()).rglob("*"):
             if path.is_file():
                 age(path, days=400)
         report = remove_orphan_files(client, "db.t")
@@ -203,7 +203,7 @@ def test_orphan_removal_is_refused_if_clocks_of_server_and_storage_differ(
 ) -> None:
     with catalog_at(server.url) as catalog:
         create(catalog, 2)
-        append(client, "db.t", rows([0]))
+        append(client, "db.t", build_rows([0]))
         orphan = put_file(catalog.load_table("db.t"), "data/orphan.parquet")
         parts = server.components.catalog.context
         ahead = MachineClock()
@@ -214,7 +214,7 @@ def test_orphan_removal_is_refused_if_clocks_of_server_and_storage_differ(
         assert orphan.exists()
         object.__setattr__(parts, "clock", SystemClock())
         assert remove_orphan_files(client, "db.t").files == 1
-        probes = path_of(catalog.load_table("db.t").location()) / "_seamark" / "clock"
+        probes = to_path(catalog.load_table("db.t").location()) / "_seamark" / "clock"
         assert not list(probes.iterdir())
 
 
@@ -222,7 +222,7 @@ def test_commit_of_removed_files_is_refused(server: ServerThread, client: IndexC
     """An engine's commit and a change are both refused. Files that exist are committed."""
     with catalog_at(server.url) as catalog:
         create(catalog, 2)
-        append(client, "db.t", rows([0]))
+        append(client, "db.t", build_rows([0]))
         table = catalog.load_table("db.t")
         late_path, kept_path = write(table.location(), 1), write(table.location(), 2)
         os.utime(late_path, (1, 1))
@@ -253,18 +253,18 @@ def test_removal_of_a_file_during_its_commit_is_detected(
     """The commit has checked its files when a removal, which began earlier, deletes one of them."""
     with catalog_at(server.url) as catalog:
         create(catalog, 2)
-        append(client, "db.t", rows([0]))
+        append(client, "db.t", build_rows([0]))
         location = catalog.load_table("db.t").location()
         late_path, *other_paths = (write(location, number) for number in range(100))
         os.utime(late_path, (1, 1))
         delete, preload = LocalObjects.delete, ChangeApplication.preload
-        started, prepared = asyncio.Event(), asyncio.Event()
+        has_started, prepared = asyncio.Event(), asyncio.Event()
 
-        async def delete_later(self: LocalObjects, at: str) -> None:
-            if at.endswith(late_path.name):
-                started.set()
+        async def delete_later(self: LocalObjects, location: str) -> None:
+            if location.endswith(late_path.name):
+                has_started.set()
                 await prepared.wait()
-            await delete(self, at)
+            await delete(self, location)
 
         async def prepare(self: ChangeApplication, metadata: TableMetadata) -> None:
             await preload(self, metadata)
@@ -275,7 +275,7 @@ def test_removal_of_a_file_during_its_commit_is_detected(
 
         async def remove_and_commit() -> Any:
             removal = asyncio.create_task(asyncio.to_thread(remove_orphan_files, client, "db.t"))
-            await started.wait()
+            await has_started.wait()
             add = [file for path in (late_path, *other_paths) for file in _make_change(path)["add"]]
             answer = await _commit(server, {"add": add})
             assert (await removal).files == 1
@@ -306,12 +306,12 @@ def test_files_are_checked_before_the_commit_lock_is_taken(
 
     with catalog_at(server.url) as catalog:
         create(catalog, 2)
-        append(client, "db.t", rows([0]))
+        append(client, "db.t", build_rows([0]))
         put_file(catalog.load_table("db.t"), "data/orphan.parquet")
         assert remove_orphan_files(client, "db.t").files == 1
         monkeypatch.setattr(ChangeApplication, "apply", record_apply)
         monkeypatch.setattr(change_application, "check_stored", record_check)
-        append(client, "db.t", rows([1]))
+        append(client, "db.t", build_rows([1]))
         assert under_lock == [False]
 
 

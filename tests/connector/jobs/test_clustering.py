@@ -44,7 +44,7 @@ BY_PART = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "part"))
 COLUMNS = {"seamark.clustering.columns": "name, price"}
 
 
-def rows(ids: range | list[int], seed: str = "", names: int = 100) -> pa.Table:
+def build_rows(ids: range | list[int], seed: str = "", names: int = 100) -> pa.Table:
     draw = random.Random(f"{seed} {list(ids)[:3]}")
     texts = [None, *(f"a long common prefix {number:03d}" for number in range(names))]
     return pa.table(
@@ -129,7 +129,7 @@ def test_random_histories_with_clusterings_keep_the_rows(
     def change(number: int) -> None:
         ids = rng.sample(range(300), rng.randint(1, 60))
         if rng.random() < 0.7:
-            input_rows = rows(ids, str(number), names)
+            input_rows = build_rows(ids, str(number), names)
             upsert(client, "db.t", input_rows, keys=["id"], mode=rng.choice([*MODES, None]))
             model.update({row["id"]: row for row in input_rows.to_pylist()})
         else:
@@ -139,11 +139,11 @@ def test_random_histories_with_clusterings_keep_the_rows(
 
     numbers = iter(range(10_000))
 
-    within = iter(range(within_max))
+    hits = iter(range(within_max))
 
     def rewrite_and_change(*arguments: Any) -> Any:
         new_table = rewrite(*arguments)
-        if rng.random() < 0.5 and next(within, None) is not None:
+        if rng.random() < 0.5 and next(hits, None) is not None:
             change(next(numbers))
         return new_table
 
@@ -265,20 +265,20 @@ def test_clustering_rewrites_only_new_files_and_smaller_layers(
 ) -> None:
     with catalog_at(server.url) as catalog:
         create(catalog, 2, **{"write.target-file-size-bytes": "20000"})
-        written, maximum = 0, 0
+        written_count, maximum = 0, 0
         for number in range(rounds):
             for part in range(5):
-                append(client, "db.t", rows(range(200 * (5 * number + part), 200 * (5 * number + part + 1))))
+                append(client, "db.t", build_rows(range(200 * (5 * number + part), 200 * (5 * number + part + 1))))
             report = cluster_incrementally(client, "db.t")
             assert cluster_incrementally(client, "db.t").commits == 0
             assert report.commits == 1
             assert "" not in layers(client)
-            written += report.bytes_after
+            written_count += report.bytes_after
             maximum = max(maximum, len(layers(client)))
         assert maximum <= 6
         size_bytes = sum(client.files("db.t")["file_size_in_bytes"].to_pylist())
         assert (
-            written < times_max * size_bytes
+            written_count < times_max * size_bytes
         )  # If each run rewrote all files, each row would be rewritten rounds / 2 times.
 
 
@@ -286,7 +286,7 @@ def test_files_clustered_by_earlier_columns_stay_until_a_full_run(client: IndexC
     with catalog_at(server.url) as catalog:
         create(catalog, 3)
         for number in range(5):
-            append(client, "db.t", rows(range(100 * number, 100 * number + 100)))
+            append(client, "db.t", build_rows(range(100 * number, 100 * number + 100)))
         assert run_clustering(client, ("db", "t"))["files_after"] == 1
         (first,) = layers(client)
         with catalog.load_table("db.t").transaction() as transaction:
@@ -307,10 +307,10 @@ def test_clustering_rewrites_files_with_many_deletes(client: IndexClient, server
         create(catalog, 2, **{"seamark.compaction.min-files": "2"})
         table = catalog.load_table("db.t")
         for number in range(2):
-            table.append(rows(range(100 * number, 100 * number + 100)))
+            table.append(build_rows(range(100 * number, 100 * number + 100)))
         assert cluster_incrementally(client, "db.t").commits == 1
         delete(client, "db.t", keys=pa.table({"id": list(range(50))}), mode=MERGE_ON_READ)
-        table.refresh().append(rows(range(500, 600)))
+        table.refresh().append(build_rows(range(500, 600)))
         report = cluster_incrementally(client, "db.t", dry_run=True)
         assert (report.files_before, report.deletes_applied, report.commits) == (2, 1, 0)
         report = cluster_incrementally(client, "db.t")
@@ -331,17 +331,17 @@ def test_bounds_of_clustered_strings_are_longer_than_their_common_prefix(
         names = [f"{prefix}{number:06d}" for number in range(5000)]
         for start in range(5):
             part = names[start::5]
-            nothing = pa.nulls(len(part))
-            table.append(pa.table([nothing, nothing, part, nothing], ["id", "part", "name", "price"]).cast(ARROW))
+            nulls = pa.nulls(len(part))
+            table.append(pa.table([nulls, nulls, part, nulls], ["id", "part", "name", "price"]).cast(ARROW))
     assert cluster_incrementally(client, "db.t").files_after >= 3
     files = client.explain("db.t", f"name = '{prefix}002345'").files
     assert files == (client.files("db.t").num_rows if settings else 1)
 
 
-def test_deletes_alone_are_a_reason_to_cluster(client: IndexClient, server: ServerThread) -> None:
+def test_files_with_deletes_are_clustered_again(client: IndexClient, server: ServerThread) -> None:
     with catalog_at(server.url) as catalog:
         create(catalog, 2)
-        catalog.load_table("db.t").append(rows(range(100)))
+        catalog.load_table("db.t").append(build_rows(range(100)))
     assert cluster_incrementally(client, "db.t").commits == 0
     delete(client, "db.t", keys=pa.table({"id": list(range(40))}), mode=MERGE_ON_READ)
     assert cluster_incrementally(client, "db.t").rows == 60
@@ -359,7 +359,7 @@ def test_clustering_with_too_large_temporary_files_is_refused(
     with catalog_at(server.url) as catalog:
         create(catalog, 2)
         for number in range(5):
-            catalog.load_table("db.t").append(rows(range(number * 100, number * 100 + 100)))
+            catalog.load_table("db.t").append(build_rows(range(number * 100, number * 100 + 100)))
     before = client.files("db.t")["file_path"].to_pylist()
     report = cluster_incrementally(client, "db.t")
     assert (report.commits, len(report.errors)) == (0, 1)

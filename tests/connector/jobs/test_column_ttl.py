@@ -67,9 +67,9 @@ def test_invalid_ttl_policy_is_reported(text: str) -> None:
     assert "must list different columns" in str(check_policy({COLUMNS: text}))
 
 
-def until(unit: str, at: datetime) -> datetime:
+def until(unit: str, time: datetime) -> datetime:
     """Return the exclusive end of the partition that contains the time."""
-    start = at.replace(minute=0, second=0, microsecond=0)
+    start = time.replace(minute=0, second=0, microsecond=0)
     if unit == "hour":
         return start + timedelta(hours=1)
     start = start.replace(hour=0)
@@ -113,8 +113,14 @@ def test_exactly_the_partitions_that_are_completely_old_lose_the_columns(
     for first in (0, 30):
         new_rows = {}
         for number in range(first, first + 30):
-            at = NOW - timedelta(hours=rng.randrange(span_h), minutes=rng.choice([0, 37, 38]))
-            value: Any = at.date() if kind == "date" else at if kind == "timestamptz" else at.replace(tzinfo=None)
+            row_time = NOW - timedelta(hours=rng.randrange(span_h), minutes=rng.choice([0, 37, 38]))
+            value: Any = (
+                row_time.date()
+                if kind == "date"
+                else row_time
+                if kind == "timestamptz"
+                else row_time.replace(tzinfo=None)
+            )
             new_rows[number] = {"id": number, "at": rng.choice([value, value, value, value, None]), "must": number}
             new_rows[number] |= {"payload": f"p{number}", "ext": rng.choice([None, "e"]), "tags": ["a", None]}
         append(client, "db.t", pa.Table.from_pylist(list(new_rows.values()), schema=arrow))
@@ -128,8 +134,12 @@ def test_exactly_the_partitions_that_are_completely_old_lose_the_columns(
         expected[number] = dict(row)
         if row["at"] is None:
             continue
-        at = row["at"]
-        moment = datetime(at.year, at.month, at.day, tzinfo=UTC) if type(at) is date else at.replace(tzinfo=UTC)
+        row_time = row["at"]
+        moment = (
+            datetime(row_time.year, row_time.month, row_time.day, tzinfo=UTC)
+            if type(row_time) is date
+            else row_time.replace(tzinfo=UTC)
+        )
         for name, age_h in ages_h.items():
             if until(unit, moment) <= NOW - timedelta(hours=age_h):
                 expected[number][name] = None

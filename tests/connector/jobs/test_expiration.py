@@ -33,7 +33,7 @@ from seamark.metaserver.store.model import InstantState
 from seamark.metaserver.store.port import InstantFilter
 from tests.connector.lake import catalog_at
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_compaction import create, rows
+from tests.connector.write.test_compaction import build_rows, create
 from tests.seeds import examples, seeds_by_version
 
 Rows = Counter[tuple[Any, ...]]
@@ -45,7 +45,7 @@ _CONTENT: dict[Path, frozenset[Path]] = {}
 """A cache of the content files of manifests. Manifests never change, and PyIceberg reads them slowly."""
 
 
-def path_of(location: str) -> Path:
+def to_path(location: str) -> Path:
     return Path(location.removeprefix("file://").removeprefix("file:"))  # Spark writes file:/p.
 
 
@@ -53,18 +53,18 @@ def list_needed_files(table: Table) -> set[Path]:
     """Return the content files, manifests and manifest lists of all snapshots that PyIceberg reads."""
     paths: set[Path] = set()
     for snapshot in table.metadata.snapshots:
-        paths.add(path_of(snapshot.manifest_list))
+        paths.add(to_path(snapshot.manifest_list))
         for manifest in snapshot.manifests(table.io):
-            path = path_of(manifest.manifest_path)
+            path = to_path(manifest.manifest_path)
             if path not in _CONTENT:
                 entries = manifest.fetch_manifest_entry(table.io)
-                _CONTENT[path] = frozenset(path_of(entry.data_file.file_path) for entry in entries)
+                _CONTENT[path] = frozenset(to_path(entry.data_file.file_path) for entry in entries)
             paths |= {path, *_CONTENT[path]}
     return paths
 
 
 def list_stored_files(table: Table) -> set[Path]:
-    folder = path_of(table.location())
+    folder = to_path(table.location())
     return {path for path in folder.rglob("*") if path.suffix in (".parquet", ".avro", ".puffin")}
 
 
@@ -72,7 +72,7 @@ def read(client: IndexClient, snapshot_id: int, table: str = "db.t") -> Rows:
     return Counter(tuple(row.values()) for row in scan(client, table, at=At(snapshot_id)).to_arrow().to_pylist())
 
 
-def snapshots(table: Table) -> list[int]:
+def list_snapshot_ids(table: Table) -> list[int]:
     return [snapshot.snapshot_id for snapshot in table.metadata.snapshots]
 
 
@@ -87,7 +87,7 @@ def change_rows(
 ) -> None:
     """Upsert, delete or compact, as `kind` below `ROW_CHANGES` chooses."""
     if kind < 0.4:
-        upsert(client, "db.t", rows(ids, f"{step}:"), keys=["id"], mode=rng.choice([*MODES, None]))
+        upsert(client, "db.t", build_rows(ids, f"{step}:"), keys=["id"], mode=rng.choice([*MODES, None]))
     elif kind < 0.5 and version == 2:
         table.delete(In("id", ids))
     elif kind < 0.6:
@@ -96,29 +96,29 @@ def change_rows(
         compact(client, "db.t", policy=CompactionPolicy(3000, 2))
 
 
-def history(client: IndexClient, catalog: RestCatalog, commits: int = 5) -> Table:
+def create_history(client: IndexClient, catalog: RestCatalog, commits: int = 5) -> Table:
     create(catalog, 2)
     for number in range(commits):
-        upsert(client, "db.t", rows([1, number], f"{number}:"), keys=["id"], mode="copy-on-write")
+        upsert(client, "db.t", build_rows([1, number], f"{number}:"), keys=["id"], mode="copy-on-write")
     return catalog.load_table("db.t")
 
 
 def test_expiration_deletes_the_files_of_removed_snapshots(client: IndexClient, server: ServerThread) -> None:
     with catalog_at(server.url) as catalog:
-        table = history(client, catalog)
+        table = create_history(client, catalog)
         before = list_stored_files(table)
-        rows_before = read(client, snapshots(table)[-1])
-        planned = expire(client, "db.t", older_than_ms=1 << 60, retain_last=2, dry_run=True)
+        rows_before = read(client, list_snapshot_ids(table)[-1])
+        dry_report = expire(client, "db.t", older_than_ms=1 << 60, retain_last=2, dry_run=True)
         assert list_stored_files(table) == before
         totals = expire(client, "db.t", older_than_ms=1 << 60, retain_last=2)
-        assert totals == planned
+        assert totals == dry_report
         assert (totals.snapshots, totals.files_failed) == (3, 0)
         table.refresh()
         assert list_stored_files(table) == list_needed_files(table)
         assert totals.content_files + totals.manifests + totals.other_files == len(before) - len(
             list_stored_files(table)
         )
-        assert read(client, snapshots(table)[-1]) == rows_before
+        assert read(client, list_snapshot_ids(table)[-1]) == rows_before
         (instant,) = instants(server)
         assert instant.state is InstantState.COMPLETED
         assert instant.summary["removed-snapshots"] == 3
@@ -127,7 +127,7 @@ def test_expiration_deletes_the_files_of_removed_snapshots(client: IndexClient, 
 
 def test_age_of_a_snapshot_counts_from_the_commit_that_replaced_it(client: IndexClient, server: ServerThread) -> None:
     with catalog_at(server.url) as catalog:
-        table = history(client, catalog, 4)
+        table = create_history(client, catalog, 4)
         times = [snapshot.timestamp_ms for snapshot in table.metadata.snapshots]
         assert expire(client, "db.t", older_than_ms=times[2], dry_run=True).snapshots == 1
         assert expire(client, "db.t", older_than_ms=times[2] + 1, dry_run=True).snapshots == 2
@@ -152,13 +152,13 @@ def test_random_histories_with_branches_tags_and_expirations_keep_needed_files(
     expired = 0
     with catalog_at(server.url) as catalog:
         create(catalog, version)
-        append(client, "db.t", rows([0]))
+        append(client, "db.t", build_rows([0]))
         table = catalog.load_table("db.t")
 
         def note() -> None:
             table.refresh()
             paths.update(list_needed_files(table))
-            for snapshot_id in snapshots(table):
+            for snapshot_id in list_snapshot_ids(table):
                 if snapshot_id not in contents:
                     contents[snapshot_id] = read(client, snapshot_id)
 
@@ -168,20 +168,20 @@ def test_random_histories_with_branches_tags_and_expirations_keep_needed_files(
             if kind < ROW_CHANGES:
                 change_rows(client, table, rng, kind, ids, number, version)
             elif kind < 0.78:
-                table.manage_snapshots().create_branch(rng.choice(snapshots(table)), f"b{number}").commit()
+                table.manage_snapshots().create_branch(rng.choice(list_snapshot_ids(table)), f"b{number}").commit()
             elif kind < 0.86:
-                table.manage_snapshots().create_tag(rng.choice(snapshots(table)), f"t{number}").commit()
+                table.manage_snapshots().create_tag(rng.choice(list_snapshot_ids(table)), f"t{number}").commit()
             elif kind < 0.93:
                 other_names = [name for name in table.refs() if name != "main"]
                 branches = [name for name in other_names if name.startswith("b")]
                 if branches and rng.random() < 0.6:
-                    append(client, "db.t", rows(ids, f"{number}b"), branch=rng.choice(branches))
+                    append(client, "db.t", build_rows(ids, f"{number}b"), branch=rng.choice(branches))
                 elif other_names:
                     name = rng.choice(other_names)
                     manage = table.manage_snapshots()
                     (manage.remove_branch if name.startswith("b") else manage.remove_tag)(name).commit()
             else:
-                ancestors = {entry.snapshot_id for entry in table.history()} & set(snapshots(table))
+                ancestors = {entry.snapshot_id for entry in table.history()} & set(list_snapshot_ids(table))
                 table.manage_snapshots().set_current_snapshot(rng.choice(sorted(ancestors))).commit()
 
         for number in range(examples(45, 24)):
@@ -193,10 +193,10 @@ def test_random_histories_with_branches_tags_and_expirations_keep_needed_files(
                 stay = {snapshot.snapshot_id for snapshot in table.metadata.snapshots if snapshot.timestamp_ms >= older}
                 expired += expire(client, "db.t", older_than_ms=older, retain_last=rng.randint(1, 3)).snapshots
                 table.refresh()
-                assert heads | stay <= set(snapshots(table)), "Iceberg's own policy keeps these snapshots"
+                assert heads | stay <= set(list_snapshot_ids(table)), "Iceberg's own policy keeps these snapshots"
                 assert list_stored_files(table) & paths == list_needed_files(table) & paths
                 assert list_needed_files(table) <= list_stored_files(table)
-                for snapshot_id in snapshots(table):
+                for snapshot_id in list_snapshot_ids(table):
                     assert read(client, snapshot_id) == contents[snapshot_id]
         expire(client, "db.t", older_than_ms=1 << 60)
         table.refresh()
@@ -208,17 +208,19 @@ def test_reference_that_is_created_during_an_expiration_keeps_its_snapshot(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with catalog_at(server.url) as catalog:
-        table = history(client, catalog)
-        first = snapshots(table)[0]
+        table = create_history(client, catalog)
+        first = list_snapshot_ids(table)[0]
         rows_of_first = read(client, first)
         commit, calls = expiration_service.Expiration._commit, []
 
         async def answer_late(self: expiration_service.Expiration, *arguments: Any) -> Any:
             if not calls:
                 calls.append(1)
-                created = {"type": "assert-table-uuid", "uuid": str(table.metadata.table_uuid)}
+                uuid_requirement = {"type": "assert-table-uuid", "uuid": str(table.metadata.table_uuid)}
                 update = {"action": "set-snapshot-ref", "ref-name": "kept", "type": "tag", "snapshot-id": first}
-                await server.components.engine_commits.commit_table(arguments[0], ("db",), "t", [created], [update])
+                await server.components.engine_commits.commit_table(
+                    arguments[0], ("db",), "t", [uuid_requirement], [update]
+                )
             return await commit(self, *arguments)
 
         monkeypatch.setattr(expiration_service.Expiration, "_commit", answer_late)
@@ -234,12 +236,12 @@ def test_housekeeping_continues_an_interrupted_deletion(
 ) -> None:
     """The storage fails for some files. Housekeeping finds the rest, although files before them are missing."""
     with catalog_at(server.url) as catalog:
-        table = history(client, catalog, 8)
+        table = create_history(client, catalog, 8)
         objects = server.components.objects
         delete_object = type(objects).delete
         for deletions in (0, 2, 5, 9):
             for number in range(6):
-                upsert(client, "db.t", rows([1, number], f"{deletions}:"), keys=["id"], mode="copy-on-write")
+                upsert(client, "db.t", build_rows([1, number], f"{deletions}:"), keys=["id"], mode="copy-on-write")
             deletions_left = [deletions]
 
             async def refuse_deletion(self: Any, location: str, deletions_left: list[int] = deletions_left) -> None:
@@ -253,7 +255,7 @@ def test_housekeeping_continues_an_interrupted_deletion(
                 assert expire(client, "db.t", older_than_ms=1 << 60, retain_last=1).files_failed > 0
             table.refresh()
             assert list_stored_files(table) > list_needed_files(table)
-            upsert(client, "db.t", rows([3], f"{deletions}"), keys=["id"])
+            upsert(client, "db.t", build_rows([3], f"{deletions}"), keys=["id"])
             assert server.run(server.components.expiration.resume()) == 0, (
                 "the server that began the deletion may still be running"
             )
@@ -269,45 +271,45 @@ def test_unreadable_manifest_of_a_remaining_snapshot_stops_the_expiration(
     client: IndexClient, server: ServerThread
 ) -> None:
     with catalog_at(server.url) as catalog:
-        table = history(client, catalog)
+        table = create_history(client, catalog)
         (manifest, *_) = table.metadata.snapshots[-1].manifests(table.io)
-        path_of(manifest.manifest_path).unlink()
+        to_path(manifest.manifest_path).unlink()
         before = list_stored_files(table)
         with pytest.raises(Exception, match="missing in storage"):
             expire(client, "db.t", older_than_ms=1 << 60)
         table.refresh()
-        assert (list_stored_files(table), len(snapshots(table))) == (before, 5)
+        assert (list_stored_files(table), len(list_snapshot_ids(table))) == (before, 5)
 
 
 def test_expiration_keeps_files_that_a_second_registered_table_may_need(
     client: IndexClient, server: ServerThread
 ) -> None:
     with catalog_at(server.url) as catalog:
-        table = history(client, catalog)
+        table = create_history(client, catalog)
         catalog.register_table("db.again", table.metadata_location)
         before = list_stored_files(table)
         totals = expire(client, "db.t", older_than_ms=1 << 60)
         assert (totals.snapshots, totals.content_files) == (4, 0)
         table.refresh()
-        assert (list_stored_files(table), len(snapshots(table))) == (before, 1)
+        assert (list_stored_files(table), len(list_snapshot_ids(table))) == (before, 1)
 
 
 def test_expiration_keeps_a_snapshot_that_a_plan_reads(client: IndexClient, server: ServerThread) -> None:
     with catalog_at(server.url) as catalog:
-        table = history(client, catalog)
-        second = snapshots(table)[1]
+        table = create_history(client, catalog)
+        second = list_snapshot_ids(table)[1]
         plan = client.plan_table("db.t", "id >= 0", at=At(second))
         assert plan.name is not None
         rows_of_plan = catalog.load_table(("db", plan.name)).scan().to_arrow().num_rows
         assert expire(client, "db.t", older_than_ms=1 << 60).snapshots == 3
         table.refresh()
-        assert second in snapshots(table)
+        assert second in list_snapshot_ids(table)
         assert catalog.load_table(("db", plan.name)).scan().to_arrow().num_rows == rows_of_plan
 
 
 def test_expiration_can_be_forbidden_and_names_invalid_properties(client: IndexClient, server: ServerThread) -> None:
     with catalog_at(server.url) as catalog:
-        table = history(client, catalog, 2)
+        table = create_history(client, catalog, 2)
         for properties, message in (
             ({"history.expire.max-snapshot-age-ms": "soon"}, "history.expire.max-snapshot-age-ms .* 'soon'"),
             ({"history.expire.min-snapshots-to-keep": "0"}, "is 0; it must be at least 1"),
@@ -327,7 +329,7 @@ def test_expiration_above_the_limits_is_refused_before_it_removes_anything(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with catalog_at(server.url) as catalog:
-        table = history(client, catalog, 6)
+        table = create_history(client, catalog, 6)
         before = list_stored_files(table)
         for limit in ("FILES_MAX", "MANIFESTS_MAX"):
             with monkeypatch.context() as context:
@@ -335,14 +337,14 @@ def test_expiration_above_the_limits_is_refused_before_it_removes_anything(
                 with pytest.raises(InvalidRequest, match="expire_snapshots"):
                     expire(client, "db.t", older_than_ms=1 << 60)
         assert list_stored_files(table.refresh()) == before
-        assert len(snapshots(table)) == 6
+        assert len(list_snapshot_ids(table)) == 6
 
 
 def test_table_that_is_registered_during_an_expiration_keeps_its_files(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with catalog_at(server.url) as catalog:
-        table = history(client, catalog)
+        table = create_history(client, catalog)
         before, location = list_stored_files(table), table.metadata_location
         commit = expiration_service.Expiration._commit
 
@@ -357,15 +359,15 @@ def test_table_that_is_registered_during_an_expiration_keeps_its_files(
         monkeypatch.setattr(expiration_service.Expiration, "_commit", answer_late)
         expire(client, "db.t", older_than_ms=1 << 60)
         assert list_stored_files(table) == before
-        assert len(snapshots(catalog.load_table("db.again"))) == 5
+        assert len(list_snapshot_ids(catalog.load_table("db.again"))) == 5
 
 
 def test_plan_that_is_made_during_an_expiration_keeps_its_files(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with catalog_at(server.url) as catalog:
-        table = history(client, catalog)
-        first = snapshots(table)[0]
+        table = create_history(client, catalog)
+        first = list_snapshot_ids(table)[0]
         commit, plans = expiration_service.Expiration._commit, []
 
         async def answer_late(self: expiration_service.Expiration, *arguments: Any) -> Any:
@@ -385,7 +387,7 @@ def test_expiration_succeeds_while_writers_keep_committing(
 ) -> None:
     """A writer commits during each attempt of the expiration, until the expiration takes the commit lock."""
     with catalog_at(server.url) as catalog:
-        table = history(client, catalog)
+        table = create_history(client, catalog)
         plan, attempts = expiration_service.Expiration._plan, []
 
         async def overtake(self: expiration_service.Expiration, *arguments: Any) -> Any:
@@ -421,7 +423,7 @@ def test_continued_deletion_obeys_the_current_rules(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch, obstacle: str
 ) -> None:
     with catalog_at(server.url) as catalog:
-        table = history(client, catalog, 6)
+        table = create_history(client, catalog, 6)
         before = list_stored_files(table)
 
         async def refuse_deletion(*_: Any) -> None:
@@ -447,7 +449,7 @@ def test_expiration_accepts_ages_as_long_as_iceberg_allows(
     client: IndexClient, server: ServerThread, years: int
 ) -> None:
     with catalog_at(server.url) as catalog:
-        table = history(client, catalog, 3)
+        table = create_history(client, catalog, 3)
         age = {"history.expire.max-snapshot-age-ms": str(years * 31_536_000_000)}
         with table.transaction() as transaction:
             transaction.set_properties({**age, "history.expire.max-ref-age-ms": str((1 << 63) - 1)})

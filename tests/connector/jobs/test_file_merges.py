@@ -68,7 +68,7 @@ PROPERTIES = {"write.target-file-size-bytes": "400000", "write.parquet.row-group
 """Sizes at which row groups of 4,000 bytes are copied."""
 
 
-def rows(rng: random.Random, ids: range) -> pa.Table:
+def build_rows(rng: random.Random, ids: range) -> pa.Table:
     values = [
         {
             "id": number,
@@ -117,7 +117,7 @@ def test_merge_copies_row_groups_with_required_columns(client: IndexClient, serv
     create(server, 2)
     rng = random.Random(3)
     for start in range(0, 2700, 900):
-        append(client, "db.t", rows(rng, range(start, start + 900)))
+        append(client, "db.t", build_rows(rng, range(start, start + 900)))
     required = sorted(_paths(client))
     for path in required:
         store_as_required(path, ["id", "price"])
@@ -126,7 +126,7 @@ def test_merge_copies_row_groups_with_required_columns(client: IndexClient, serv
     assert [field.name for field in pq.read_schema(path.removeprefix("file://")) if not field.nullable] == [
         *("id", "price", "fixed")
     ]
-    append(client, "db.t", rows(rng, range(2700, 3600)))
+    append(client, "db.t", build_rows(rng, range(2700, 3600)))
     before = read(client)
     report = merge_files(client, "db.t", where="part = 1")
     assert (report.row_groups_copied, sum(report.row_groups_encoded.values())) == (1, 3)
@@ -145,7 +145,7 @@ def test_random_merges_and_drops_change_only_the_dropped_columns(
     for _ in range(6):
         for _ in range(rng.randint(2, 4)):
             size = rng.choice([5, 300, 900])
-            append(client, "db.t", rows(rng, range(next_id, next_id + size)))
+            append(client, "db.t", build_rows(rng, range(next_id, next_id + size)))
             next_id += size
             if rng.random() < 0.6:
                 for path in _paths(client) - paths_before:
@@ -186,7 +186,7 @@ def test_random_merges_and_drops_change_only_the_dropped_columns(
 
 def test_required_missing_and_partition_columns_are_not_dropped(client: IndexClient, server: ServerThread) -> None:
     create(server, 2)
-    append(client, "db.t", rows(random.Random(1), range(10)))
+    append(client, "db.t", build_rows(random.Random(1), range(10)))
     for column, reason in (
         ("nothing", "no column"),
         ("fixed", "is required"),
@@ -205,14 +205,14 @@ def test_rows_that_are_deleted_during_a_rewrite_stay_deleted(
 ) -> None:
     create(server, 3)
     for number in range(3):
-        append(client, "db.t", rows(random.Random(number), range(number * 500, number * 500 + 500)))
+        append(client, "db.t", build_rows(random.Random(number), range(number * 500, number * 500 + 500)))
     before = read(client)
     rewrite = compaction.rewrite_rows
 
     def rewrite_and_change(*arguments: Any) -> Any:
         new_table = rewrite(*arguments)
         delete(client, "db.t", keys=pa.table({"id": [1, 501, 777]}), mode=MERGE_ON_READ)
-        append(client, "db.t", rows(random.Random(9), range(5000, 5010)))
+        append(client, "db.t", build_rows(random.Random(9), range(5000, 5010)))
         return new_table
 
     monkeypatch.setattr(file_merges, "rewrite_rows", rewrite_and_change)
@@ -230,7 +230,7 @@ def test_failed_merge_leaves_the_table_unchanged_and_no_new_file(
 ) -> None:
     create(server, 2)
     for part in range(3):
-        append(client, "db.t", rows(random.Random(part), range(part * 500, part * 500 + 500)))
+        append(client, "db.t", build_rows(random.Random(part), range(part * 500, part * 500 + 500)))
     before, files = read(client), _paths(client)
     folder = Path(min(files).removeprefix("file://")).parent.parent
     on_disk = Counter(folder.rglob("*.parquet"))
@@ -257,15 +257,15 @@ def test_partitions_that_are_copied_together_share_an_index_file_and_fail_togeth
     with catalog_at(server.url) as catalog, catalog.load_table("db.t").transaction() as change:
         change.set_properties({"seamark.index.ids": "bitmap(id)"})
     for part in range(3):
-        append(client, "db.t", rows(random.Random(part), range(part * 900, part * 900 + 900)))
+        append(client, "db.t", build_rows(random.Random(part), range(part * 900, part * 900 + 900)))
     before, files = read(client), _paths(client)
     folder = Path(min(files).removeprefix("file://")).parents[2]
-    (broken, content), on_disk = _break(max(files)), {path for path in folder.rglob("*") if path.is_file()}
+    (damaged_path, content), on_disk = _break(max(files)), {path for path in folder.rglob("*") if path.is_file()}
     report = merge_files(client, "db.t")
     assert report.commits == 0
-    assert str(broken) in report.errors[0]
+    assert str(damaged_path) in report.errors[0]
     assert {path for path in folder.rglob("*") if path.is_file()} == on_disk
-    broken.write_bytes(content)
+    damaged_path.write_bytes(content)
     count_before = len(client.index("db.t", "ids").json["index-files"])
     report = merge_files(client, "db.t")
     assert (report.commits, report.files_before, report.files_after, report.row_groups_copied) == (1, 6, 2, 6)
@@ -292,26 +292,26 @@ def test_nan_counts_of_copied_row_groups_are_correct_or_absent(client: IndexClie
     rng = random.Random(7)
     nans = 0
     for number in range(4):
-        table = rows(rng, range(number * 400, number * 400 + 400))
+        table = build_rows(rng, range(number * 400, number * 400 + 400))
         prices = [float("nan") if number == 2 and place % 9 == 0 else rng.random() for place in range(400)]
         nans += sum(price != price for price in prices)
         append(client, "db.t", table.set_column(3, "price", pa.array(prices)))
     assert merge_files(client, "db.t").row_groups_copied == 8
-    opened = open_table(client, "db.t", At())
-    counted = 0
-    for task in plan(client, opened, stats=["price"]):
+    opened_table = open_table(client, "db.t", At())
+    compared_merges = 0
+    for task in plan(client, opened_table, stats=["price"]):
         counts = task.file["nan-value-counts"]
         counts_by_key = dict(zip(counts["keys"], counts["values"], strict=True))
-        read = pq.read_table(task.path.removeprefix("file://"), columns=["price"])["price"].to_pylist()
-        assert counts_by_key[4] == sum(price != price for price in read)
-        counted += counts_by_key[4]
-    assert counted == nans > 0
+        file_prices = pq.read_table(task.path.removeprefix("file://"), columns=["price"])["price"].to_pylist()
+        assert counts_by_key[4] == sum(price != price for price in file_prices)
+        compared_merges += counts_by_key[4]
+    assert compared_merges == nans > 0
 
 
 def test_merge_refuses_encrypted_files_without_keys_and_keeps_them(client: IndexClient, server: ServerThread) -> None:
     create(server, 2)
-    append(client, "db.t", rows(random.Random(1), range(600)))
-    append(client, "db.t", rows(random.Random(1), range(600, 1200)))
+    append(client, "db.t", build_rows(random.Random(1), range(600)))
+    append(client, "db.t", build_rows(random.Random(1), range(600, 1200)))
     before = client.files("db.t").num_rows
     path = client.files("db.t", content="data")["file_path"][0].as_py().removeprefix("file://")
     table = pq.ParquetFile(path).read()
@@ -322,9 +322,9 @@ def test_merge_refuses_encrypted_files_without_keys_and_keeps_them(client: Index
         properties = encryption.CryptoFactory(_Kms).file_encryption_properties(encryption.KmsConnectionConfig(), keys)
         with pq.ParquetWriter(path, table.schema, encryption_properties=properties) as writer:
             writer.write_table(table)
-        merged = merge_files(client, "db.t", where="part = 0")
+        merge_report = merge_files(client, "db.t", where="part = 0")
         merged_too = merge_files(client, "db.t", where="part = 1")
-        errors = [*merged.errors, *merged_too.errors]
+        errors = [*merge_report.errors, *merged_too.errors]
         assert len(errors) == 1
         assert "encrypted" in errors[0]
         with pytest.raises(Unreadable, match="encrypted"):
@@ -346,7 +346,7 @@ class _Kms(encryption.KmsClient):
 def test_bounds_of_merged_files_include_their_rows(client: IndexClient, server: ServerThread) -> None:
     create(server, 2)
     for number in range(4):
-        append(client, "db.t", rows(random.Random(number), range(number * 400, number * 400 + 400)))
+        append(client, "db.t", build_rows(random.Random(number), range(number * 400, number * 400 + 400)))
     report = merge_files(client, "db.t")
     assert report.row_groups_copied > 0
     for low in (0, 399, 400, 801, 1599):

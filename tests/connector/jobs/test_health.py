@@ -20,7 +20,7 @@ from seamark.connector.write.compaction import compact
 from seamark.connector.write.upserts import MERGE_ON_READ, delete, upsert
 from tests.connector.lake import catalog_at
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_compaction import BY_PART, create, rows
+from tests.connector.write.test_compaction import BY_PART, build_rows, create
 
 
 def problems(client: IndexClient) -> list[str]:
@@ -42,7 +42,7 @@ def test_health_finds_each_problem_until_its_remedy_has_run(
         assert client.health("db.t")["snapshot-id"] is None
         assert problems(client) == []
         for number in range(6):
-            upsert(client, "db.t", rows(range(number * 9, number * 9 + 9)), keys=["id"])
+            upsert(client, "db.t", build_rows(range(number * 9, number * 9 + 9)), keys=["id"])
         delete(client, "db.t", keys=pa.table({"id": list(range(6))}), mode=MERGE_ON_READ)
         client.put_index("db.t", "by_id", kind="bloom", columns=["id"])
         with catalog.load_table("db.t").transaction() as transaction:
@@ -71,7 +71,7 @@ def test_health_says_whether_the_server_repairs_a_problem_itself(client: IndexCl
     with catalog_at(server.url) as catalog:
         create(catalog, 2, **{"seamark_compaction_enabled": "true"})
         for number in range(6):
-            upsert(client, "db.t", rows([number]), keys=["id"])
+            upsert(client, "db.t", build_rows([number]), keys=["id"])
         (problem,) = client.health("db.t")["problems"]
         assert problem["enabled"] is (server.components.settings.services_workers > 0)
         with pytest.raises(NoSuchResource):
@@ -84,7 +84,7 @@ def test_health_reports_many_manifests(client: IndexClient, server: ServerThread
         create(catalog, 2, **properties)
         table = catalog.load_table("db.t")
         for number in range(20):
-            table.append(rows([number]))
+            table.append(build_rows([number]))
         assert "small manifests" in problems(client)
 
 
@@ -92,7 +92,7 @@ def test_health_judges_files_of_a_sorted_table_as_compaction_does(client: IndexC
     with catalog_at(server.url) as catalog:
         create(catalog, 2, **{"write_target-file-size-bytes": "5000"})
         for number in range(6):
-            upsert(client, "db.t", rows([number]), keys=["id"])
+            upsert(client, "db.t", build_rows([number]), keys=["id"])
         assert "small files" in problems(client)
         catalog.load_table("db.t").update_sort_order().asc("id", IdentityTransform()).commit()
         assert "small files" not in problems(client), "files of about 1,000 bytes are above a tenth of the target size"

@@ -38,7 +38,7 @@ from seamark.metaserver.commit.rewriting.manifest_rewrite import ManifestRewrite
 from tests.connector.jobs.test_orphan_files import all_files
 from tests.connector.lake import catalog_at
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_compaction import BY_PART, create, read, rows
+from tests.connector.write.test_compaction import BY_PART, build_rows, create, read
 from tests.seeds import first_seed, seeds_by_version
 
 BY_BUCKET = PartitionSpec(PartitionField(1, 1000, BucketTransform(8), "id_bucket"))
@@ -97,14 +97,14 @@ def test_rewrites_in_random_histories_keep_the_live_entries(
 ) -> None:
     rng, rewritten = random.Random(first_seed() * 10 + case), 0
     with catalog_at(server.url) as catalog:
-        more = {"commit_manifest_target-size-bytes": str(rng.choice((9000, 20_000, 8 << 20)))}
-        create(catalog, version, rng.choice((PartitionSpec(), BY_PART, BY_BUCKET)), **NO_MERGE, **more)
+        properties = {"commit_manifest_target-size-bytes": str(rng.choice((9000, 20_000, 8 << 20)))}
+        create(catalog, version, rng.choice((PartitionSpec(), BY_PART, BY_BUCKET)), **NO_MERGE, **properties)
         for step in range(20):
             ids, work = sorted(rng.sample(range(300), rng.randint(1, 40))), rng.random()
             if work < 0.4:
-                append(client, "db.t", rows([1000 * step + number for number in ids]))
+                append(client, "db.t", build_rows([1000 * step + number for number in ids]))
             elif work < 0.6:
-                upsert(client, "db.t", rows(ids, f"{step}"), keys=["id"], mode=rng.choice(MODES))
+                upsert(client, "db.t", build_rows(ids, f"{step}"), keys=["id"], mode=rng.choice(MODES))
             elif work < 0.75:
                 delete(client, "db.t", keys=pa.table({"id": ids}), mode=rng.choice(MODES))
             elif work < 0.82:
@@ -141,13 +141,13 @@ def test_plan_of_a_partition_reads_few_manifests_after_a_rewrite(client: IndexCl
     with catalog_at(server.url) as catalog:
         create(catalog, 2, BY_PART, **NO_MERGE, **{"commit_manifest_target-size-bytes": "6500"})
         for number in range(30):
-            append(client, "db.t", rows(range(number * 30, number * 30 + 30)))
+            append(client, "db.t", build_rows(range(number * 30, number * 30 + 30)))
         table = catalog.load_table("db.t")
         assert [count_read_manifests(table, "part", part) for part in range(3)] == [30, 30, 30]
-        planned = rewrite_manifests(client, "db.t", dry_run=True)
+        dry_report = rewrite_manifests(client, "db.t", dry_run=True)
         assert catalog.load_table("db.t").metadata_location == table.metadata_location
         report = rewrite_manifests(client, "db.t")
-        assert planned == {**report, "snapshot-id": None, "bytes-after": 0}
+        assert dry_report == {**report, "snapshot-id": None, "bytes-after": 0}
         assert report["partition-manifests-before"] == 30
         actual = [count_read_manifests(catalog.load_table("db.t"), "part", part) for part in range(3)]
         assert sum(actual) / 3 == pytest.approx(report["partition-manifests-after"], abs=0.01)
@@ -166,13 +166,13 @@ def test_rewrite_keeps_the_changes_of_concurrent_writers(
     with catalog_at(server.url) as catalog:
         create(catalog, 2, BY_PART, **NO_MERGE)
         for number in range(6):
-            append(client, "db.t", rows([number, number + 100]))
+            append(client, "db.t", build_rows([number, number + 100]))
         commit = ManifestRewrite._commit
-        works: list[Callable[[], Any]] = []
+        statements: list[Callable[[], Any]] = []
 
         async def run_after_writer(self: ManifestRewrite, *arguments: Any) -> Any:
-            if works:
-                await asyncio.to_thread(works.pop())
+            if statements:
+                await asyncio.to_thread(statements.pop())
             return await commit(self, *arguments)
 
         monkeypatch.setattr(ManifestRewrite, "_commit", run_after_writer)
@@ -180,23 +180,23 @@ def test_rewrite_keeps_the_changes_of_concurrent_writers(
         # taken.
         rewrite = server.components.manifest_rewrite
         monkeypatch.setattr(rewrite, "_publisher", _Unlocked(rewrite._publisher))
-        works.append(lambda: append(client, "db.t", rows([7])))
+        statements.append(lambda: append(client, "db.t", build_rows([7])))
         report = rewrite_manifests(client, "db.t", min_count=2)
         assert (report["conflicts"], report["manifests-before"]) == (0, 6)
         assert read(client)[7, 1, "7"] == 1
 
         def change() -> None:
-            upsert(client, "db.t", rows([0, 1, 2], "new"), keys=["id"], mode="copy-on-write")
+            upsert(client, "db.t", build_rows([0, 1, 2], "new"), keys=["id"], mode="copy-on-write")
 
         for number in range(5):
-            append(client, "db.t", rows([200 + number]))
-        works.append(change)
+            append(client, "db.t", build_rows([200 + number]))
+        statements.append(change)
         report = rewrite_manifests(client, "db.t", min_count=2)
         assert report["snapshot-id"] is not None
         assert read(client)[0, 0, "new0"] == 1
         for number in range(5):
-            append(client, "db.t", rows([300 + number]))
-        works.extend([change] * manifest_rewrite.ATTEMPTS)
+            append(client, "db.t", build_rows([300 + number]))
+        statements.extend([change] * manifest_rewrite.ATTEMPTS)
         table = catalog.load_table("db.t")
         report = rewrite_manifests(client, "db.t", min_count=2)
         assert (report["snapshot-id"], report["conflicts"] > 0) == (None, True)
@@ -230,13 +230,13 @@ def test_policy_sets_the_number_of_manifests_that_is_too_high(client: IndexClien
     with catalog_at(server.url) as catalog:
         create(catalog, 2, **NO_MERGE, **{"seamark_manifests_min-count": "5"})
         for number in range(4):
-            append(client, "db.t", rows([number]))
+            append(client, "db.t", build_rows([number]))
         assert run_manifests(client, ("db", "t")) != {}, "each partition is in four manifests"
         for number in range(3):
-            append(client, "db.t", rows([10 + number]))
-        append(client, "db.t", rows([20]))
+            append(client, "db.t", build_rows([10 + number]))
+        append(client, "db.t", build_rows([20]))
         assert run_manifests(client, ("db", "t"))["manifests_after"] == 1
-        append(client, "db.t", rows([21]))
+        append(client, "db.t", build_rows([21]))
         assert run_manifests(client, ("db", "t")) == {}
         with catalog.load_table("db.t").transaction() as transaction:
             transaction.set_properties({"seamark.manifests.min-count": "x"})
@@ -251,7 +251,7 @@ def test_rewrite_of_a_version_1_table_is_refused(client: IndexClient, server: Se
             rewrite_manifests(client, "db.t")
 
 
-def test_commands_print_what_they_did(client: IndexClient, server: ServerThread) -> None:
+def test_commands_print_their_changes(client: IndexClient, server: ServerThread) -> None:
     def run_command(*arguments: str) -> str:
         result = CliRunner().invoke(cli, ["run", *arguments], env={"SEAMARK_URL": client.url})
         assert result.exit_code == 0, result.output
@@ -261,7 +261,7 @@ def test_commands_print_what_they_did(client: IndexClient, server: ServerThread)
         create(catalog, 2, BY_PART, **NO_MERGE)
         assert "has no snapshot" in run_command("statistics", "db.t")
         for number in range(4):
-            append(client, "db.t", rows(range(number * 3, number * 3 + 3)))
+            append(client, "db.t", build_rows(range(number * 3, number * 3 + 3)))
         assert "12 of 12 data files (12 rows) would be read" in run_command("statistics", "db.t", "--dry-run")
         assert "3 columns, 3 partitions; 12 of 12 data files (12 rows) were read" in run_command("statistics", "db.t")
         assert "4 of 4 manifests of db.t would become 1" in run_command("manifests", "db.t", "--dry-run")
@@ -288,9 +288,9 @@ def test_rewrite_repairs_bounds_that_break_readers(
             None
         ] * 2
         assert scan(client, "db.t", where=f"t = '{text}'").to_arrow().num_rows == 2
-        planned = rewrite_manifests(client, "db.t", dry_run=True)
+        dry_report = rewrite_manifests(client, "db.t", dry_run=True)
         report = rewrite_manifests(client, "db.t")
-        assert planned["files-repaired"] == report["files-repaired"] == report["manifests-before"] == 2
+        assert dry_report["files-repaired"] == report["files-repaired"] == report["manifests-before"] == 2
         assert set(lower_bounds(catalog.load_table("db.t"))) == {b"El cliente llam"}
         assert sorted(scan(client, "db.t", where=f"t = '{text}'").to_arrow()["id"].to_pylist()) == [0, 1]
         assert rewrite_manifests(client, "db.t")["snapshot-id"] is None

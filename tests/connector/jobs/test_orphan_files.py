@@ -30,16 +30,16 @@ from seamark.metaserver.store.port import InstantFilter
 from tests.connector.jobs.test_expiration import (
     ROW_CHANGES,
     change_rows,
-    history,
+    create_history,
     list_needed_files,
+    list_snapshot_ids,
     list_stored_files,
-    path_of,
     read,
-    snapshots,
+    to_path,
 )
 from tests.connector.lake import catalog_at
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_compaction import create, rows
+from tests.connector.write.test_compaction import build_rows, create
 from tests.seeds import examples, seeds_by_version
 
 DAY_S = 24 * 3600
@@ -68,7 +68,7 @@ KEPT_NAMES = (
 
 
 def put_file(table: Table, name: str, days: float = 30) -> Path:
-    path = path_of(table.location()) / name
+    path = to_path(table.location()) / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"left" * 100)
     age(path, days)
@@ -81,23 +81,23 @@ def age(path: Path, days: float = 30) -> None:
 
 
 def age_all(table: Table) -> None:
-    for path in path_of(table.location()).rglob("*"):
+    for path in to_path(table.location()).rglob("*"):
         if path.is_file():
             age(path)
 
 
 def all_files(table: Table) -> set[Path]:
-    return {path for path in path_of(table.location()).rglob("*") if path.is_file()}
+    return {path for path in to_path(table.location()).rglob("*") if path.is_file()}
 
 
 def metadata_files(table: Table) -> set[Path]:
-    log = {path_of(entry.metadata_file) for entry in table.metadata.metadata_log}
-    return {path for path in (*log, path_of(table.metadata_location)) if path.exists()}
+    log = {to_path(entry.metadata_file) for entry in table.metadata.metadata_log}
+    return {path for path in (*log, to_path(table.metadata_location)) if path.exists()}
 
 
-def test_exactly_the_aged_files_that_nothing_names_are_removed(client: IndexClient, server: ServerThread) -> None:
+def test_exactly_the_old_files_without_a_reference_are_removed(client: IndexClient, server: ServerThread) -> None:
     with catalog_at(server.url) as catalog:
-        table = history(client, catalog)
+        table = create_history(client, catalog)
         files_before = all_files(table)
         orphans, other_put_files = (
             {put_file(table, name) for name in ORPHAN_NAMES},
@@ -106,12 +106,12 @@ def test_exactly_the_aged_files_that_nothing_names_are_removed(client: IndexClie
         young = put_file(table, "data/young.parquet", days=2)
         age_all(table)
         os.utime(young)
-        planned = remove_orphan_files(client, "db.t", dry_run=True)
-        assert {path_of(location) for location in planned.locations} == orphans
-        assert (planned.files, planned.size_bytes) == (len(orphans), 400 * len(orphans))
-        assert planned.listed == len(all_files(table))
+        dry_report = remove_orphan_files(client, "db.t", dry_run=True)
+        assert {to_path(location) for location in dry_report.locations} == orphans
+        assert (dry_report.files, dry_report.size_bytes) == (len(orphans), 400 * len(orphans))
+        assert dry_report.listed == len(all_files(table))
         assert all_files(table) == files_before | orphans | other_put_files | {young}
-        assert remove_orphan_files(client, "db.t") == planned
+        assert remove_orphan_files(client, "db.t") == dry_report
         assert all_files(table) == files_before | other_put_files | {young}
         assert run_orphan_files(client, ("db", "t")) == {}
         (instant,) = server.run(server.components.store.instants(InstantFilter(action=orphan_removal.ACTION), 100))
@@ -129,10 +129,10 @@ def test_removals_in_random_histories_keep_every_file_that_a_snapshot_names(
     monkeypatch.setattr(orphan_removal, "FILES_MAX", rng.choice([3, 1000]))
     monkeypatch.setattr(orphan_removal, "_BATCH", rng.choice([2, 100]))
     monkeypatch.setattr(orphan_removal, "_LISTED", rng.choice([5, 1000]))
-    removed = 0
+    removed_count = 0
     with catalog_at(server.url) as catalog:
         create(catalog, version)
-        append(client, "db.t", rows([0]))
+        append(client, "db.t", build_rows([0]))
         table = catalog.load_table("db.t")
         contents: dict[int, Any] = {}
         put_file(table, "data/first.parquet")
@@ -142,17 +142,17 @@ def test_removals_in_random_histories_keep_every_file_that_a_snapshot_names(
             if kind < ROW_CHANGES:
                 change_rows(client, table, rng, kind, ids, number, version)
             elif kind < 0.8:
-                table.manage_snapshots().create_branch(rng.choice(snapshots(table)), f"b{number}").commit()
+                table.manage_snapshots().create_branch(rng.choice(list_snapshot_ids(table)), f"b{number}").commit()
             elif kind < 0.9:
                 orphan = put_file(table, f"data/{number}.parquet", rng.choice([0, 30]))
                 if rng.random() < 0.3:  # A copy that has the name of a live file stays.
                     other = rng.choice(sorted(list_needed_files(table)))
                     orphan.rename(orphan.parent / other.name) if other.parent != orphan.parent else None
             else:
-                ancestors = {entry.snapshot_id for entry in table.history()} & set(snapshots(table))
+                ancestors = {entry.snapshot_id for entry in table.history()} & set(list_snapshot_ids(table))
                 table.manage_snapshots().set_current_snapshot(rng.choice(sorted(ancestors))).commit()
             table.refresh()
-            for snapshot_id in snapshots(table):
+            for snapshot_id in list_snapshot_ids(table):
                 contents.setdefault(snapshot_id, read(client, snapshot_id))
             if rng.random() < 0.25 or number == 29:
                 age_all(table)
@@ -164,28 +164,28 @@ def test_removals_in_random_histories_keep_every_file_that_a_snapshot_names(
                     path for path in list_stored_files(table) if path.name not in names and "_seamark" not in path.parts
                 }
                 before = list_stored_files(table)
-                removed += remove_orphan_files(client, "db.t").files
+                removed_count += remove_orphan_files(client, "db.t").files
                 assert before - list_stored_files(table) == expected
                 assert keep <= all_files(table)
-                for snapshot_id in snapshots(table):
+                for snapshot_id in list_snapshot_ids(table):
                     assert read(client, snapshot_id) == contents[snapshot_id]
-    assert removed > 0
+    assert removed_count > 0
 
 
 def test_removal_keeps_an_old_file_that_a_concurrent_commit_adds(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with catalog_at(server.url) as catalog:
-        table = history(client, catalog)
-        late_file = path_of(table.location()) / "data" / "late.parquet"
-        pq.write_table(rows([77]), late_file)
+        table = create_history(client, catalog)
+        late_file = to_path(table.location()) / "data" / "late.parquet"
+        pq.write_table(build_rows([77]), late_file)
         orphan = put_file(table, "data/orphan.parquet")
         age_all(table)
         find = orphan_removal.OrphanRemoval._find
 
         async def slow(self: orphan_removal.OrphanRemoval, *arguments: Any) -> Any:
             actual = await find(self, *arguments)
-            assert {path_of(info.location) for info in actual[0]} == {late_file, orphan}
+            assert {to_path(info.location) for info in actual[0]} == {late_file, orphan}
             await asyncio.to_thread(table.add_files, [f"file://{late_file}"])
             return actual
 
@@ -199,12 +199,12 @@ def test_removal_keeps_files_of_an_interrupted_expiration_and_of_indexes(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with catalog_at(server.url) as catalog:
-        table = history(client, catalog)
+        table = create_history(client, catalog)
         client.put_index("db.t", "ids", kind="bloom", columns=["id"])
         assert run_indexing(client, ("db", "t"))
         with table.transaction() as transaction:
             transaction.set_properties({"write.metadata.previous-versions-max": "1"})
-        before = path_of(catalog.load_table("db.t").metadata_location)
+        before = to_path(catalog.load_table("db.t").metadata_location)
 
         async def refuse_deletion(*arguments: Any) -> None:
             raise StorageError("the storage refuses the deletion")
@@ -213,7 +213,7 @@ def test_removal_keeps_files_of_an_interrupted_expiration_and_of_indexes(
             context.setattr(type(server.components.objects), "delete", refuse_deletion)
             assert expire(client, "db.t", older_than_ms=1 << 60).files_failed > 0
         for number in range(3):
-            upsert(client, "db.t", rows([number]), keys=["id"])
+            upsert(client, "db.t", build_rows([number]), keys=["id"])
         table.refresh()
         assert before not in metadata_files(table)
         indexed = {path for path in all_files(table) if "_seamark" in path.parts}
@@ -235,18 +235,18 @@ def test_removal_keeps_files_in_folders_of_other_tables_and_in_shared_folders(
     client: IndexClient, server: ServerThread
 ) -> None:
     with catalog_at(server.url) as catalog:
-        table = history(client, catalog)
-        shared = path_of(table.location()).parent / "shared"
+        table = create_history(client, catalog)
+        shared = to_path(table.location()).parent / "shared"
         properties = {"write.data.path": f"file://{shared}"}
         for name in ("one", "two"):
             catalog.create_table(f"db.{name}", table.schema(), properties=properties)
-            append(client, f"db.{name}", rows([1, 2]))
+            append(client, f"db.{name}", build_rows([1, 2]))
         orphan = put_file(table, "../shared/left.parquet")
-        own = put_file(catalog.load_table("db.one"), "data/left.parquet")
+        own_file = put_file(catalog.load_table("db.one"), "data/left.parquet")
         for path in shared.rglob("*.parquet"):
             age(path)
         actual = remove_orphan_files(client, "db.one")
-        assert [path_of(location) for location in actual.locations] == [own]
+        assert [to_path(location) for location in actual.locations] == [own_file]
         assert orphan.exists()
         assert read(client, catalog.load_table("db.two").current_snapshot().snapshot_id, "db.two")
 
@@ -254,21 +254,21 @@ def test_removal_keeps_files_in_folders_of_other_tables_and_in_shared_folders(
 def test_removal_keeps_files_that_another_table_may_name(client: IndexClient, server: ServerThread) -> None:
     """An admin has allowed another table to name files in this table's folder."""
     with catalog_at(server.url) as catalog:
-        table = history(client, catalog)
-        file = path_of(table.location()) / "data" / "of-two.parquet"
-        pq.write_table(rows([77]), file)
+        table = create_history(client, catalog)
+        file = to_path(table.location()) / "data" / "of-two.parquet"
+        pq.write_table(build_rows([77]), file)
         orphan = put_file(table, "metadata/left.avro")
         age_all(table)
         allowed = {"seamark.allowed-locations": f"{table.location()}/data"}
-        two = catalog.create_table("db.two", table.schema(), properties=allowed)
-        two.add_files([f"file://{file}"])
+        second_table = catalog.create_table("db.two", table.schema(), properties=allowed)
+        second_table.add_files([f"file://{file}"])
         actual = remove_orphan_files(client, "db.t")
-        assert [path_of(location) for location in actual.locations] == [orphan]
-        assert len(two.refresh().scan().to_arrow()) == 1
+        assert [to_path(location) for location in actual.locations] == [orphan]
+        assert len(second_table.refresh().scan().to_arrow()) == 1
 
 
 @pytest.mark.parametrize(
-    ("named", "stored_as"),
+    ("spelling", "stored_as"),
     [
         ("file:///t/dir%2Ff.parquet", "file:///t/dir/f.parquet"),
         ("s3a://b/t/f%20g.parquet", "s3://b/t/f g.parquet"),
@@ -277,16 +277,16 @@ def test_removal_keeps_files_that_another_table_may_name(client: IndexClient, se
         ("file:///t/a%2525b.parquet", "file:///t/a%25b.parquet"),
     ],
 )
-def test_spellings_of_a_name_have_the_same_hash(named: str, stored_as: str) -> None:
-    assert orphan_removal._hash_name(named) == orphan_removal._hash_name(stored_as)
-    assert orphan_removal._hash_name(named) != orphan_removal._hash_name(stored_as + ".parquet")
+def test_spellings_of_a_name_have_the_same_hash(spelling: str, stored_as: str) -> None:
+    assert orphan_removal._hash_name(spelling) == orphan_removal._hash_name(stored_as)
+    assert orphan_removal._hash_name(spelling) != orphan_removal._hash_name(stored_as + ".parquet")
 
 
 def test_failed_deletions_are_reported_and_a_repeated_job_continues(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with catalog_at(server.url) as catalog:
-        table = history(client, catalog)
+        table = create_history(client, catalog)
         orphan = put_file(table, "data/orphan.parquet")
 
         async def refuse_deletion(*arguments: Any) -> None:
@@ -304,10 +304,10 @@ def test_failed_deletions_are_reported_and_a_repeated_job_continues(
 
 def test_unreadable_manifest_stops_the_removal(client: IndexClient, server: ServerThread) -> None:
     with catalog_at(server.url) as catalog:
-        table = history(client, catalog)
+        table = create_history(client, catalog)
         orphan = put_file(table, "data/orphan.parquet")
         (manifest, *_) = table.metadata.snapshots[0].manifests(table.io)
-        path_of(manifest.manifest_path).unlink()
+        to_path(manifest.manifest_path).unlink()
         with pytest.raises(Exception, match="missing in storage"):
             remove_orphan_files(client, "db.t")
         assert orphan.exists()
@@ -315,7 +315,7 @@ def test_unreadable_manifest_stops_the_removal(client: IndexClient, server: Serv
 
 def test_refused_removal_names_the_reason(client: IndexClient, server: ServerThread) -> None:
     with catalog_at(server.url) as catalog:
-        table = history(client, catalog, 2)
+        table = create_history(client, catalog, 2)
         orphan = put_file(table, "data/orphan.parquet")
         for properties, message in (
             ({"seamark.orphan-files.min-age-ms": "soon"}, "min-age-ms .* 'soon'"),
@@ -340,7 +340,7 @@ def test_refused_removal_names_the_reason(client: IndexClient, server: ServerThr
 
 def test_orphan_files_command_lists_and_removes_files(client: IndexClient, server: ServerThread) -> None:
     with catalog_at(server.url) as catalog:
-        orphan = put_file(history(client, catalog), "data/orphan.parquet")
+        orphan = put_file(create_history(client, catalog), "data/orphan.parquet")
 
         def call(*arguments: str) -> str:
             result = CliRunner().invoke(cli, ["run", "orphan-files", "db.t", "--url", server.url, *arguments])
@@ -350,5 +350,5 @@ def test_orphan_files_command_lists_and_removes_files(client: IndexClient, serve
         assert f"file://{orphan}" in call("--dry-run").splitlines()
         assert "0 orphan files" in call("--older-than", "60d")
         assert "1 orphan file (400 B) of db.t was removed" in call("--older-than", "36h")
-        refused = CliRunner().invoke(cli, ["run", "orphan-files", "db.t", "--url", server.url, "--older-than", "1h"])
-        assert (refused.exit_code, "less than one day" in refused.output) == (2, True)
+        refusal = CliRunner().invoke(cli, ["run", "orphan-files", "db.t", "--url", server.url, "--older-than", "1h"])
+        assert (refusal.exit_code, "less than one day" in refusal.output) == (2, True)

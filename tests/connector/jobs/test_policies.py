@@ -28,7 +28,7 @@ from seamark.metaserver.store.operations import CreateNamespace
 from tests.api.client import SCHEMA as COLUMNS
 from tests.connector.lake import catalog_at
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_compaction import SCHEMA, rows
+from tests.connector.write.test_compaction import SCHEMA, build_rows
 
 NAMES = [*(f"{prefix}x" for prefix in PREFIXES), "owner", "seamark.index.i", "location"]
 PROPERTIES = st.dictionaries(st.sampled_from(NAMES), st.sampled_from(["1", "2", "3"]))
@@ -73,7 +73,7 @@ def nested_client(client: IndexClient, server: ServerThread) -> IndexClient:
         catalog.create_namespace(("a", "b"))
         catalog.create_table(("a", "b", "t"), SCHEMA)
     for number in range(6):
-        append(client, "a.b.t", rows([number]))
+        append(client, "a.b.t", build_rows([number]))
     return client
 
 
@@ -114,17 +114,19 @@ def test_policy_command_reports_each_mistake(nested_client: IndexClient) -> None
         (("a.b", "--namespace"), "add --set or --unset"),
         (("a.b.t", "--set", "seamark.compaction.enabled=true", "--unset", "seamark.compaction.enabled"), "both"),
     ):
-        refused = call(nested_client, *arguments)
-        assert refused.exit_code == 2
-        assert message in refused.output
+        refusal = call(nested_client, *arguments)
+        assert refusal.exit_code == 2
+        assert message in refusal.output
     assert "a.b.none" in call(nested_client, "a.b.none").output
 
 
 def test_nearest_policies_are_kept_if_there_are_too_many() -> None:
     policies: Policies = {}
     for depth in range(5):
-        own = {f"seamark.compaction.x{number}": str(depth) for number in range(depth * 80, depth * 80 + 160)}
-        policies = add_policies(policies, ("a",) * (depth + 1), own)
+        namespace_properties = {
+            f"seamark.compaction.x{number}": str(depth) for number in range(depth * 80, depth * 80 + 160)
+        }
+        policies = add_policies(policies, ("a",) * (depth + 1), namespace_properties)
     assert len(policies) == INHERITED_MAX
     numbers = {int(name.removeprefix("seamark.compaction.x")): policy.value for name, policy in policies.items()}
     assert {number for number, depth in numbers.items() if depth == "4"} == set(range(320, 480))
@@ -142,11 +144,11 @@ def test_tables_below_a_thousand_namespaces_are_examined(server: ServerThread) -
         return NEVER
 
     async def make() -> None:
-        deep = ("deep", *("a",) * (LEVELS_MAX - 1))
-        names = [CreateNamespace(deep[:count], {}) for count in range(1, LEVELS_MAX + 1)]
+        deep_namespace = ("deep", *("a",) * (LEVELS_MAX - 1))
+        names = [CreateNamespace(deep_namespace[:count], {}) for count in range(1, LEVELS_MAX + 1)]
         await parts.store.transact(names)
         answer = await server.api(
-            "POST", f"/v1/namespaces/{'%1F'.join(deep)}/tables", {"name": "t0", "schema": COLUMNS}
+            "POST", f"/v1/namespaces/{'%1F'.join(deep_namespace)}/tables", {"name": "t0", "schema": COLUMNS}
         )
         assert answer.status == 200, answer.raw
 

@@ -18,7 +18,7 @@ from seamark.connector.write.appends import append
 from seamark.connector.write.compaction import CompactionPolicy, compact
 from tests.connector.lake import catalog_at
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_compaction import create, rows
+from tests.connector.write.test_compaction import build_rows, create
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ def test_job_reports_all_the_files_and_bytes_that_it_expected(
     with catalog_at(server.url) as catalog:
         create(catalog, 2, PartitionSpec())
         for number in range(6):
-            append(client, "db.t", rows(range(9 * number, 9 * number + 9)))
+            append(client, "db.t", build_rows(range(9 * number, 9 * number + 9)))
         client.put_index("db.t", "by_id", kind="bloom", columns=["id"])
         change_table_properties(client, "db.t", {"seamark.clustering.columns": "id"}, ())
         size_bytes = sum(client.files("db.t")["file_size_in_bytes"].to_pylist())

@@ -33,7 +33,7 @@ from seamark.formats.protocol.wire import RECHECK_AFTER
 from tests.connector.jobs.test_expiration import list_needed_files, list_stored_files
 from tests.connector.lake import catalog_at
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_compaction import BY_PART, create, read, read_stock, rows
+from tests.connector.write.test_compaction import BY_PART, build_rows, create, read, read_stock
 from tests.seeds import first_seed, quick
 
 SMALL_FILES_POLICY = CompactionPolicy(1 << 20, 2)
@@ -45,8 +45,8 @@ def test_second_rewrite_job_of_a_table_is_refused_and_due_again(client: IndexCli
     with rewrite_lease(client, "db.t", job="a merge"):
         for service in ("compaction", "bucket-splitting"):
             assert JOBS[service](client, ("db", "t")).keys() == {RECHECK_AFTER}
-        named = r"Another job rewrites files of the table t now \(a merge, since 20\d\d-.*\+00:00\); try again"
-        with pytest.raises(RewriteRunning, match=named), rewrite_lease(client, "db.t", job="another"):
+        message = r"Another job rewrites files of the table t now \(a merge, since 20\d\d-.*\+00:00\); try again"
+        with pytest.raises(RewriteRunning, match=message), rewrite_lease(client, "db.t", job="another"):
             pass
     with rewrite_lease(client, "db.t", job="a merge"):
         pass
@@ -57,7 +57,7 @@ def test_statement_waits_for_a_running_rewrite_until_its_timeout(client: IndexCl
     with catalog_at(server.url) as catalog:
         create(catalog, 2)
     for number in range(3):
-        append(client, "db.t", rows([number]))
+        append(client, "db.t", build_rows([number]))
     statement = parse_statement("ALTER TABLE db.t MERGE FILES")
     assert statement is not None
     with (
@@ -86,24 +86,25 @@ def test_files_settle_by_age_after_rows_were_changed(client: IndexClient, server
     with catalog_at(server.url) as catalog:
         create(catalog, 2)
     for number in range(3):
-        append(client, "db.t", rows(range(10 * number, 10 * number + 10)))
-    opened = open_table(client, "db.t", At(), history=True)
-    tasks = list(plan(client, opened, sequence_numbers=True))
-    newest_ms = max(snapshot.timestamp_ms for snapshot in opened.history)
-    assert select_settled(opened, tasks, 1 << 40, newest_ms) == tasks  # No row was changed yet.
-    upsert(client, "db.t", rows([1], "new"), keys=["id"], mode="copy-on-write")
-    opened = open_table(client, "db.t", At(), history=True)
-    times = {snapshot.sequence_number: 1000 * snapshot.sequence_number for snapshot in opened.history}
+        append(client, "db.t", build_rows(range(10 * number, 10 * number + 10)))
+    opened_table = open_table(client, "db.t", At(), history=True)
+    tasks = list(plan(client, opened_table, sequence_numbers=True))
+    newest_ms = max(snapshot.timestamp_ms for snapshot in opened_table.history)
+    assert select_settled(opened_table, tasks, 1 << 40, newest_ms) == tasks  # No row was changed yet.
+    upsert(client, "db.t", build_rows([1], "new"), keys=["id"], mode="copy-on-write")
+    opened_table = open_table(client, "db.t", At(), history=True)
+    times = {snapshot.sequence_number: 1000 * snapshot.sequence_number for snapshot in opened_table.history}
     history = tuple(
-        msgspec.structs.replace(snapshot, timestamp_ms=times[snapshot.sequence_number]) for snapshot in opened.history
+        msgspec.structs.replace(snapshot, timestamp_ms=times[snapshot.sequence_number])
+        for snapshot in opened_table.history
     )
-    opened = dataclasses.replace(opened, history=history)
-    tasks = list(plan(client, opened, sequence_numbers=True))
+    opened_table = dataclasses.replace(opened_table, history=history)
+    tasks = list(plan(client, opened_table, sequence_numbers=True))
     for age_ms, numbers in ((500, [2, 3]), (1500, [2]), (2500, []), (0, [2, 3, 4])):
-        settled_tasks = select_settled(opened, tasks, age_ms, 4400)
+        settled_tasks = select_settled(opened_table, tasks, age_ms, 4400)
         assert sorted(int(task.file["data-sequence-number"]) for task in settled_tasks) == numbers, age_ms
     assert (
-        select_settled(opened, tasks, 500, 10_000) == tasks
+        select_settled(opened_table, tasks, 500, 10_000) == tasks
     )  # The change is older than the time that files need to settle.
 
 
@@ -123,16 +124,16 @@ def test_rewrite_commits_the_partitions_without_a_conflict(
             create(catalog, version, rng.choice([BY_PART, BY_PART, PartitionSpec()]))
             model = {key: f"{number}{key}" for key in range(60)}
             for first in range(0, 60, 15):
-                append(client, "db.t", rows(range(first, first + 15), f"{number}"))
+                append(client, "db.t", build_rows(range(first, first + 15), f"{number}"))
             rates = {part: rng.choice([0.1, 0.9]) for part in rng.sample(range(3), 2)}
-            changed = [key for key in range(60) if rng.random() < rates.get(key % 3, 0)]
+            changed_keys = [key for key in range(60) if rng.random() < rates.get(key % 3, 0)]
 
-            def write(changed: list[int] = changed, model: dict[int, str] = model) -> None:
-                half = rng.randint(0, len(changed))
-                upsert(client, "db.t", rows(changed[:half], "new"), keys=["id"], mode=rng.choice(MODES))
-                model.update({key: f"new{key}" for key in changed[:half]})
-                delete(client, "db.t", keys=pa.table({"id": changed[half:]}), mode=rng.choice(MODES))
-                for key in changed[half:]:
+            def write(changed_numbers: list[int] = changed_keys, model: dict[int, str] = model) -> None:
+                half = rng.randint(0, len(changed_numbers))
+                upsert(client, "db.t", build_rows(changed_numbers[:half], "new"), keys=["id"], mode=rng.choice(MODES))
+                model.update({key: f"new{key}" for key in changed_numbers[:half]})
+                delete(client, "db.t", keys=pa.table({"id": changed_numbers[half:]}), mode=rng.choice(MODES))
+                for key in changed_numbers[half:]:
                     del model[key]
 
             pending_writes = [write]
@@ -170,12 +171,12 @@ def test_engine_commit_after_a_concurrent_compaction_succeeds(client: IndexClien
         model: dict[int, str] = {}
         for number in range(8):
             for first in range(0, 20, 10):
-                added = range(100 * number + first, 100 * number + first + 10)
-                append(client, "db.t", rows(added))
-                model.update({key: str(key) for key in added})
+                added_ids = range(100 * number + first, 100 * number + first + 10)
+                append(client, "db.t", build_rows(added_ids))
+                model.update({key: str(key) for key in added_ids})
             late_table = catalog.load_table("db.t")
             if rng.random() < 0.3:
-                upsert(client, "db.t", rows([100 * number], "new"), keys=["id"], mode="copy-on-write")
+                upsert(client, "db.t", build_rows([100 * number], "new"), keys=["id"], mode="copy-on-write")
                 model[100 * number] = f"new{100 * number}"
                 late_table = catalog.load_table("db.t")
             overtaken = bool(compact(client, "db.t", policy=SMALL_FILES_POLICY).commits)
@@ -185,7 +186,7 @@ def test_engine_commit_after_a_concurrent_compaction_succeeds(client: IndexClien
                 for key in removed_numbers:
                     del model[key]
             else:
-                late_table.append(rows(range(100 * number + 50, 100 * number + 53), "late"))
+                late_table.append(build_rows(range(100 * number + 50, 100 * number + 53), "late"))
                 model.update({key: f"late{key}" for key in range(100 * number + 50, 100 * number + 53)})
             summary = catalog.load_table("db.t").current_snapshot().summary  # type: ignore[union-attr]
             assert summary is not None

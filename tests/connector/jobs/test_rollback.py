@@ -28,7 +28,7 @@ from seamark.formats.iceberg.metadata.compaction import UNDONE_KEPT_MS
 from tests.connector.jobs.test_manifests import NO_MERGE, entries
 from tests.connector.lake import catalog_at
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_compaction import BY_PART, create, read, rows
+from tests.connector.write.test_compaction import BY_PART, build_rows, create, read
 from tests.seeds import examples, first_seed, quick
 from tests.server.rig import OffsetClock
 
@@ -61,7 +61,7 @@ def test_rows_stay_the_same_in_random_histories_with_a_job_and_its_rollback(
                 if rng.random() < 0.6:
                     blind = spec is not BY_PART and rng.random() < 0.4
                     how: dict[str, Any] = {"strategy": "equality"} if blind else {"mode": rng.choice([*MODES, None])}
-                    upsert(client, "db.t", rows(ids, text), keys=["id"], **how)
+                    upsert(client, "db.t", build_rows(ids, text), keys=["id"], **how)
                     model.update((id_, f"{text}{id_}") for id_ in ids)
                 else:
                     delete(client, "db.t", keys=pa.table({"id": ids}), mode=rng.choice([*MODES, None]))
@@ -77,7 +77,7 @@ def test_rows_stay_the_same_in_random_histories_with_a_job_and_its_rollback(
                 for number in range(rng.randint(0, 2)):
                     if rng.random() < 0.5:
                         ids = list(range(100 + 10 * number, 105 + 10 * number))
-                        append(client, "db.t", rows(ids, "new:"))
+                        append(client, "db.t", build_rows(ids, "new:"))
                         model.update((id_, f"new:{id_}") for id_ in ids)
                     else:
                         change(f"after {number}:")
@@ -90,9 +90,9 @@ def test_rows_stay_the_same_in_random_histories_with_a_job_and_its_rollback(
                     outcomes["refused"] += 1
                 else:
                     outcomes["undone"] += 1
-                    live, removed = entries_by_state(catalog.load_table("db.t"))
+                    live, removed_files = entries_by_state(catalog.load_table("db.t"))
                     assert history.items() <= contents_of(catalog.load_table("db.t")).items()
-                    assert not live & removed, (
+                    assert not live & removed_files, (
                         "Iceberg's incremental clean-up would delete these files with their snapshots"
                     )
                     assert paths(client) == (before - (compacted - now)) | (now - compacted)
@@ -110,12 +110,12 @@ def test_undo_reverts_the_newest_job_and_an_invalid_request_names_the_reason(
 ) -> None:
     with catalog_at(server.url) as catalog:
         create(catalog, 2)
-    append(client, "db.t", rows(range(3)))
+    append(client, "db.t", build_rows(range(3)))
     with pytest.raises(InvalidRequest, match="The branch has no snapshot"):
         undo_job(client, "db.t")
     with pytest.raises(InvalidRequest, match="only snapshots that replace files"):
         undo_job(client, "db.t", open_table(client, "db.t", CURRENT).snapshot_id)
-    append(client, "db.t", rows(range(3, 6)))
+    append(client, "db.t", build_rows(range(3, 6)))
     before = paths(client)
     compact(client, "db.t", policy=CompactionPolicy(1 << 20, 2))
     job = open_table(client, "db.t", CURRENT).snapshot_id
@@ -132,7 +132,7 @@ def test_job_whose_old_files_may_be_deleted_is_not_undone(client: IndexClient, s
     with catalog_at(server.url) as catalog:
         create(catalog, 2)
     for number in range(3):
-        append(client, "db.t", rows([number]))
+        append(client, "db.t", build_rows([number]))
     compact(client, "db.t", policy=CompactionPolicy(1 << 20, 2))
     expire(client, "db.t", older_than_ms=1 << 45, retain_last=1)
     with pytest.raises(InvalidRequest, match="expired"):
@@ -148,9 +148,9 @@ def test_undone_snapshot_does_not_expire_within_an_hour(tmp_path: Path) -> None:
     with closing(IndexClient(server.url)) as client, catalog_at(server.url) as catalog:
         create(catalog, 2)
         for number in range(3):
-            append(client, "db.t", rows([number]))
+            append(client, "db.t", build_rows([number]))
         compact(client, "db.t", policy=CompactionPolicy(1 << 20, 2))
-        append(client, "db.t", rows([3]))
+        append(client, "db.t", build_rows([3]))
         job = undo_job(client, "db.t").undone_id
         table = catalog.load_table("db.t")
         other_snapshot_ids = {snapshot.snapshot_id for snapshot in table.metadata.snapshots} - {job}
@@ -176,18 +176,18 @@ def test_undo_of_a_manifest_rewrite_keeps_later_commits_or_is_refused(
     rng = random.Random(f"{first_seed()} {version}")
     outcomes = Counter[str]()
     with catalog_at(server.url) as catalog:
-        for later in ("nothing", "append", "delete"):
+        for later_change in ("nothing", "append", "delete"):
             create(catalog, version, rng.choice([PartitionSpec(), BY_PART]), **NO_MERGE)
             for number in range(rng.randint(3, 6)):
-                append(client, "db.t", rows(range(9 * number, 9 * number + 9)))
+                append(client, "db.t", build_rows(range(9 * number, 9 * number + 9)))
                 if rng.random() < 0.3:
                     delete(client, "db.t", keys=pa.table({"id": [9 * number]}), mode=rng.choice(MODES))
             before = manifests_of(catalog.load_table("db.t"))
             rewritten = rewrite_manifests(client, "db.t", min_count=2)["snapshot-id"]
             assert rewritten is not None
-            if later == "append":
-                append(client, "db.t", rows(range(100, 103)))
-            elif later == "delete":
+            if later_change == "append":
+                append(client, "db.t", build_rows(range(100, 103)))
+            elif later_change == "delete":
                 delete(client, "db.t", keys=pa.table({"id": list(range(0, 12))}), mode=MODES[0])
             now = catalog.load_table("db.t")
             kept_entries, rows_before = entries(now), read(client)
@@ -195,13 +195,13 @@ def test_undo_of_a_manifest_rewrite_keeps_later_commits_or_is_refused(
             try:
                 report = undo_job(client, "db.t")
             except Conflict:
-                outcomes[f"refused after {later}"] += 1
+                outcomes[f"refused after {later_change}"] += 1
             else:
                 assert report.undone_id == rewritten
-                outcomes[f"undone after {later}"] += 1
+                outcomes[f"undone after {later_change}"] += 1
                 manifests = manifests_of(catalog.load_table("db.t"))
                 assert before <= manifests
-                assert (manifests == before) == (later == "nothing")
+                assert (manifests == before) == (later_change == "nothing")
                 with pytest.raises(InvalidRequest, match="The branch has no snapshot"):
                     undo_job(client, "db.t")
                 with pytest.raises(Conflict, match="replaced"):
@@ -209,7 +209,7 @@ def test_undo_of_a_manifest_rewrite_keeps_later_commits_or_is_refused(
             assert entries(catalog.load_table("db.t")) == kept_entries
             assert read(client) == rows_before
             assert not lived or lineage(client) == lived
-            append(client, "db.t", rows(range(200, 203)))  # The table still accepts commits after the undo.
+            append(client, "db.t", build_rows(range(200, 203)))  # The table still accepts commits after the undo.
             assert read(client).total() == rows_before.total() + 3
             catalog.drop_table("db.t")
     assert outcomes["undone after nothing"], outcomes

@@ -30,7 +30,7 @@ from seamark.connector.jobs.statements import (
     parse_statement,
 )
 from seamark.connector.write.appends import append
-from tests.connector.jobs.test_file_merges import create, read, rows
+from tests.connector.jobs.test_file_merges import build_rows, create, read
 from tests.connector.server_thread import ServerThread
 from tests.faults.rigs.mortal_statement import run_killed_at
 from tests.seeds import first_seed
@@ -115,8 +115,8 @@ def test_spacing_quotes_and_comments_do_not_change_the_parsed_statement() -> Non
         quote = rng.choice('"`')
 
         def quote_name(name: str, quote: str = quote) -> str:
-            plain = name.isidentifier() and rng.random() < 0.5
-            return name if plain else quote + name.replace(quote, quote * 2) + quote
+            is_plain = name.isidentifier() and rng.random() < 0.5
+            return name if is_plain else quote + name.replace(quote, quote * 2) + quote
 
         words = ["ALTER", "TABLE", ".".join(map(quote_name, levels)), "PARTITION", f"({where})"]
         words += ["DROP", "COLUMNS", f"({', '.join(map(quote_name, columns))})"] if is_drop else ["MERGE", "FILES"]
@@ -132,7 +132,7 @@ def test_drop_columns_sets_null_only_in_the_named_partitions(client: IndexClient
     create(server, 2)
     rng = random.Random(1)
     for first in range(0, 1200, 400):
-        append(client, "db.t", rows(rng, range(first, first + 400)))
+        append(client, "db.t", build_rows(rng, range(first, first + 400)))
     before = read(client)
     merge = parse_statement("ALTER TABLE db.t PARTITION (part = 0) MERGE FILES TARGET SIZE '1MB'")
     assert merge is not None
@@ -159,7 +159,7 @@ def test_drop_columns_sets_null_only_in_the_named_partitions(client: IndexClient
 
 def test_statement_that_the_table_refuses_reports_the_reason(client: IndexClient, server: ServerThread) -> None:
     create(server, 2)
-    append(client, "db.t", rows(random.Random(1), range(10)))
+    append(client, "db.t", build_rows(random.Random(1), range(10)))
     for name, reason in (("fixed", "is required"), ("part", "is the source of a partition field")):
         with pytest.raises(InvalidRequest, match=reason):
             run_statement(client, DropColumns(("db", "t"), "TRUE", (name,)), utc=True)
@@ -183,7 +183,7 @@ def test_killed_statement_leaves_the_table_intact_and_its_files_are_removed(
     create(server, version)
     rng = random.Random(first_seed())
     for first in range(0, 2400, 800):
-        append(client, "db.t", rows(rng, range(first, first + 800)))
+        append(client, "db.t", build_rows(rng, range(first, first + 800)))
     before, after = read(client), read(client)
     if "DROP" in statement:
         for row in after.values():
@@ -213,8 +213,8 @@ def test_killed_statement_leaves_the_table_intact_and_its_files_are_removed(
 
 
 def snapshots_of(client: IndexClient) -> list[int]:
-    loaded = json.loads(client.load_table("db.t", history=True).metadata)
-    return [snapshot["snapshot-id"] for snapshot in loaded["snapshots"]]
+    metadata = json.loads(client.load_table("db.t", history=True).metadata)
+    return [snapshot["snapshot-id"] for snapshot in metadata["snapshots"]]
 
 
 def paths_at(client: IndexClient, snapshot_id: int) -> list[str]:

@@ -30,12 +30,12 @@ from seamark.formats.runtime.errors import BadRequest
 from tests.connector.jobs.test_orphan_files import age_all
 from tests.connector.lake import catalog_at
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_compaction import BY_PART, create, rows
+from tests.connector.write.test_compaction import BY_PART, build_rows, create
 from tests.connector.write.test_upserts import create as create_table
 from tests.seeds import first_seed
 
 
-def counts(catalog: RestCatalog, table: str = "db.t") -> dict[int, int]:
+def read_counts(catalog: RestCatalog, table: str = "db.t") -> dict[int, int]:
     """Return the number of distinct values of the current snapshot, by field id."""
     metadata = catalog.load_table(table).metadata
     (actual_file,) = [file for file in metadata.statistics if file.snapshot_id == metadata.current_snapshot_id]
@@ -66,10 +66,10 @@ def test_statistics_in_random_histories_are_within_the_error_of_the_sketches(
             work = rng.random()
             ids = [rng.randrange(60_000) for _ in range(rng.choice((5, 900, 9000)))]
             if work < 0.45 or step == 0:
-                append(client, "db.t", rows(ids))
+                append(client, "db.t", build_rows(ids))
                 ever |= set(ids)
             elif work < 0.65:
-                upsert(client, "db.t", rows(sorted(set(ids[:900])), "n"), keys=["id"], mode=rng.choice(MODES))
+                upsert(client, "db.t", build_rows(sorted(set(ids[:900])), "n"), keys=["id"], mode=rng.choice(MODES))
                 ever |= set(ids)
             elif work < 0.8:
                 delete(client, "db.t", keys=pa.table({"id": sorted(set(ids))}), mode=rng.choice(MODES))
@@ -79,11 +79,11 @@ def test_statistics_in_random_histories_are_within_the_error_of_the_sketches(
                 continue
             report = compute_statistics(client, "db.t")
             incremental += report.columns_read == 0 and report.files < report.files_total
-            actual_counts, live = counts(catalog), count_exactly(client)
+            actual_counts, live = read_counts(catalog), count_exactly(client)
             for column, count in enumerate(live, 1):
                 error = 0 if count <= 4096 else 0.05 * count
-                removed = 0 if report.columns_read else 0.25 * max(1, report.rows + len(ever))
-                assert count - error <= actual_counts[column] <= count + error + removed, (
+                removed_share = 0 if report.columns_read else 0.25 * max(1, report.rows + len(ever))
+                assert count - error <= actual_counts[column] <= count + error + removed_share, (
                     step,
                     column,
                     count,
@@ -97,25 +97,25 @@ def test_incremental_statistics_read_only_new_files_and_equal_a_full_run(
 ) -> None:
     with catalog_at(server.url) as catalog:
         create(catalog, 2, BY_PART)
-        append(client, "db.t", rows(range(30_000)))
+        append(client, "db.t", build_rows(range(30_000)))
         assert compute_statistics(client, "db.t").files == 3
-        append(client, "db.t", rows(range(30_000, 31_000)))
-        append(client, "db.t", rows(range(31_000, 32_000)))
-        planned = compute_statistics(client, "db.t", dry_run=True)
+        append(client, "db.t", build_rows(range(30_000, 31_000)))
+        append(client, "db.t", build_rows(range(31_000, 32_000)))
+        dry_report = compute_statistics(client, "db.t", dry_run=True)
         report = compute_statistics(client, "db.t")
         assert (report.files, report.files_total, report.rows, report.columns_read) == (6, 9, 2000, 0)
-        assert (planned.files, planned.rows) == (report.files, report.rows)
-        count = counts(catalog)
+        assert (dry_report.files, dry_report.rows) == (report.files, report.rows)
+        count = read_counts(catalog)
         assert compute_statistics(client, "db.t", full=True).files == 9
-        assert counts(catalog) == count
+        assert read_counts(catalog) == count
         # Files that replace counted files are read only if rows were added before the replacement.
         compact(client, "db.t", policy=CompactionPolicy(1 << 30, 2))
         assert compute_statistics(client, "db.t").files == 0
-        assert counts(catalog) == count
-        append(client, "db.t", rows(range(32_000, 33_000)))
+        assert read_counts(catalog) == count
+        append(client, "db.t", build_rows(range(32_000, 33_000)))
         compact(client, "db.t", policy=CompactionPolicy(1 << 30, 2))
         assert compute_statistics(client, "db.t").files == 3
-        assert count_exactly(client)[0] == pytest.approx(counts(catalog)[1], rel=0.05)
+        assert count_exactly(client)[0] == pytest.approx(read_counts(catalog)[1], rel=0.05)
 
 
 def test_columns_with_removed_values_or_a_changed_type_are_read_completely(
@@ -140,10 +140,10 @@ def test_columns_with_removed_values_or_a_changed_type_are_read_completely(
         append(client, "db.t", pa.table({"id": [3000], "n": pa.array([9000], pa.int64()), "more": [1]}))
         assert client.health("db.t")["problems"][-1]["problem"] == "stale statistics"
         assert compute_statistics(client, "db.t").columns_read == 2
-        assert counts(catalog) == {1: 3001, 2: 501, 3: 1}
+        assert read_counts(catalog) == {1: 3001, 2: 501, 3: 1}
         delete(client, "db.t", keys=pa.table({"id": list(range(2000))}))
         assert compute_statistics(client, "db.t").columns_read == 3
-        assert counts(catalog) == {1: 1001, 2: 501, 3: 1}
+        assert read_counts(catalog) == {1: 1001, 2: 501, 3: 1}
 
 
 def test_policy_decides_when_and_for_which_columns_statistics_are_computed(
@@ -152,14 +152,14 @@ def test_policy_decides_when_and_for_which_columns_statistics_are_computed(
     with catalog_at(server.url) as catalog:
         create(catalog, 2, **{"seamark_statistics_columns": "id, gone", "seamark_statistics_changed-percent": "20"})
         assert compute_statistics(client, "db.t").snapshot_id is None
-        append(client, "db.t", rows(range(100)))
+        append(client, "db.t", build_rows(range(100)))
         assert run_statistics(client, ("db", "t"))["rows"] == 100
-        assert counts(catalog) == {1: 100}
-        append(client, "db.t", rows(range(100, 119)))
+        assert read_counts(catalog) == {1: 100}
+        append(client, "db.t", build_rows(range(100, 119)))
         assert run_statistics(client, ("db", "t")) == {}
-        append(client, "db.t", rows(range(119, 130)))
+        append(client, "db.t", build_rows(range(119, 130)))
         assert run_statistics(client, ("db", "t"))["rows"] == 30
-        assert counts(catalog) == {1: 130}
+        assert read_counts(catalog) == {1: 130}
         assert run_statistics(client, ("db", "t")) == {}
         with catalog.load_table("db.t").transaction() as transaction:
             transaction.set_properties({"seamark.statistics.changed-percent": "0"})
@@ -170,18 +170,18 @@ def test_policy_decides_when_and_for_which_columns_statistics_are_computed(
 def test_damaged_or_missing_statistics_are_computed_again(client: IndexClient, server: ServerThread) -> None:
     with catalog_at(server.url) as catalog:
         create(catalog, 2)
-        append(client, "db.t", rows(range(100)))
+        append(client, "db.t", build_rows(range(100)))
         compute_statistics(client, "db.t")
         (path,) = files_of(catalog)
-        whole = path.read_bytes()
-        for content in (b"", whole[:40], whole[:100] + b"\xff" * 8 + whole[108:], None):
+        whole_file = path.read_bytes()
+        for content in (b"", whole_file[:40], whole_file[:100] + b"\xff" * 8 + whole_file[108:], None):
             path.unlink()
             if content is not None:
                 path.write_bytes(content)
-            append(client, "db.t", rows(range(100, 101)))
+            append(client, "db.t", build_rows(range(100, 101)))
             report = compute_statistics(client, "db.t")
             assert report.files in (report.files_total, 1)
-            assert counts(catalog)[1] == 101
+            assert read_counts(catalog)[1] == 101
             with catalog.load_table("db.t").update_statistics() as update:
                 update.remove_statistics(catalog.load_table("db.t").metadata.current_snapshot_id)
 
@@ -192,7 +192,7 @@ def test_expiration_and_orphan_removal_keep_statistics_of_live_snapshots(
     with catalog_at(server.url) as catalog:
         create(catalog, 2, BY_PART)
         for number in range(3):
-            append(client, "db.t", rows(range(number * 10, number * 10 + 10)))
+            append(client, "db.t", build_rows(range(number * 10, number * 10 + 10)))
             compute_statistics(client, "db.t")
         files = files_of(catalog)
         assert len(files) == 6
@@ -219,7 +219,7 @@ def test_refused_statistics_commit_leaves_no_file(
 
     with catalog_at(server.url) as catalog:
         create(catalog, 2, BY_PART)
-        append(client, "db.t", rows(range(10)))
+        append(client, "db.t", build_rows(range(10)))
         folder = Path(catalog.load_table("db.t").location().removeprefix("file://"))
         before = set(folder.rglob("*"))
         monkeypatch.setattr(statistics, "update_table", refuse)
@@ -234,7 +234,7 @@ def test_partition_statistics_contain_the_totals_of_each_partition(
 ) -> None:
     with catalog_at(server.url) as catalog:
         create(catalog, version, BY_PART)
-        append(client, "db.t", rows(range(300)))
+        append(client, "db.t", build_rows(range(300)))
         delete(client, "db.t", keys=pa.table({"id": [0, 1, 3]}), mode="merge-on-read")
         assert compute_statistics(client, "db.t").partitions == 3
         (path,) = [path for path in files_of(catalog) if path.suffix == ".parquet"]

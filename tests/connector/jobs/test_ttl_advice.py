@@ -94,16 +94,16 @@ def test_random_reads_prevent_advice_for_their_columns_and_ages(client: IndexCli
     kind = rng.choice(["date", "timestamp"])
     today = fill(client, server, rng.choice([DayTransform(), MonthTransform()]), range(0, 900, 30), kind)
     record_reads(client, server, 1, age_d=0)
-    read: dict[str, date] = {}
+    read_dates: dict[str, date] = {}
     for _ in range(12):
         oldest = today - timedelta(days=rng.randrange(900))
         columns = rng.sample(list(COLUMNS), rng.randint(1, 2))
         literal = f"DATE '{oldest}'" if kind == "date" else f"TIMESTAMP '{oldest} 00:00:00'"
         scan(client, "db.t", columns, f"at >= {literal}").to_arrow()
         for column in columns:
-            read[column] = min(oldest, read.get(column, oldest))
+            read_dates[column] = min(oldest, read_dates.get(column, oldest))
         for column, age_d in list_advised_ages(client).items():
-            first_read = read.get(column)
+            first_read = read_dates.get(column)
             assert first_read is None or first_read > today - timedelta(days=age_d) - timedelta(days=31), (seed, column)
     for advice in advise_ttl(client, "db.t")["advice"]:
         statement = parse_statement(advice["statement"])
@@ -111,7 +111,10 @@ def test_random_reads_prevent_advice_for_their_columns_and_ages(client: IndexCli
         run_statement(client, statement, utc=True)
         dropped_entries = set(scan(client, "db.t", ["at"], f"{advice['column']} IS NULL").to_arrow()["at"].to_pylist())
         lost = {value if kind == "date" else value.date() for value in dropped_entries}
-        assert all(advice["column"] not in read or day < read[advice["column"]] for day in lost), (seed, advice)
+        assert all(advice["column"] not in read_dates or day < read_dates[advice["column"]] for day in lost), (
+            seed,
+            advice,
+        )
 
 
 def test_scan_reports_count_and_lower_the_confidence_without_columns(client: IndexClient, server: ServerThread) -> None:

@@ -21,7 +21,7 @@ from seamark.connector.read.tables import ScanTask, open_table
 from seamark.connector.write.appends import APPEND, OVERWRITE, OVERWRITE_PARTITIONS, append, open_destination
 from seamark.connector.write.replacements import Batches
 from seamark.connector.write.table_writer import WrittenFiles, write_batches
-from tests.connector.jobs.test_file_merges import create, read, rows
+from tests.connector.jobs.test_file_merges import build_rows, create, read
 from tests.connector.lake import catalog_at
 from tests.connector.server_thread import ServerThread
 from tests.seeds import first_seed
@@ -33,8 +33,8 @@ def list_stored_files(folder: Path, ending: str = ".parquet") -> set[str]:
 
 def write_with_tasks(client: IndexClient, mode: str, tables: Sequence[pa.Table], where: Any = True) -> tuple[Any, Any]:
     """Return the destination, and the files that one task writes for each table."""
-    into = open_destination(client, "db.t", mode, where=where)
-    return into, [write_batches(into.target, table.to_batches()) for table in tables]
+    destination = open_destination(client, "db.t", mode, where=where)
+    return destination, [write_batches(destination.target, table.to_batches()) for table in tables]
 
 
 def partitions(files: Sequence[Any]) -> Counter[str]:
@@ -51,24 +51,26 @@ def test_merged_files_contain_the_rows_that_the_tasks_wrote(
     create(server, version)
     if rng.random() < 0.5:
         client.put_index("db.t", "ids", kind="bloom", columns=["id"])
-    append(client, "db.t", rows(rng, range(1_000_000, 1_000_100)))
+    append(client, "db.t", build_rows(rng, range(1_000_000, 1_000_100)))
     before, first, tables = read(client), 0, []
     for size in rng.choices([3, 200, 700, 4000], k=rng.randint(2, 6)):
-        tables.append(rows(rng, range(first, first + size)))
+        tables.append(build_rows(rng, range(first, first + size)))
         first += size
     where = rng.choice(["part = 1", "part = 0"])
     if mode == OVERWRITE:
         tables = [
             table.filter(pa.array([part == int(where[-1]) for part in table["part"].to_pylist()])) for table in tables
         ]
-    into, parts = write_with_tasks(client, mode, tables, where)
-    small = WrittenFiles.join(parts)
-    merged = merge_written(client, "db.t", into.target, parts, slots=rng.randint(1, 3))
-    assert merged.rows == small.rows
-    assert len(merged.files) < len(small.files), seed
-    removed_file_paths = {file["file-path"] for file in small.files} - {file["file-path"] for file in merged.files}
+    destination, parts = write_with_tasks(client, mode, tables, where)
+    merged_file = WrittenFiles.join(parts)
+    merge_report = merge_written(client, "db.t", destination.target, parts, slots=rng.randint(1, 3))
+    assert merge_report.rows == merged_file.rows
+    assert len(merge_report.files) < len(merged_file.files), seed
+    removed_file_paths = {file["file-path"] for file in merged_file.files} - {
+        file["file-path"] for file in merge_report.files
+    }
     assert not removed_file_paths & list_stored_files(tmp_path)
-    answer = into.commit(client, merged)
+    answer = destination.commit(client, merge_report)
     assert answer is not None
     expected = {row["id"]: row for table in tables for row in table.to_pylist()}
     for number_before, row in before.items():
@@ -91,21 +93,21 @@ def test_merged_files_contain_the_rows_that_the_tasks_wrote(
 def test_merge_keeps_large_files_and_single_files_of_partitions(client: IndexClient, server: ServerThread) -> None:
     create(server, 2)
     rng = random.Random(1)
-    even_rows = rows(rng, range(20_000)).filter(pa.array([number % 2 == 0 for number in range(20_000)]))
-    other_rows = [rows(rng, range(first, first + 1, 1)) for first in (50_001, 50_003)]
-    into, parts = write_with_tasks(client, APPEND, [even_rows, *other_rows])
-    merged = merge_written(client, "db.t", into.target, parts)
+    even_rows = build_rows(rng, range(20_000)).filter(pa.array([number % 2 == 0 for number in range(20_000)]))
+    other_rows = [build_rows(rng, range(first, first + 1, 1)) for first in (50_001, 50_003)]
+    destination, parts = write_with_tasks(client, APPEND, [even_rows, *other_rows])
+    merge_report = merge_written(client, "db.t", destination.target, parts)
     large = [file["file-path"] for file in parts[0].files]
     assert len(large) >= 1
-    assert partitions(merged.files) == Counter({"[0]": len(large), "[1]": 1})
-    assert [file["file-path"] for file in merged.files][: len(large)] == large
+    assert partitions(merge_report.files) == Counter({"[0]": len(large), "[1]": 1})
+    assert [file["file-path"] for file in merge_report.files][: len(large)] == large
     calls = []
 
     def runner(batches: Batches) -> Batches:
         calls.append(1)
         return batches
 
-    assert merge_written(client, "db.t", into.target, [merged], runner=runner) == merged
+    assert merge_written(client, "db.t", destination.target, [merge_report], runner=runner) == merge_report
     assert calls == []
 
 
@@ -113,7 +115,9 @@ def test_failed_merge_keeps_the_files_that_the_tasks_wrote(
     client: IndexClient, server: ServerThread, tmp_path: Path
 ) -> None:
     create(server, 2)
-    into, parts = write_with_tasks(client, APPEND, [rows(random.Random(n), range(n * 9, n * 9 + 9)) for n in range(3)])
+    destination, parts = write_with_tasks(
+        client, APPEND, [build_rows(random.Random(n), range(n * 9, n * 9 + 9)) for n in range(3)]
+    )
 
     def failing() -> Any:
         raise InvalidRequest("a Spark task failed: no memory")
@@ -121,16 +125,16 @@ def test_failed_merge_keeps_the_files_that_the_tasks_wrote(
     def runner(batches: Batches) -> Iterator[tuple[Sequence[ScanTask], Any]]:
         yield from ((batch, failing) for batch, _ in batches)
 
-    report = merge_written(client, "db.t", into.target, parts, runner=runner)
+    report = merge_written(client, "db.t", destination.target, parts, runner=runner)
     assert report == WrittenFiles.join(parts)
-    into.commit(client, report)
+    destination.commit(client, report)
     assert sorted(read(client)) == list(range(27))
 
 
 def test_interrupted_merge_leaves_no_file(client: IndexClient, server: ServerThread, tmp_path: Path) -> None:
     create(server, 2)
-    into, parts = write_with_tasks(
-        client, APPEND, [rows(random.Random(n), range(n * 900, n * 900 + 900)) for n in range(3)]
+    destination, parts = write_with_tasks(
+        client, APPEND, [build_rows(random.Random(n), range(n * 900, n * 900 + 900)) for n in range(3)]
     )
     assert list_stored_files(tmp_path)
 
@@ -140,14 +144,16 @@ def test_interrupted_merge_leaves_no_file(client: IndexClient, server: ServerThr
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        merge_written(client, "db.t", into.target, parts, runner=runner)
+        merge_written(client, "db.t", destination.target, parts, runner=runner)
     assert list_stored_files(tmp_path) == set()
 
 
 def test_table_whose_columns_changed_during_the_write_is_not_merged(client: IndexClient, server: ServerThread) -> None:
     create(server, 2)
-    into, parts = write_with_tasks(client, APPEND, [rows(random.Random(n), range(n * 9, n * 9 + 9)) for n in range(3)])
+    destination, parts = write_with_tasks(
+        client, APPEND, [build_rows(random.Random(n), range(n * 9, n * 9 + 9)) for n in range(3)]
+    )
     with catalog_at(server.url) as catalog, catalog.load_table("db.t").update_schema() as update:
         update.rename_column("payload", "other")
-    assert open_table(client, "db.t", At()).schema != into.target.schema
-    assert merge_written(client, "db.t", into.target, parts) == WrittenFiles.join(parts)
+    assert open_table(client, "db.t", At()).schema != destination.target.schema
+    assert merge_written(client, "db.t", destination.target, parts) == WrittenFiles.join(parts)

@@ -58,12 +58,12 @@ def merge(
         Unreadable: The chunks of a file cannot be copied; `out` does not exist then.
         ValueError: The chunks of a file cannot be copied; `out` does not exist then.
     """
-    with ExitStack() as opened:
-        target = opened.enter_context(skeleton(out.with_suffix(".skeleton"), schema))
+    with ExitStack() as stack:
+        target = stack.enter_context(skeleton(out.with_suffix(".skeleton"), schema))
         assembler = FileAssembler(open_sink(str(out), storage or Storage()), target.footer, encryption)
         try:
             for path in paths:
-                source = opened.enter_context(SourceFile(str(path), storage or Storage(), keys=keys))
+                source = stack.enter_context(SourceFile(str(path), storage or Storage(), keys=keys))
                 leaves = match_leaves(target.leaves, source.leaves)
                 if leaves.reason or min(leaves.columns) < 0:
                     raise ValueError(leaves.reason or "a column is missing")
@@ -84,8 +84,8 @@ def concatenate(paths: Sequence[Path], out: Path) -> None:
     Raises:
         Unreadable: The chunks of a file cannot be copied; `out` does not exist then.
     """
-    with ExitStack() as opened:
-        sources = [opened.enter_context(SourceFile(str(path), Storage())) for path in paths]
+    with ExitStack() as stack:
+        sources = [stack.enter_context(SourceFile(str(path), Storage())) for path in paths]
         columns = range(len(sources[0].leaves))
         assembler = FileAssembler(open_sink(str(out), Storage()), sources[0].footer)
         try:

@@ -67,7 +67,7 @@ KINDS: dict[str, tuple[pa.DataType, Any]] = {
 CODECS = ["none", "snappy", "gzip", "zstd", "lz4", "brotli"]
 
 
-def random_rows(rng: random.Random, schema: pa.Schema, rows: int) -> pa.Table:
+def draw_rows(rng: random.Random, schema: pa.Schema, rows: int) -> pa.Table:
     columns = []
     for field in schema:
         draw = KINDS[field.name][1]
@@ -83,17 +83,17 @@ def write(rng: random.Random, path: Path, rows: pa.Table, encryption: Any = None
         encryption: The encryption properties of pyarrow's writer, which then writes no Bloom filters.
     """
     names = [column.path for column in leaf_columns(rows.schema)]
-    flat = [field.name for field in rows.schema if field.type in (pa.int64(), pa.string())]
+    flat_columns = [field.name for field in rows.schema if field.type in (pa.int64(), pa.string())]
     encodings = {name: "DELTA_BINARY_PACKED" for name in ("long", "int") if name in rows.schema.names}
-    blooms = {name: {"ndv": 100, "fpp": 0.01} for name in flat}
-    plain = rng.random() < 0.5
+    blooms = {name: {"ndv": 100, "fpp": 0.01} for name in flat_columns}
+    is_plain = rng.random() < 0.5
     pq.write_table(
         rows,
         path,
         row_group_size=rng.choice([7, 100, 1000]),
         compression=rng.choice(CODECS),
-        use_dictionary=False if plain else names,
-        column_encoding=encodings if plain and rng.random() < 0.5 else None,
+        use_dictionary=False if is_plain else names,
+        column_encoding=encodings if is_plain and rng.random() < 0.5 else None,
         data_page_version=rng.choice(["1.0", "2.0"]),
         data_page_size=rng.choice([100, 1 << 20]),
         write_page_index=rng.random() < 0.6,
@@ -123,7 +123,7 @@ def test_merged_file_has_the_rows_of_its_files(tmp_path: Path, number: int) -> N
     schema = add_field_ids(pa.schema([pa.field(name, KINDS[name][0], nullable[name]) for name in names]))
     parts, paths = [], []
     for part in range(rng.randint(1, 5)):
-        rows = random_rows(rng, schema, rng.choice([1, 50, 500]))
+        rows = draw_rows(rng, schema, rng.choice([1, 50, 500]))
         columns = rng.sample(names, len(names))  # Each file has its own order of columns.
         write(rng, tmp_path / f"{part}.parquet", rows.select(columns))
         parts.append(rows)
@@ -136,13 +136,15 @@ def test_merged_file_has_the_rows_of_its_files(tmp_path: Path, number: int) -> N
         actual = file.read()
     assert actual.cast(expected.schema).equals(expected), seed
     counts = ", ".join(f'count("{name}")' for name in selected_names)
-    counted = duckdb.sql(f"SELECT {counts} FROM '{out}'").fetchall()[0]
-    assert counted == tuple(len(column) - column.null_count for column in expected.columns), seed
+    value_counts = duckdb.sql(f"SELECT {counts} FROM '{out}'").fetchall()[0]
+    assert value_counts == tuple(len(column) - column.null_count for column in expected.columns), seed
     assert duckdb.sql(f"SELECT * FROM '{out}'").to_arrow_table().num_rows == expected.num_rows
     session = datafusion.SessionContext()
     session.register_parquet("t", str(out))
-    read = pa.Table.from_batches(session.sql(f'SELECT "{selected_names[0]}" FROM t').collect())
-    assert sorted(map(repr, read.column(0).to_pylist())) == sorted(map(repr, expected.column(0).to_pylist())), seed
+    actual_table = pa.Table.from_batches(session.sql(f'SELECT "{selected_names[0]}" FROM t').collect())
+    assert sorted(map(repr, actual_table.column(0).to_pylist())) == sorted(map(repr, expected.column(0).to_pylist())), (
+        seed
+    )
     if "long" in selected_names and expected["long"].drop_null():
         first_value = expected["long"].drop_null()[0].as_py()
         matching = sum(value == first_value for value in expected["long"].to_pylist())
@@ -170,17 +172,19 @@ def test_page_indexes_and_bloom_filters_describe_the_copied_chunks(tmp_path: Pat
         )
     out = tmp_path / "out.parquet"
     merge(paths, out, schema)
-    with SourceFile(str(out), Storage()) as merged:
+    with SourceFile(str(out), Storage()) as merged_file:
         for number, path in enumerate(paths):
             with SourceFile(str(path), Storage()) as given_file:
                 for column in range(2):
-                    copied, source_group = merged.footer.groups[number], given_file.footer.groups[0]
+                    copied, source_group = merged_file.footer.groups[number], given_file.footer.groups[0]
                     assert (
-                        merged.column_index(copied, column) == given_file.column_index(source_group, column) is not None
+                        merged_file.column_index(copied, column)
+                        == given_file.column_index(source_group, column)
+                        is not None
                     )
-                    assert merged.bloom(copied, column) == given_file.bloom(source_group, column)
-                    _check_offset_index(merged, number, column)
-                assert merged.bloom(merged.footer.groups[number], 0) is not None
+                    assert merged_file.bloom(copied, column) == given_file.bloom(source_group, column)
+                    _check_offset_index(merged_file, number, column)
+                assert merged_file.bloom(merged_file.footer.groups[number], 0) is not None
     # DuckDB uses the filters: every row group's range contains the value, but only one filter does.
     probe = duckdb.sql(f"SELECT * FROM parquet_bloom_probe('{out}', 'long', 4)").fetchall()
     assert [excluded for *_, excluded in probe].count(False) == 1
@@ -208,7 +212,7 @@ def test_unchanged_footer_is_encoded_to_the_same_bytes(tmp_path: Path) -> None:
     for number in range(20):
         names = rng.sample(list(KINDS), rng.randint(1, len(KINDS)))
         path = tmp_path / f"{number}.parquet"
-        write(rng, path, random_rows(rng, pa.schema([(name, KINDS[name][0]) for name in names]), 50))
+        write(rng, path, draw_rows(rng, pa.schema([(name, KINDS[name][0]) for name in names]), 50))
         raw = _footer_of(path)
         footer = read_footer(raw)
         groups = [_check_same(footer, group) for group in footer.groups]
@@ -238,33 +242,33 @@ def test_corrupt_files_are_refused_without_an_output_file(tmp_path: Path) -> Non
     """Files are truncated, or have changed footers or lengths. If a file is accepted, pyarrow reads the same rows."""
     rng = random.Random(first_seed())
     schema = add_field_ids(pa.schema([("long", pa.int64()), ("text", pa.string())]))
-    rows = random_rows(rng, schema, 300)
+    rows = draw_rows(rng, schema, 300)
     good = tmp_path / "good.parquet"
     write(rng, good, rows)
     data = good.read_bytes()
     length = int.from_bytes(data[-8:-4], "little")
-    refused = 0
+    refused_count = 0
     for number in range(150):
-        broken = bytearray(data)
+        damaged_bytes = bytearray(data)
         choice = number % 3
         if choice == 0:
-            broken = broken[: rng.randrange(len(broken))]
+            damaged_bytes = damaged_bytes[: rng.randrange(len(damaged_bytes))]
         elif choice == 1:
-            broken[len(data) - 8 - rng.randrange(length) - 1] ^= 1 << rng.randrange(8)
+            damaged_bytes[len(data) - 8 - rng.randrange(length) - 1] ^= 1 << rng.randrange(8)
         else:
-            broken[-8:-4] = rng.randrange(1 << 32).to_bytes(4, "little")
+            damaged_bytes[-8:-4] = rng.randrange(1 << 32).to_bytes(4, "little")
         path, out = tmp_path / "broken.parquet", tmp_path / "out.parquet"
-        path.write_bytes(broken)
+        path.write_bytes(damaged_bytes)
         try:
             merge([good, path], out, schema)
         except (Unreadable, ValueError):
-            refused += 1
+            refused_count += 1
             assert not out.exists()
         else:
             assert pq.read_metadata(out).num_rows >= 300
             out.unlink()
-        assert path.read_bytes() == broken
-    assert refused > 100
+        assert path.read_bytes() == damaged_bytes
+    assert refused_count > 100
 
 
 def test_overlapping_column_chunks_are_refused(tmp_path: Path) -> None:
@@ -276,7 +280,7 @@ def test_overlapping_column_chunks_are_refused(tmp_path: Path) -> None:
     group = footer.groups[0]
     values = np.stack([group.values(name) for name in PATCH], axis=1)
     values[1, PATCH["data_page"]] = values[0, PATCH["data_page"]]
-    forged = encode_footer(
+    forged_footer = encode_footer(
         version=2,
         schema=footer.schema,
         rows=footer.rows,
@@ -286,7 +290,7 @@ def test_overlapping_column_chunks_are_refused(tmp_path: Path) -> None:
         orders=footer.orders,
         later_fields={},
     )
-    path.write_bytes(data[: -8 - len(raw)] + forged + len(forged).to_bytes(4, "little") + b"PAR1")
+    path.write_bytes(data[: -8 - len(raw)] + forged_footer + len(forged_footer).to_bytes(4, "little") + b"PAR1")
     with pytest.raises(Unreadable, match="overlap"):
         SourceFile(str(path), Storage())
 
@@ -322,7 +326,7 @@ def test_copy_of_objects_in_blocks_equals_the_copy_of_local_files(
     monkeypatch.setattr(footer_module, "PAGE_HEADER_MAX_BYTES", 2000)
     parts, paths = [], []
     for part in range(4):
-        parts.append(random_rows(rng, schema, 400))
+        parts.append(draw_rows(rng, schema, 400))
         paths.append(tmp_path / f"{part}.parquet")
         write(rng, paths[-1], parts[-1])
     merge(paths, tmp_path / "local.parquet", schema)

@@ -39,7 +39,7 @@ from seamark.formats.iceberg.files import _footer
 from seamark.formats.iceberg.files.parquet import Unreadable
 from tests.connector.parquet import encrypted
 from tests.connector.parquet.copied import add_field_ids, merge
-from tests.connector.parquet.test_copies import KINDS, Objects, leaf_columns, random_rows, write
+from tests.connector.parquet.test_copies import KINDS, Objects, draw_rows, leaf_columns, write
 from tests.seeds import first_seed, quick
 
 KEY = b"0123456789abcdef"
@@ -102,7 +102,7 @@ def test_merged_file_has_the_rows_of_its_encrypted_files(tmp_path: Path, number:
     target = pa.schema([schema.field(name) for name in selected_names])
     parts, paths, schemes = [], [], []
     for part in range(rng.randint(1, 4)):
-        parts.append(random_rows(rng, schema, rng.choice([1, 50, 500])))
+        parts.append(draw_rows(rng, schema, rng.choice([1, 50, 500])))
         paths.append(tmp_path / f"{part}.parquet")
         is_encrypted = part == 0 or rng.random() < 0.7
         columns = rng.sample(names, len(names))
@@ -117,45 +117,45 @@ def test_merged_file_has_the_rows_of_its_encrypted_files(tmp_path: Path, number:
     expected = pa.concat_tables(parts).select(selected_names)
     table = pq.read_table(out) if choice is None else encrypted.read(out)
     assert table.cast(expected.schema).equals(expected), seed
-    with SourceFile(str(out), Storage(), keys=keys) as merged:
+    with SourceFile(str(out), Storage(), keys=keys) as merged_file:
         source_files = [SourceFile(str(path), Storage(), keys=keys) for path in paths]
         try:
-            _check_indexes(merged, [(source, group) for source in source_files for group in source.footer.groups])
+            _check_indexes(merged_file, [(source, group) for source in source_files for group in source.footer.groups])
         finally:
             for source in source_files:
                 source.close()
 
 
-def _check_indexes(merged: SourceFile, groups: list[tuple[SourceFile, Any]]) -> None:
+def _check_indexes(merged_file: SourceFile, groups: list[tuple[SourceFile, Any]]) -> None:
     """Check that column indexes and Bloom filters equal the old ones, and offset indexes name the new pages."""
-    for copied, (source, group) in zip(merged.footer.groups, groups, strict=True):
-        columns = [[leaf.names for leaf in source.leaves].index(leaf.names) for leaf in merged.leaves]
+    for copied, (source, group) in zip(merged_file.footer.groups, groups, strict=True):
+        columns = [[leaf.names for leaf in source.leaves].index(leaf.names) for leaf in merged_file.leaves]
         for column, old_column in enumerate(columns):
-            assert merged.column_index(copied, column) == source.column_index(group, old_column)
-            assert merged.bloom(copied, column) == source.bloom(group, old_column)
-            index = merged.offset_index(copied, column)
+            assert merged_file.column_index(copied, column) == source.column_index(group, old_column)
+            assert merged_file.bloom(copied, column) == source.bloom(group, old_column)
+            index = merged_file.offset_index(copied, column)
             assert (index is None) == (source.offset_index(group, old_column) is None)
             if index is None:
                 continue
             results = []
 
             class _CountingOutput:
-                at = 0
+                offset = 0
 
                 def write(self, data: bytes) -> None:
-                    self.at += len(data)
+                    self.offset += len(data)
 
-            results = merged.reencrypt(copied, column, None, _CountingOutput()).pages  # type: ignore[arg-type]
+            results = merged_file.reencrypt(copied, column, None, _CountingOutput()).pages  # type: ignore[arg-type]
             ends = [begin for begin, _, _ in results[1:]] + [int(copied.ends[column])]
             same = [(begin, begin, end - begin) for (begin, _, _), end in zip(results, ends, strict=True)]
             table = reencryption.MovedPages(same).table()
             assert _footer.move_pages(index, table) == index
 
 
-@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("is_signed", [False, True])
 @pytest.mark.parametrize("ctr_pages", [False, True])
-def test_file_is_encrypted_with_given_keys_of_the_footer_and_of_columns(
-    tmp_path: Path, signed: bool, ctr_pages: bool
+def test_file_is_encrypted_with_the_supplied_keys_of_footer_and_columns(
+    tmp_path: Path, is_signed: bool, ctr_pages: bool
 ) -> None:
     """First, all columns have the footer's key, and pyarrow reads the file. Then one column has another key.
 
@@ -165,7 +165,7 @@ def test_file_is_encrypted_with_given_keys_of_the_footer_and_of_columns(
     first, second, out = tmp_path / "1.parquet", tmp_path / "2.parquet", tmp_path / "out.parquet"
     algorithm = "AES_GCM_CTR_V1" if ctr_pages else "AES_GCM_V1"
     prefixed = pe.create_encryption_properties(
-        KEY, aad_prefix=b"table", store_aad_prefix=False, encryption_algorithm=algorithm, plaintext_footer=signed
+        KEY, aad_prefix=b"table", store_aad_prefix=False, encryption_algorithm=algorithm, plaintext_footer=is_signed
     )
     options: dict[str, Any] = {"write_page_index": True, "write_page_checksum": True, "data_page_size": 500}
     pq.write_table(rows, first, encryption_properties=prefixed, **options)
@@ -179,7 +179,7 @@ def test_file_is_encrypted_with_given_keys_of_the_footer_and_of_columns(
         Objects(),
         keys=GivenKeys(KEY, aad_prefix=b"table"),
         encryption=FileEncryption(
-            footer, [footer, FileKey(KEY, b"m")], signed=signed, ctr_pages=ctr_pages, aad_prefix=b"x"
+            footer, [footer, FileKey(KEY, b"m")], signed=is_signed, ctr_pages=ctr_pages, aad_prefix=b"x"
         ),
     )
     caller_keys = GivenKeys(footer.key, {"text": KEY})
@@ -189,7 +189,7 @@ def test_file_is_encrypted_with_given_keys_of_the_footer_and_of_columns(
         out,
         SIMPLE,
         keys=caller_keys,
-        encryption=FileEncryption(same_key, [same_key, same_key], signed=signed),
+        encryption=FileEncryption(same_key, [same_key, same_key], signed=is_signed),
     )
     table = pq.read_table(out, decryption_properties=pe.create_decryption_properties(KEY))
     assert table.equals(pa.concat_tables([rows, rows]))
@@ -229,18 +229,18 @@ def _write_encrypted_file(path: Path, rows: pa.Table, *, checksum: bool = True, 
 
 
 @pytest.mark.parametrize("algorithm", ["AES_GCM_V1", "AES_GCM_CTR_V1"])
-@pytest.mark.parametrize("signed", [False, True])
-def test_changed_byte_is_refused_or_changes_no_row(tmp_path: Path, algorithm: str, signed: bool) -> None:
-    _change_bytes(tmp_path, algorithm, signed=signed, module_bytes=1, footer_bytes=14)
+@pytest.mark.parametrize("is_signed", [False, True])
+def test_changed_byte_is_refused_or_changes_no_row(tmp_path: Path, algorithm: str, is_signed: bool) -> None:
+    _change_bytes(tmp_path, algorithm, is_signed=is_signed, module_bytes=1, footer_bytes=14)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["AES_GCM_V1", "AES_GCM_CTR_V1"])
-@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("is_signed", [False, True])
 def test_changed_bytes_of_each_module_are_refused_or_change_no_row(
-    tmp_path: Path, algorithm: str, signed: bool
+    tmp_path: Path, algorithm: str, is_signed: bool
 ) -> None:
-    _change_bytes(tmp_path, algorithm, signed=signed, module_bytes=12, footer_bytes=200)
+    _change_bytes(tmp_path, algorithm, is_signed=is_signed, module_bytes=12, footer_bytes=200)
 
 
 def _places(rng: random.Random, data: bytes, module_bytes: int, footer_bytes: int) -> list[int]:
@@ -264,16 +264,16 @@ def _places(rng: random.Random, data: bytes, module_bytes: int, footer_bytes: in
     return places
 
 
-def _change_bytes(folder: Path, algorithm: str, *, signed: bool, module_bytes: int, footer_bytes: int) -> None:
+def _change_bytes(folder: Path, algorithm: str, *, is_signed: bool, module_bytes: int, footer_bytes: int) -> None:
     """Change single bytes of an encrypted file, and check that each change is refused or changes no row.
 
     Pages of AES-CTR have no tag; their CRC detects the change.
     """
     rng = random.Random(first_seed())
     rows = pa.table({"long": range(500), "text": [f"secret {n % 9}" for n in range(500)]}, schema=SIMPLE)
-    good, broken, out = folder / "good.parquet", folder / "broken.parquet", folder / "out.parquet"
+    good, damaged_path, out = folder / "good.parquet", folder / "broken.parquet", folder / "out.parquet"
     config = encrypted.configuration(
-        {"k1": ["text"], "k2": ["long"]}, encryption_algorithm=algorithm, plaintext_footer=signed
+        {"k1": ["text"], "k2": ["long"]}, encryption_algorithm=algorithm, plaintext_footer=is_signed
     )
     pq.write_table(
         rows,
@@ -286,21 +286,21 @@ def _change_bytes(folder: Path, algorithm: str, *, signed: bool, module_bytes: i
     data, keys = good.read_bytes(), encrypted.keys()
     encryption = scheme(good, SIMPLE)
     places = _places(rng, data, module_bytes, footer_bytes)
-    refused = 0
+    refused_count = 0
     for place in places:
-        changed = bytearray(data)
-        changed[place] ^= 1 << rng.randrange(8)
-        broken.write_bytes(changed)
+        changed_data = bytearray(data)
+        changed_data[place] ^= 1 << rng.randrange(8)
+        damaged_path.write_bytes(changed_data)
         try:
-            merge([broken], out, SIMPLE, keys=keys, encryption=keys.create_encryption(encryption))
+            merge([damaged_path], out, SIMPLE, keys=keys, encryption=keys.create_encryption(encryption))
         except (Unreadable, ValueError):
-            refused += 1
+            refused_count += 1
             assert not out.exists(), place
         else:
             assert encrypted.read(out).equals(rows), place
             out.unlink()
-        assert broken.read_bytes() == changed
-    assert refused > 0.95 * len(places)
+        assert damaged_path.read_bytes() == changed_data
+    assert refused_count > 0.95 * len(places)
 
 
 def test_swapped_modules_are_refused(tmp_path: Path) -> None:
@@ -361,15 +361,15 @@ def test_encrypted_file_contains_no_value_of_an_encrypted_column(tmp_path: Path)
     assert b"secret 00000" in path.read_bytes()
     with SourceFile(str(path), Storage()) as source:
         bloom = source.bloom(source.footer.groups[0], 1)
-    for signed in (False, True):
+    for is_signed in (False, True):
         footer, column = FileKey(KEY, None), FileKey(os.urandom(16), b"name")
-        encryption = FileEncryption(footer, [None, column], signed=signed)
+        encryption = FileEncryption(footer, [None, column], signed=is_signed)
         merge([path], out, SIMPLE, encryption=encryption)
         data = out.read_bytes()
         assert b"secret" not in data
         assert bloom is not None
         assert bloom[1] not in data
-        assert (b"text" in data) == signed
+        assert (b"text" in data) == is_signed
         caller_keys = GivenKeys(KEY, {"text": column.key})
         with SourceFile(str(out), Storage(), keys=caller_keys) as copied:
             assert copied.bloom(copied.footer.groups[0], 1) == bloom

@@ -58,7 +58,7 @@ def texts(table: pa.Table) -> list[str]:
 
 
 def _pyarrow(rng: random.Random, rows: pa.Table, path: Path) -> None:
-    plain = rng.random() < 0.6
+    is_plain = rng.random() < 0.6
     encodings: Mapping[pa.DataType, Sequence[str]] = {
         pa.int64(): ("PLAIN", "DELTA_BINARY_PACKED"),
         pa.int32(): ("PLAIN", "DELTA_BINARY_PACKED"),
@@ -67,19 +67,19 @@ def _pyarrow(rng: random.Random, rows: pa.Table, path: Path) -> None:
         pa.bool_(): ("PLAIN", "RLE"),
     }
     choice = {field.name: rng.choice(encodings[field.type]) for field in rows.schema if field.type in encodings}
-    flat = [name for name in ("long", "text") if name in rows.schema.names]
+    flat_columns = [name for name in ("long", "text") if name in rows.schema.names]
     pq.write_table(
         rows,
         path,
         row_group_size=rng.choice([60, 1000]),
         compression=rng.choice(["none", "snappy", "gzip", "zstd", "lz4", "brotli"]),
-        use_dictionary=not plain,
-        column_encoding=choice if plain else None,
+        use_dictionary=not is_plain,
+        column_encoding=choice if is_plain else None,
         data_page_version=rng.choice(["1.0", "2.0"]),
         data_page_size=rng.choice([200, 1 << 20]),
         write_page_index=rng.random() < 0.5,
         write_page_checksum=rng.random() < 0.5,
-        bloom_filter_options={name: {"ndv": 50} for name in flat} if rng.random() < 0.5 else None,
+        bloom_filter_options={name: {"ndv": 50} for name in flat_columns} if rng.random() < 0.5 else None,
     )
 
 
@@ -226,15 +226,15 @@ def test_random_files_of_all_writers_are_merged_into_one(tmp_path: Path, number:
     out = tmp_path / "out.parquet"
     merge(paths, out, pa.schema([schema.field(name) for name in selected_names]))
     expected = texts(pa.concat_tables(parts).select(selected_names))
-    for name, read in READERS.items():
-        assert texts(read(out)) == expected, (seed, name, paths)
+    for name, read_rows in READERS.items():
+        assert texts(read_rows(out)) == expected, (seed, name, paths)
 
 
 # All types, and unusual sizes
 
 
 def _make_typed_rows() -> pa.Table:
-    at = datetime.datetime(2024, 2, 29, 12, 34, 56, 789012)
+    timestamp = datetime.datetime(2024, 2, 29, 12, 34, 56, 789012)
     price = decimal.Decimal("-1234.56")
     values: list[tuple[str, pa.DataType, Any]] = [
         *((f"int{bits}", kind, -bits) for bits, kind in ((8, pa.int8()), (16, pa.int16()), (32, pa.int32()))),
@@ -249,8 +249,8 @@ def _make_typed_rows() -> pa.Table:
         ("time_ms", pa.time32("ms"), datetime.time(1, 2, 3, 4000)),
         ("time_us", pa.time64("us"), datetime.time(1, 2, 3, 4)),
         ("time_ns", pa.time64("ns"), datetime.time(1, 2, 3, 4)),
-        *((f"at_{unit}", pa.timestamp(unit), at.replace(microsecond=0)) for unit in ("ms", "us", "ns")),
-        ("at_zone", pa.timestamp("us", "UTC"), at.replace(tzinfo=datetime.UTC)),
+        *((f"at_{unit}", pa.timestamp(unit), timestamp.replace(microsecond=0)) for unit in ("ms", "us", "ns")),
+        ("at_zone", pa.timestamp("us", "UTC"), timestamp.replace(tzinfo=datetime.UTC)),
         ("large", pa.large_string(), "large"),
         ("nothing", pa.null(), None),
         (
@@ -324,15 +324,15 @@ def test_unusual_files_are_copied_unchanged(tmp_path: Path, name: str) -> None:
     before = path.read_bytes()
     concatenate([path, path], out)
     assert path.read_bytes() == before
-    for engine, read in READERS.items():
+    for engine, read_rows in READERS.items():
         if (name, engine) in LEFT_OUT:
             continue
         if (name, engine) in UNREAD:
             with pytest.raises((duckdb.Error, pl.exceptions.ComputeError)):
-                read(path)
+                read_rows(path)
             continue
-        source_table = read(path)
-        assert texts(read(out)) == texts(pa.concat_tables([source_table, source_table])), engine
+        source_table = read_rows(path)
+        assert texts(read_rows(out)) == texts(pa.concat_tables([source_table, source_table])), engine
     with pq.ParquetFile(path) as old_file, pq.ParquetFile(out) as new_file:
         assert new_file.schema.equals(old_file.schema)
         if new_file.metadata.num_rows:  # The Arrow types come from the copied files.

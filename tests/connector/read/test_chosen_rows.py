@@ -66,23 +66,23 @@ def test_chosen_rows_equal_the_rows_of_a_scan(
     if all_coded:
         monkeypatch.setattr(coded_strings, "_PLAIN_VALUE_MIN_BYTES", 1 << 20)
     coded = _record_coded_columns(monkeypatch)
-    opened = open_table(client, "db.t", At())
-    tasks = list(plan(client, opened, TRUE))
+    opened_table = open_table(client, "db.t", At())
+    tasks = list(plan(client, opened_table, TRUE))
     assert len(tasks) == FILES
     names = [*COLUMNS, "few.s"]
-    reading = plan_read(opened, names, TRUE, positions=True)
-    everything = [
+    reading = plan_read(opened_table, names, TRUE, positions=True)
+    all_rows = [
         pa.Table.from_batches(batches)
-        for batches in read_chosen(reading, opened.storage, [(task, np.arange(ROWS)) for task in tasks])
+        for batches in read_chosen(reading, opened_table.storage, [(task, np.arange(ROWS)) for task in tasks])
     ]
     assert not coded
     for share in (0.001, 0.1, 0.2):
         sample = [np.sort(np.array(source.sample(range(ROWS), int(ROWS * share)), dtype=np.int64)) for _ in tasks]
-        read = read_chosen(reading, opened.storage, list(zip(tasks, sample, strict=True)))
-        for rows, whole, positions in zip(read, everything, sample, strict=True):
-            is_chosen = np.isin(whole.column(len(names)).to_numpy(), positions)
-            actual = pa.Table.from_batches(rows, whole.schema)
-            assert actual.equals(whole.filter(pa.array(is_chosen))), f"seed {seed}: {share}"
+        chosen_rows = read_chosen(reading, opened_table.storage, list(zip(tasks, sample, strict=True)))
+        for rows, expected_row, positions in zip(chosen_rows, all_rows, sample, strict=True):
+            is_chosen = np.isin(expected_row.column(len(names)).to_numpy(), positions)
+            actual = pa.Table.from_batches(rows, expected_row.schema)
+            assert actual.equals(expected_row.filter(pa.array(is_chosen))), f"seed {seed}: {share}"
     assert {name for names_of_group in coded for name in names_of_group} >= {"few"}
     assert ("mixed" in {name for names_of_group in coded for name in names_of_group}) == all_coded
 

@@ -23,7 +23,7 @@ ROWS = 40_000
 CODECS = ("none", "snappy", "zstd", "gzip", "lz4")
 
 
-def table(rng: np.random.Generator, rows: int) -> pa.Table:
+def draw_table(rng: np.random.Generator, rows: int) -> pa.Table:
     """Return columns of many types, some with nulls, with few or many distinct values."""
 
     def with_nulls(values: pa.Array) -> pa.Array:
@@ -50,10 +50,10 @@ def table(rng: np.random.Generator, rows: int) -> pa.Table:
     )
 
 
-def write_parquet(of: pa.Table, **how: Any) -> bytes:
+def write_parquet(table: pa.Table, **how: Any) -> bytes:
     out = io.BytesIO()
     how = {"row_group_size": 25_000, "max_rows_per_page": 2_000, "write_page_index": True} | how
-    pq.write_table(of, out, **how)
+    pq.write_table(table, out, **how)
     return out.getvalue()
 
 
@@ -71,20 +71,20 @@ def some_rows(rng: np.random.Generator, rows: int) -> Any:
     return np.arange(first, min(rows, first + int(rng.integers(1, rows // 5))))
 
 
-def check(data: bytes, of: pa.Table, names: Sequence[str], rng: np.random.Generator, message: str) -> int:
+def check(data: bytes, table: pa.Table, names: Sequence[str], rng: np.random.Generator, message: str) -> int:
     """Check that pages give the rows of the file, and return how often pages were read."""
     pages, file = open_pages(data)
-    first = read = 0
+    first = read_bytes = 0
     for number in range(file.metadata.num_row_groups):
         rows = file.metadata.row_group(number).num_rows
         wanted_rows = some_rows(rng, rows)
         actual = pages.read(number, names, wanted_rows)
         if actual is not None:
-            read += 1
-            expected = of.select(names).take(pa.array(first + wanted_rows))
+            read_bytes += 1
+            expected = table.select(names).take(pa.array(first + wanted_rows))
             assert pa.Table.from_batches([actual]).equals(expected.combine_chunks()), (message, number, wanted_rows)
         first += rows
-    return read
+    return read_bytes
 
 
 FLAT_COLUMNS = ("number", "sorted", "few", "word", "text", "float", "flag", "at", "nanos", "amount", "bytes", "nothing")
@@ -94,9 +94,9 @@ FLAT_COLUMNS = ("number", "sorted", "few", "word", "text", "float", "flag", "at"
 def test_rows_from_pages_equal_the_rows_of_the_file(codec: str) -> None:
     seed = first_seed()
     rng, source = np.random.default_rng(seed), random.Random(seed)
-    of = table(rng, ROWS)
-    read = 0
-    for turn in range(3):
+    of = draw_table(rng, ROWS)
+    read_bytes = 0
+    for round_number in range(3):
         how: dict[str, Any] = {
             "compression": codec,
             "data_page_version": source.choice(("1.0", "2.0")),
@@ -109,8 +109,8 @@ def test_rows_from_pages_equal_the_rows_of_the_file(codec: str) -> None:
         }
         data = write_parquet(of, **{name: value for name, value in how.items() if value is not None})
         for names in (source.sample(FLAT_COLUMNS, 3), ["sorted"], list(FLAT_COLUMNS)):
-            read += check(data, of, names, rng, f"seed {seed}, turn {turn}, {how}, {names}")
-    assert read > 3, f"seed {seed}: pages were read {read} times only"
+            read_bytes += check(data, of, names, rng, f"seed {seed}, turn {round_number}, {how}, {names}")
+    assert read_bytes > 3, f"seed {seed}: pages were read {read_bytes} times only"
 
 
 def test_columns_with_different_page_boundaries_give_the_same_rows() -> None:
@@ -126,9 +126,9 @@ def test_reading_few_rows_reads_a_small_part_of_the_column() -> None:
     reads: list[int] = []
 
     class Source:
-        def read_at(self, size: int, at: int) -> bytes:
+        def read_at(self, size: int, offset: int) -> bytes:
             reads.append(size)
-            return data[at : at + size]
+            return data[offset : offset + size]
 
     pages = Pages(Source(), pq.ParquetFile(pa.BufferReader(data)), hole_bytes=0)
     actual = pages.read(0, ["n"], np.array([7, 31_000]))
@@ -139,12 +139,12 @@ def test_reading_few_rows_reads_a_small_part_of_the_column() -> None:
 
 @pytest.mark.parametrize("names", [["list"], ["struct"], ["number", "list"], ["list.list.element"], ["unknown"]])
 def test_pages_of_nested_columns_are_not_used(names: list[str]) -> None:
-    pages, _ = open_pages(write_parquet(table(np.random.default_rng(1), 5_000), max_rows_per_page=100))
+    pages, _ = open_pages(write_parquet(draw_table(np.random.default_rng(1), 5_000), max_rows_per_page=100))
     assert pages.read(0, names, np.array([3])) is None
 
 
 def test_pages_are_not_used_for_rows_on_all_pages_or_without_a_page_index() -> None:
-    of = table(np.random.default_rng(1), 20_000)
+    of = draw_table(np.random.default_rng(1), 20_000)
     pages, _ = open_pages(write_parquet(of))
     assert pages.read(0, ["number"], np.arange(0, 20_000, 100)) is None
     pages, _ = open_pages(write_parquet(of, write_page_index=False))
@@ -163,13 +163,13 @@ def offsets_of(data: bytes) -> tuple[int, int]:
 def test_corrupt_page_index_gives_the_right_rows_or_is_not_used() -> None:
     of = pa.table({"n": np.random.default_rng(5).integers(0, 2**60, 30_000)})
     data = write_parquet(of, row_group_size=30_000, use_dictionary=False, max_rows_per_page=1_000)
-    at, size = offsets_of(data)
+    offset, size = offsets_of(data)
     source, none = random.Random(11), 0
     for _ in range(600):
-        broken = bytearray(data)
+        damaged_bytes = bytearray(data)
         for _ in range(source.choice((1, 1, 2, 4))):
-            broken[source.randrange(at, at + size)] ^= source.randrange(1, 256)
-        pages, _ = open_pages(bytes(broken))
+            damaged_bytes[source.randrange(offset, offset + size)] ^= source.randrange(1, 256)
+        pages, _ = open_pages(bytes(damaged_bytes))
         expected = np.sort(np.array(source.sample(range(30_000), 3)))
         actual = pages.read(0, ["n"], expected)
         none += actual is None
@@ -181,13 +181,13 @@ def test_corrupt_page_index_gives_the_right_rows_or_is_not_used() -> None:
 def test_pages_that_contradict_the_page_index_are_not_used() -> None:
     of = pa.table({"n": np.arange(30_000)})
     data = write_parquet(of, row_group_size=30_000, use_dictionary=False, max_rows_per_page=1_000)
-    at, size = offsets_of(data)
-    index = thrift.read(data, at)[0]
+    offset, size = offsets_of(data)
+    index = thrift.read(data, offset)[0]
     locations = index[1][1][1]
     locations[4][3], locations[5][3] = (thrift.I64, 3_999), (thrift.I64, 5_001)  # The rows of page 3 end earlier.
-    wrong = thrift.write(index)
-    assert len(wrong) == size
-    pages, _ = open_pages(data[:at] + wrong + data[at + size :])
+    wrong_index_bytes = thrift.write(index)
+    assert len(wrong_index_bytes) == size
+    pages, _ = open_pages(data[:offset] + wrong_index_bytes + data[offset + size :])
     for row in (3_500, 3_999, 4_500, 5_000):
         assert pages.read(0, ["n"], np.array([row])) is None
     actual = pages.read(0, ["n"], np.array([9_000]))
@@ -227,7 +227,7 @@ def structs(depth: int) -> st.SearchStrategy[dict[int, tuple[int, Any]]]:
 
 
 @given(structs(2))
-def test_thrift_structure_is_read_as_it_was_written(fields: dict[int, tuple[int, Any]]) -> None:
+def test_thrift_structure_survives_a_round_trip(fields: dict[int, tuple[int, Any]]) -> None:
     data = thrift.write(fields)
     assert thrift.read(b"x" + data + b"y", 1) == (fields, 1 + len(data))
 
@@ -241,7 +241,7 @@ def test_garbage_is_a_value_error_or_a_thrift_structure(data: bytes) -> None:
 
 
 def test_thrift_footer_is_written_to_the_same_bytes() -> None:
-    data = write_parquet(table(np.random.default_rng(1), 3_000))
+    data = write_parquet(draw_table(np.random.default_rng(1), 3_000))
     size = int.from_bytes(data[-8:-4], "little")
     footer = data[-8 - size : -8]
     assert thrift.write(thrift.read(footer)[0]) == footer

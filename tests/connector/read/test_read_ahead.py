@@ -45,12 +45,13 @@ def _task(path: Path, values: list[int], deleted: list[int] | None = None) -> Sc
     pq.write_table(pa.table([values], schema=ARROW), path, row_group_size=max(1, len(values) // 3))
     deletes: tuple[dict[str, Any], ...] = ()
     if deleted:
-        at = path.with_suffix(".deletes.parquet")
+        delete_path = path.with_suffix(".deletes.parquet")
         rows = [[path.as_uri()] * len(deleted), deleted]
-        pq.write_table(pa.table(rows, schema=DELETES), at)
-        size = at.stat().st_size
-        deletes = ({"content": "position-deletes", "file-path": at.as_uri(), "file-format": "parquet", "spec-id": 0,
-                    "partition": [], "record-count": len(deleted), "file-size-in-bytes": size},)  # fmt: skip
+        pq.write_table(pa.table(rows, schema=DELETES), delete_path)
+        size = delete_path.stat().st_size
+        deletes = ({"content": "position-deletes", "file-path": delete_path.as_uri(), "file-format": "parquet",
+                    "spec-id": 0, "partition": [], "record-count": len(deleted),
+                    "file-size-in-bytes": size},)  # fmt: skip
     file = {"file-path": path.as_uri(), "file-format": "parquet", "record-count": len(values), "spec-id": 0,
             "partition": [], "file-size-in-bytes": path.stat().st_size}  # fmt: skip
     return ScanTask(file, deletes)

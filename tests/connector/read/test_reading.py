@@ -41,7 +41,7 @@ from tests.api.indexes.test_bitmaps import (
     some_tree,
     sql_text,
 )
-from tests.api.rest.stored import Snapshot, StoredTable, some_row
+from tests.api.rest.stored import Snapshot, StoredTable, draw_row
 from tests.connector import lake
 from tests.connector.server_thread import ServerThread
 from tests.iceberg.expressions.test_sql import BOUND_TO, COLUMNS, NESTED, predicate, table
@@ -78,17 +78,19 @@ def columns_of(rows: list[Row]) -> dict[int, pa.Array]:
 def test_sql_filter_keeps_the_rows_that_duckdb_keeps(table: tuple[duckdb.DuckDBPyConnection, list[Row]]) -> None:
     db, rows = table
     columns = columns_of(rows)
-    judged = 0
+    judged_count = 0
     for seed in range(1500):
         sql = predicate(random.Random(seed))
-        read = parse_sql(sql.ours, BOUND_TO, nan_above=True)
-        if not read.exact:
+        parsed_filter = parse_sql(sql.ours, BOUND_TO, nan_above=True)
+        if not parsed_filter.exact:
             continue
-        actual_filter = evaluate_filter(bind(read.expression, BOUND_TO, (), case_sensitive=True), columns, len(rows))
+        actual_filter = evaluate_filter(
+            bind(parsed_filter.expression, BOUND_TO, (), case_sensitive=True), columns, len(rows)
+        )
         expected = {number for (number,) in db.execute(f"SELECT n FROM rows WHERE {sql.duck}").fetchall()}
         assert set(np.flatnonzero(actual_filter).tolist()) == expected, f"seed {seed}: {sql.ours}"
-        judged += 1
-    assert judged > 400
+        judged_count += 1
+    assert judged_count > 400
 
 
 def evaluate(tree: Tree, row: Any, *, negated: bool = False) -> bool:
@@ -121,17 +123,21 @@ async def history(stored_table: StoredTable, rng: random.Random, commits: int) -
         data = [
             stored_table.data_file(
                 [
-                    some_row(rng, part) if stored_table.partitioned else odd_row(rng)
+                    draw_row(rng, part) if stored_table.partitioned else odd_row(rng)
                     for _ in range(rng.choice([1, 40, 150]))
                 ],
                 group_rows=rng.choice([16, 1000]),
             )
             for _ in range(rng.randint(0 if before.data else 1, 2))
         ]
-        mine = [one for one in before.data if not stored_table.partitioned or one.partition == (part,)]
+        partition_files = [one for one in before.data if not stored_table.partitioned or one.partition == (part,)]
         deletes = []
-        if mine and rng.random() < 0.7:
-            spots = {(one.path, rng.randrange(one.record_count)) for one in mine for _ in range(rng.randint(0, 12))}
+        if partition_files and rng.random() < 0.7:
+            spots = {
+                (one.path, rng.randrange(one.record_count))
+                for one in partition_files
+                for _ in range(rng.randint(0, 12))
+            }
             paths = {path for path, _ in spots}
             vector_paths = {delete.referenced for delete in before.deletes if delete.format == "PUFFIN"}
             if stored_table.version > 2:
@@ -141,7 +147,7 @@ async def history(stored_table: StoredTable, rng: random.Random, commits: int) -
                 deletes.append(stored_table.position_deletes(spots, part))
         if rng.random() < 0.5:
             ids = rng.choice([[1], [2], [1, 2], [3]])
-            keys = [tuple(some_row(rng, part)[id_ - 1] for id_ in ids) for _ in range(rng.randint(1, 3))]
+            keys = [tuple(draw_row(rng, part)[id_ - 1] for id_ in ids) for _ in range(rng.randint(1, 3))]
             deletes.append(stored_table.equality_deletes(ids, keys, part))
         await stored_table.commit(data, deletes)
 
@@ -174,21 +180,21 @@ def test_scans_of_random_tables_return_the_written_rows_without_deleted_ones(
 
     stored_table = server.run(make())
     outcomes: Counter[str] = Counter()
-    for turn in range(40):
+    for round_number in range(40):
         snapshot = rng.choice(stored_table.snapshots)
         tree = some_tree(rng, 3, (0, 1, 2, 3))
         in_text = rng.random() < 0.5
-        where: Any = None if turn < 4 else sql_text(tree) if in_text else filter_json(tree)
+        where: Any = None if round_number < 4 else sql_text(tree) if in_text else filter_json(tree)
         names = rng.sample([*NAMES, FILE, POSITION], rng.randint(0, 6))
         actual = scan(client, "db.t", names, where, at=At(snapshot_id=snapshot.id), bitmaps=rng.random() < 0.7)
         rows = []
-        for path, at, row in stored_table.live_rows(snapshot):
+        for path, position, row in stored_table.live_rows(snapshot):
             is_expected = evaluate_as_sql(tree, row, nan_is_high=True) is True if in_text else evaluate(tree, row)
             if where is None or is_expected:
-                values = dict(zip(NAMES, row, strict=True)) | {FILE: path, POSITION: at}
+                values = dict(zip(NAMES, row, strict=True)) | {FILE: path, POSITION: position}
                 rows.append(to_comparable_row(values[name] for name in names))
         actual_rows = [to_comparable_row(value.values()) for value in actual.to_arrow().to_pylist()] if names else None
-        message = f"seed {seed}, turn {turn}: {where} of snapshot {snapshot.id}, {names}"
+        message = f"seed {seed}, turn {round_number}: {where} of snapshot {snapshot.id}, {names}"
         if actual_rows is None:
             assert sum(batch.num_rows for batch in actual) == len(rows), message
         else:
@@ -257,12 +263,14 @@ def test_row_groups_that_statistics_rule_out_are_not_read(
         return new_table
 
     stored_table = server.run(make())
-    whole = [row for row in scan(client, "db.t", where=where).to_arrow().to_pylist() if row["id"] // 10 in groups]
+    expected_rows = [
+        row for row in scan(client, "db.t", where=where).to_arrow().to_pylist() if row["id"] // 10 in groups
+    ]
     path = Path(stored_table.snapshots[-1].data[0].path.removeprefix("file://"))
     spoil(path, keep=lambda group, _: group in groups)
     actual = scan(client, "db.t", where=where)
-    assert actual.to_arrow().to_pylist() == whole
-    assert len(whole) > 0
+    assert actual.to_arrow().to_pylist() == expected_rows
+    assert len(expected_rows) > 0
     assert actual.counts.row_groups == len(groups)
     with pytest.raises(Unreadable, match="cannot be read"):
         scan(client, "db.t").to_arrow()
@@ -293,19 +301,19 @@ def test_spans_divide_a_file_by_its_row_groups(server: ServerThread, client: Sea
         return new_table
 
     server.run(make())
-    opened = open_table(client, "db.t", At())
-    (task,) = plan(client, opened)
-    expected = pickle.loads(pickle.dumps(plan_read(opened, ["id"], TRUE)))
-    cuts = [0, 1, task.size_bytes // 3, task.size_bytes // 2, task.size_bytes]
+    opened_table = open_table(client, "db.t", At())
+    (task,) = plan(client, opened_table)
+    expected = pickle.loads(pickle.dumps(plan_read(opened_table, ["id"], TRUE)))
+    offsets = [0, 1, task.size_bytes // 3, task.size_bytes // 2, task.size_bytes]
     values = []
-    for start, end in pairwise(cuts):
+    for start, end in pairwise(offsets):
         part = pickle.loads(pickle.dumps(ScanTask(task.file, task.deletes, span=(start, end))))
         values.append(
-            [value for batch in read_task(part, expected, opened.storage) for value in batch["id"].to_pylist()]
+            [value for batch in read_task(part, expected, opened_table.storage) for value in batch["id"].to_pylist()]
         )
     assert [one for part in values for one in part] == list(range(500))
     assert [bool(part) for part in values] == [False, True, True, False]
-    some_task = read_task(task, expected, opened.storage, positions=np.array([3, 260, 499]))
+    some_task = read_task(task, expected, opened_table.storage, positions=np.array([3, 260, 499]))
     assert [value for batch in some_task for value in batch["id"].to_pylist()] == [3, 260, 499]
 
 
@@ -319,21 +327,21 @@ def test_rows_that_only_one_of_two_delete_sets_removes_can_be_read(
         return new_table
 
     stored_table = server.run(make())
-    last = len(stored_table.snapshots)
-    for first in range(1, last):
+    snapshot_count = len(stored_table.snapshots)
+    for first in range(1, snapshot_count):
         before, after = open_table(client, "db.t", At(snapshot_id=first)), open_table(client, "db.t", At())
         now = {row_id.path: row_id for row_id in plan(client, after)}
         reader = TaskReader(plan_read(before, [FILE, POSITION], TRUE), before.storage)
-        removed = set()
+        removed_paths = set()
         for task in plan(client, before):
             part = ScanTask(task.file, task.deletes, removed_by=now[task.path].deletes)
             for batch in reader.read(part):
-                removed |= set(zip(*batch.to_pydict().values(), strict=True))
+                removed_paths |= set(zip(*batch.to_pydict().values(), strict=True))
         rows = [
             {(path, at) for path, at, _ in stored_table.live_rows(stored_table.snapshots[row_id - 1])}
-            for row_id in (first, last)
+            for row_id in (first, snapshot_count)
         ]
-        assert removed == rows[0] - rows[1]
+        assert removed_paths == rows[0] - rows[1]
 
 
 def test_limit_bounds_the_rows_and_the_files_that_are_read(server: ServerThread, client: SeamarkClient) -> None:
@@ -384,14 +392,14 @@ def test_error_names_the_file_that_cannot_be_read(server: ServerThread, client: 
         return new_table
 
     stored_table = server.run(make())
-    opened = open_table(client, "db.t", At())
-    expected = plan_read(opened, None, TRUE)
-    (task,) = plan(client, opened)
+    opened_table = open_table(client, "db.t", At())
+    expected = plan_read(opened_table, None, TRUE)
+    (task,) = plan(client, opened_table)
 
     def error_of(**changed: Any) -> str:
         options = {name.replace("_", "-"): value for name, value in changed.items()}
         with pytest.raises(Unreadable) as raised:
-            list(read_task(ScanTask({**task.file, **options}, task.deletes), expected, opened.storage))
+            list(read_task(ScanTask({**task.file, **options}, task.deletes), expected, opened_table.storage))
         assert str(raised.value).startswith((task.path, str(options.get("file-path")), task.deletes[0]["file-path"]))
         return str(raised.value)
 
@@ -405,7 +413,7 @@ def test_error_names_the_file_that_cannot_be_read(server: ServerThread, client: 
     assert stored_table.snapshots
 
 
-def test_nan_is_above_all_numbers_also_if_bounds_leave_files_out(server: ServerThread, client: SeamarkClient) -> None:
+def test_nan_is_above_all_numbers_even_when_bounds_prune_files(server: ServerThread, client: SeamarkClient) -> None:
     kind = pa.schema([("id", pa.int64()), ("f", pa.float64())])
     with lake.catalog_at(server.url) as catalog:
         catalog.create_namespace_if_not_exists("db")
@@ -441,10 +449,10 @@ def test_scan_reads_the_snapshot_branch_or_tag_that_it_names(server: ServerThrea
     assert ids(At()) == ids(At(ref="main")) == [0, 1, 2]
     assert ids(At(ref="dev")) == ids(At(snapshot_id=1)) == [0]
     assert ids(At(ref="v2")) == [0, 1]
-    opened = open_table(client, "db.t", At())
-    assert opened.snapshot_id == 3
-    bound = bind_filter("id = 1", opened)
-    tasks = list(restrict_to_rows(client, opened, bound, plan(client, opened, bound)))
+    opened_table = open_table(client, "db.t", At())
+    assert opened_table.snapshot_id == 3
+    bound = bind_filter("id = 1", opened_table)
+    tasks = list(restrict_to_rows(client, opened_table, bound, plan(client, opened_table, bound)))
     counts = ReadCounts()
-    reader = TaskReader(plan_read(opened, None, bound), opened.storage, counts=counts)
+    reader = TaskReader(plan_read(opened_table, None, bound), opened_table.storage, counts=counts)
     assert sum(batch.num_rows for batch in reader.read_all(tasks)) == counts.rows == 1

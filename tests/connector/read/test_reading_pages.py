@@ -60,28 +60,28 @@ def test_few_rows_of_a_table_with_deletes_are_read_by_pages(client: IndexClient,
     delete(client, "db.t", keys=pa.table({"id": pa.array(removed_ids, pa.int64())}), mode=mode)
     for removed_id in removed_ids:
         del model[removed_id]
-    changed = dict.fromkeys(source.sample(sorted(model), 200), ("new", -1.0))
-    upsert(client, "db.t", make_rows(changed), keys=["id"], mode=mode)
-    model |= changed
+    changed_rows = dict.fromkeys(source.sample(sorted(model), 200), ("new", -1.0))
+    upsert(client, "db.t", make_rows(changed_rows), keys=["id"], mode=mode)
+    model |= changed_rows
     if bitmaps:
         client.put_index("db.t", "by_id", kind="bitmap", columns=["id"])
         with closing(InProcessWorkers()) as workers:
             build(client, "db.t", "by_id", workers)
     by_pages = 0
     for _ in range(12):
-        numbers = source.sample(range(ROWS), source.choice((1, 3, 8))) + removed_ids[:2] + list(changed)[:1]
+        numbers = source.sample(range(ROWS), source.choice((1, 3, 8))) + removed_ids[:2] + list(changed_rows)[:1]
         where = f"id IN ({', '.join(map(str, numbers))})"
-        result = scan(client, "db.t", ["price", "id", "word"], where)
-        rows = sorted(result.to_arrow().select(["id", "word", "price"]).to_pylist(), key=lambda row: row["id"])
+        actual_rows = scan(client, "db.t", ["price", "id", "word"], where)
+        rows = sorted(actual_rows.to_arrow().select(["id", "word", "price"]).to_pylist(), key=lambda row: row["id"])
         assert rows == rows_of(model, sorted({number for number in numbers if number in model})), (
             f"seed {seed}: {where}"
         )
-        by_pages += result.counts.row_groups_by_pages
+        by_pages += actual_rows.counts.row_groups_by_pages
     assert by_pages > 5, f"seed {seed}"
-    first = next(iter(changed))
+    first = next(iter(changed_rows))
     placed = scan(client, "db.t", ["word", FILE, POSITION], f"id = {first}").to_arrow()
-    reported = {
+    page_counts = {
         (row[FILE], row[POSITION]): row["id"]
         for row in scan(client, "db.t", ["id", FILE, POSITION]).to_arrow().to_pylist()
     }
-    assert [reported[row[FILE], row[POSITION]] for row in placed.to_pylist()] == [first]
+    assert [page_counts[row[FILE], row[POSITION]] for row in placed.to_pylist()] == [first]

@@ -150,7 +150,7 @@ def test_files_of_older_schemas_are_read_with_the_schema_of_the_snapshot(
         with pytest.raises(InvalidRequest, match="a literal that its column cannot hold"):
             scan(client, "db.e", where="f < 0.7", at=first)
         names = ["here", "st", "text"]
-        for sql, theirs in (
+        for sql, expected_text in (
             ("here = 1", "here = 1"),
             ("here IS NULL AND n > 0", "here IS NULL AND n > 0"),
             ("st.ex >= 2", "st.ex >= 2"),
@@ -158,7 +158,7 @@ def test_files_of_older_schemas_are_read_with_the_schema_of_the_snapshot(
             ("text <> 'a'", "text != 'a' AND text IS NOT NULL"),
             ("n NOT IN (1, 2) OR f = 0.5", "(n NOT IN (1, 2) AND n IS NOT NULL) OR f = 0.5"),
         ):
-            oracle = table.scan(row_filter=theirs, selected_fields=("id", *names)).to_arrow()
+            oracle = table.scan(row_filter=expected_text, selected_fields=("id", *names)).to_arrow()
             rows = scan(client, "db.e", ["id", *names], sql).to_arrow()
             assert rows.num_rows > 0
             assert normalize_rows(rows) == normalize_rows(oracle.select(["id", *names])), sql
@@ -208,8 +208,8 @@ def test_file_without_ids_is_read_by_the_name_mapping_or_refused(tmp_path: Path)
     metadata = create_new_table(schema, PartitionSpec(0, ()), tmp_path)
     with pytest.raises(Unreadable, match="no field ids, and the table has no name mapping"):
         list(TaskReader(ReadPlan(metadata, schema, ("id",)), Storage()).read(ScanTask(file, ())))
-    mapped = msgspec.structs.replace(metadata, properties={"schema.name-mapping.default": json.dumps(mapping)})
-    (batch,) = TaskReader(ReadPlan(mapped, schema, ("st", "id")), Storage()).read(ScanTask(file, ()))
+    mapped_metadata = msgspec.structs.replace(metadata, properties={"schema.name-mapping.default": json.dumps(mapping)})
+    (batch,) = TaskReader(ReadPlan(mapped_metadata, schema, ("st", "id")), Storage()).read(ScanTask(file, ()))
     assert batch.to_pylist() == [{"st": {"x": [5, None]}, "id": 1}, {"st": None, "id": None}]
 
 

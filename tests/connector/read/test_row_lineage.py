@@ -17,7 +17,7 @@ from seamark.connector.read.scans import scan
 from seamark.connector.write.appends import append
 from seamark.connector.write.upserts import COPY_ON_WRITE, MERGE_ON_READ, delete, upsert
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_upserts import COLUMNS, FIELDS, create, rows
+from tests.connector.write.test_upserts import COLUMNS, FIELDS, build_rows, create
 from tests.seeds import quick
 
 Row = tuple[Any, ...]
@@ -46,14 +46,16 @@ class Model:
         self.ids: dict[int, tuple[int, int]] = {}
         self.used: set[int] = set()
 
-    def check(self, client: SeamarkClient, kept_ids: set[int], changed: set[int], new: set[int], note: str) -> None:
-        """Check that `kept` rows keep everything, `changed` rows their ids, and `new` rows have unused ids."""
+    def check(
+        self, client: SeamarkClient, kept_ids: set[int], changed_numbers: set[int], new: set[int], note: str
+    ) -> None:
+        """Check that `kept` rows keep everything, `changed_numbers` rows their ids, and `new` rows have unused ids."""
         lineage_rows = lineage(client)
-        assert lineage_rows.keys() == self.rows.keys() == kept_ids | changed | new, note
+        assert lineage_rows.keys() == self.rows.keys() == kept_ids | changed_numbers | new, note
         now = sequence(client)
         for id_ in kept_ids:
             assert lineage_rows[id_] == self.ids[id_], f"{note}: row {id_} was only copied"
-        for id_ in changed:
+        for id_ in changed_numbers:
             assert lineage_rows[id_] == (self.ids[id_][0], now), f"{note}: row {id_} was updated"
         for id_ in new:
             row_id, number = lineage_rows[id_]
@@ -63,8 +65,8 @@ class Model:
             self.used.add(row_id)
         self.ids = {one: (row_id or 0, number or 0) for one, (row_id, number) in lineage_rows.items()}
         assert len({row_id for row_id, _ in lineage_rows.values()}) == len(lineage_rows), note
-        read = scan(client, "db.t", COLUMNS).to_arrow().to_pylist()
-        assert {one["id"]: tuple(one.values()) for one in read} == self.rows, note
+        actual_rows = scan(client, "db.t", COLUMNS).to_arrow().to_pylist()
+        assert {one["id"]: tuple(one.values()) for one in actual_rows} == self.rows, note
 
 
 @pytest.mark.parametrize("seed", quick(range(6), 1))
@@ -88,24 +90,24 @@ def test_rows_keep_their_ids_when_they_move_to_other_files(
                     for number in some_numbers
                     if number not in live_numbers
                 }
-                append(client, "db.t", rows(*new_rows.values()))
+                append(client, "db.t", build_rows(*new_rows.values()))
                 model.rows |= new_rows
                 if new_rows:
                     model.check(client, model.ids.keys() & model.rows.keys(), set(), set(new_rows), f"{note}, append")
             case "upsert":
                 new_rows = {number: (number, lands[number], step, "whole") for number in some_numbers}
-                upsert(client, "db.t", rows(*new_rows.values()), keys=["id"], mode=mode)
+                upsert(client, "db.t", build_rows(*new_rows.values()), keys=["id"], mode=mode)
                 remaining_rows = set(model.rows) - live_numbers
                 model.rows |= new_rows
-                changed = live_numbers if mode == COPY_ON_WRITE else set()
-                model.check(client, remaining_rows, changed, set(new_rows) - changed, f"{note}, {mode}")
+                changed_numbers = live_numbers if mode == COPY_ON_WRITE else set()
+                model.check(client, remaining_rows, changed_numbers, set(new_rows) - changed_numbers, f"{note}, {mode}")
             case "combined":
                 new_rows = {
                     number: (number, lands[number], rng.choice((step - 3, step + 1)), "later")
                     for number in some_numbers
                 }
                 stale = {one for one in live_numbers if model.rows[one][2] > new_rows[one][2]}
-                upsert(client, "db.t", rows(*new_rows.values()), keys=["id"], precombine="ts", mode=mode)
+                upsert(client, "db.t", build_rows(*new_rows.values()), keys=["id"], precombine="ts", mode=mode)
                 remaining_rows = set(model.rows) - live_numbers | stale
                 model.rows |= {one: row for one, row in new_rows.items() if one not in stale}
                 if len(stale) < len(new_rows):
@@ -118,7 +120,7 @@ def test_rows_keep_their_ids_when_they_move_to_other_files(
                     )
             case "partial":
                 new_rows = {number: (number, lands[number], step, None) for number in some_numbers}
-                upsert(client, "db.t", rows(*new_rows.values()), keys=["id"], columns=["ts"], mode=mode)
+                upsert(client, "db.t", build_rows(*new_rows.values()), keys=["id"], columns=["ts"], mode=mode)
                 remaining_rows, inserted_numbers = set(model.rows) - live_numbers, set(new_rows) - live_numbers
                 for number in some_numbers:
                     old_row = model.rows.get(number, (number, None, None, None))
@@ -133,16 +135,16 @@ def test_rows_keep_their_ids_when_they_move_to_other_files(
 
 def test_rows_from_before_an_upgrade_receive_ids_when_they_are_rewritten(client: IndexClient) -> None:
     create(client, version=2)
-    append(client, "db.t", rows((1, "de", 1, "a"), (2, "de", 1, "b")))
-    append(client, "db.t", rows((3, "de", 1, "c")))
+    append(client, "db.t", build_rows((1, "de", 1, "a"), (2, "de", 1, "b")))
+    append(client, "db.t", build_rows((3, "de", 1, "c")))
     upgrade = {"updates": [{"action": "upgrade-format-version", "format-version": 3}], "requirements": []}
     client._request_json("POST", "/v1/namespaces/db/tables/t", {}, upgrade)
     assert lineage(client) == dict.fromkeys((1, 2, 3), (None, None))
-    upsert(client, "db.t", rows((2, "fr", 2, "B")), keys=["id"], mode=COPY_ON_WRITE)
+    upsert(client, "db.t", build_rows((2, "fr", 2, "B")), keys=["id"], mode=COPY_ON_WRITE)
     first = lineage(client)
     assert {one: number for one, (_, number) in first.items()} == {1: 3, 2: 3, 3: 2}, "row 3 stays in its file"
     assert sorted(row_id for row_id, _ in first.values() if row_id is not None) == [0, 1, 2]
-    upsert(client, "db.t", rows((1, "fr", 3, "A"), (3, "fr", 3, "C")), keys=["id"], mode=COPY_ON_WRITE)
+    upsert(client, "db.t", build_rows((1, "fr", 3, "A"), (3, "fr", 3, "C")), keys=["id"], mode=COPY_ON_WRITE)
     assert lineage(client) == {1: (first[1][0], 4), 2: first[2], 3: (first[3][0], 4)}
 
 
@@ -151,27 +153,31 @@ def test_files_have_lineage_columns_only_if_rows_need_them(client: IndexClient, 
     for version, expected in ((2, set()), (3, set(NAMES))):
         create(client, f"t{version}", version=version)
         before = set(server.home.rglob("*.parquet"))
-        upsert(client, f"db.t{version}", rows((1, "de", 1, "a"), (2, "de", 1, "b")), keys=["id"], mode=COPY_ON_WRITE)
-        (added,) = set(server.home.rglob("*.parquet")) - before
-        assert pq.read_schema(added).names == list(COLUMNS)
+        upsert(
+            client, f"db.t{version}", build_rows((1, "de", 1, "a"), (2, "de", 1, "b")), keys=["id"], mode=COPY_ON_WRITE
+        )
+        (added_path,) = set(server.home.rglob("*.parquet")) - before
+        assert pq.read_schema(added_path).names == list(COLUMNS)
         before = set(server.home.rglob("*.parquet"))
-        upsert(client, f"db.t{version}", rows((2, "fr", 2, "B"), (3, "x", 2, "c")), keys=["id"], mode=COPY_ON_WRITE)
+        upsert(
+            client, f"db.t{version}", build_rows((2, "fr", 2, "B"), (3, "x", 2, "c")), keys=["id"], mode=COPY_ON_WRITE
+        )
         (copied,) = set(server.home.rglob("*.parquet")) - before
         schema = pq.read_schema(copied)
         assert set(schema.names) == {*COLUMNS, *expected}
         if expected:
             ids = [int(schema.field(one).metadata[b"PARQUET:field_id"]) for one in NAMES]
             assert ids == [2147483540, 2147483539]
-            reported = sorted((value["id"], value["_row_id"]) for value in pq.read_table(copied).to_pylist())
-            assert reported == [(1, 0), (2, 1), (3, None)]
+            row_ids = sorted((value["id"], value["_row_id"]) for value in pq.read_table(copied).to_pylist())
+            assert row_ids == [(1, 0), (2, 1), (3, None)]
 
 
 def test_table_with_a_column_of_a_reserved_name_must_rename_it(client: IndexClient) -> None:
     create(client, fields=[*FIELDS, {"id": 5, "name": "_row_id", "required": False, "type": "long"}])
-    append(client, "db.t", rows((1, "de", 1, "a")))
+    append(client, "db.t", build_rows((1, "de", 1, "a")))
     with pytest.raises(Unwritable, match="the table has a column _row_id, a name that the format reserves"):
-        upsert(client, "db.t", rows((1, "fr", 2, "B")), keys=["id"], mode=COPY_ON_WRITE)
-    upsert(client, "db.t", rows((1, "fr", 2, "B")), keys=["id"], mode=MERGE_ON_READ)
+        upsert(client, "db.t", build_rows((1, "fr", 2, "B")), keys=["id"], mode=COPY_ON_WRITE)
+    upsert(client, "db.t", build_rows((1, "fr", 2, "B")), keys=["id"], mode=MERGE_ON_READ)
     assert scan(client, "db.t", ["id", "land", "_row_id"]).to_arrow().to_pylist() == [
         {"id": 1, "land": "fr", "_row_id": None}
     ]

@@ -60,8 +60,8 @@ def test_bitmap_returns_the_rows_of_a_predicate_file_by_file(client: SeamarkClie
     assert [one.count for one in client.bitmap("db.t", filter={"type": "eq", "term": "id", "value": 5})] == [1]
     (file,) = client.bitmap("db.t", "id = 5 AND name = 'a'", at=At(snapshot_id=1))
     assert (file.positions.tolist(), file.exact) == ([5], False)
-    every = list(client.bitmap("db.t", "name = 'a'"))
-    assert [(one.roaring, one.positions.tolist()) for one in every] == [(None, list(range(10)))] * 3
+    all_bitmaps = list(client.bitmap("db.t", "name = 'a'"))
+    assert [(one.roaring, one.positions.tolist()) for one in all_bitmaps] == [(None, list(range(10)))] * 3
 
 
 def test_client_follows_the_pages_of_a_bitmap(
@@ -70,9 +70,9 @@ def test_client_follows_the_pages_of_a_bitmap(
     bodies = []
     request = client._request
 
-    def request_one_row(method: str, path: str, query: dict[str, object], body: bytes, **more: object) -> bytes:
+    def request_one_row(method: str, path: str, query: dict[str, object], body: bytes, **options: object) -> bytes:
         bodies.append(body)
-        return request(method, path, query, body.replace(b"{", b'{"limit": 1, ', 1), **more)  # type: ignore[arg-type]
+        return request(method, path, query, body.replace(b"{", b'{"limit": 1, ', 1), **options)  # type: ignore[arg-type]
 
     client._request = request_one_row  # type: ignore[method-assign, assignment]
     assert [one.count for one in client.bitmap("db.t", "id >= 0")] == [10, 10, 10]

@@ -18,7 +18,7 @@ from seamark.connector.write import upserts
 from seamark.connector.write.appends import append, overwrite
 from seamark.connector.write.upserts import delete, upsert
 from tests.connector.write.test_upserts import MODES, create
-from tests.connector.write.test_upserts_at_once import meanwhile
+from tests.connector.write.test_upserts_at_once import run_before_commits
 
 
 def fields(*names: str) -> list[dict[str, Any]]:
@@ -57,7 +57,7 @@ def swap_before_plan(monkeypatch: pytest.MonkeyPatch, module: Any, client: Index
 
 def test_overwrite_uses_the_column_names_from_its_start(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(client, (1, 2), (2, 1))
-    meanwhile(monkeypatch, lambda: swap(client))
+    run_before_commits(monkeypatch, lambda: swap(client))
     overwrite(client, "db.t", pa.table({"a": [1], "b": [77]}), where="a = 1")
     assert read_rows(client) == [(1, 77), (2, 1)]
 
@@ -72,7 +72,7 @@ def test_upsert_is_repeated_after_a_concurrent_swap_and_append(
         swap(client)
         append(client, "db.t", pa.table({"b": [9], "a": [1]}))
 
-    meanwhile(monkeypatch, swap_and_commit)
+    run_before_commits(monkeypatch, swap_and_commit)
     assert upsert(client, "db.t", pa.table({"a": [1], "b": [7]}), keys=["a"], mode=mode).attempts == 2
     assert read_rows(client) == [(5, 50), (7, 1)], "the key is the second column now, and one row has it"
 
@@ -107,7 +107,7 @@ def test_delete_by_a_json_filter_includes_nan_rows_of_a_concurrent_append(
 ) -> None:
     create(client, fields=[{"id": 1, "name": "x", "required": False, "type": "double"}])
     append(client, "db.t", pa.table({"x": [1.0, 9.0]}))
-    meanwhile(monkeypatch, lambda: append(client, "db.t", pa.table({"x": [float("nan")]})))
+    run_before_commits(monkeypatch, lambda: append(client, "db.t", pa.table({"x": [float("nan")]})))
     delete(client, "db.t", where={"type": "gt", "term": "x", "value": 5.0}, mode=mode)
     assert scan(client, "db.t").to_arrow().to_pylist() == [{"x": 1.0}]
 

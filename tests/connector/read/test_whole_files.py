@@ -11,7 +11,7 @@ from seamark.connector.client.values import CURRENT
 from seamark.connector.read.tables import open_table, plan
 from seamark.connector.write.appends import append
 from seamark.connector.write.upserts import MERGE_ON_READ, delete, upsert
-from tests.connector.write.test_upserts import create, read_rows, rows
+from tests.connector.write.test_upserts import build_rows, create, read_rows
 
 
 def tasks(client: IndexClient) -> list[tuple[int, int]]:
@@ -22,12 +22,12 @@ def tasks(client: IndexClient) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("version", [2, 3])
 def test_data_file_is_removed_with_its_last_row_and_its_deletes(client: IndexClient, version: int) -> None:
     create(client, version=version)
-    append(client, "db.t", rows((1, "de", 1, "a"), (2, "de", 1, "b"), (3, "de", 1, "c")))
-    append(client, "db.t", rows((4, "de", 1, "d"), (5, "de", 1, "e")))
+    append(client, "db.t", build_rows((1, "de", 1, "a"), (2, "de", 1, "b"), (3, "de", 1, "c")))
+    append(client, "db.t", build_rows((4, "de", 1, "d"), (5, "de", 1, "e")))
     row_delete = delete(client, "db.t", keys=pa.table({"id": [1, 4]}), mode=MERGE_ON_READ)
     assert (row_delete.files_written, row_delete.files_removed) == (1, 0)
     assert tasks(client) == [(2, 1), (3, 1)]
-    report = upsert(client, "db.t", rows((2, "fr", 2, "B"), (3, "fr", 2, "C")), keys=["id"], mode=MERGE_ON_READ)
+    report = upsert(client, "db.t", build_rows((2, "fr", 2, "B"), (3, "fr", 2, "C")), keys=["id"], mode=MERGE_ON_READ)
     assert (report.updated, report.files_written, report.files_removed) == (2, 1, 1)
     assert tasks(client) == [(2, 0), (2, 1)]
     assert read_rows(client) == [(2, "fr", 2, "B"), (3, "fr", 2, "C"), (5, "de", 1, "e")]
@@ -42,21 +42,23 @@ def test_removal_of_a_file_is_repeated_after_a_concurrent_delete(
 ) -> None:
     """The removal is refused and repeated on the new snapshot, so that each delete counts rows that existed."""
     create(client, version=version)
-    append(client, "db.t", rows((1, "de", 1, "a"), (2, "de", 1, "b")))
-    whole = {"where": "id > 0", "mode": MERGE_ON_READ}
+    append(client, "db.t", build_rows((1, "de", 1, "a"), (2, "de", 1, "b")))
+    options = {"where": "id > 0", "mode": MERGE_ON_READ}
     send, other_answers = IndexClient._request, [1]
 
-    def delete_before_commit(self: IndexClient, method: str, path: str, *arguments: object, **more: object) -> object:
+    def delete_before_commit(
+        self: IndexClient, method: str, path: str, *arguments: object, **options: object
+    ) -> object:
         if path.endswith("/commit") and other_answers:
             other_answers.pop()
             delete(self, "db.t", keys=pa.table({"id": [1]}), mode=MERGE_ON_READ)
-        return send(self, method, path, *arguments, **more)  # type: ignore[arg-type]
+        return send(self, method, path, *arguments, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(IndexClient, "_request", delete_before_commit)
     with pytest.raises(Refused, match="deletes"):
-        delete(client, "db.t", **whole, attempts=1)  # type: ignore[arg-type]
+        delete(client, "db.t", **options, attempts=1)  # type: ignore[arg-type]
     assert read_rows(client) == [(2, "de", 1, "b")]
-    append(client, "db.t", rows((1, "de", 3, "A")))
+    append(client, "db.t", build_rows((1, "de", 3, "A")))
     other_answers.append(1)
     report = delete(client, "db.t", where="land = 'de'", mode=MERGE_ON_READ)
     assert (report.attempts, report.deleted) == (2, 1)

@@ -11,7 +11,7 @@ from typing import Any
 from seamark.connector.sql.session import SqlResult
 
 
-def comparable(value: Any) -> Any:
+def to_comparable_value(value: Any) -> Any:
     """Return the value in a comparable form.
 
     Sums of doubles depend on the order of the rows. Zeros of both signs are equal, and either can represent a
@@ -27,7 +27,7 @@ def comparable(value: Any) -> Any:
     return value
 
 
-def rows_of(result: SqlResult) -> Counter[str]:
+def count_rows(result: SqlResult) -> Counter[str]:
     table = result.to_arrow()
-    columns = [[comparable(value) for value in column.to_pylist()] for column in table.columns]
+    columns = [[to_comparable_value(value) for value in column.to_pylist()] for column in table.columns]
     return Counter(map(repr, zip(*columns, strict=True)))

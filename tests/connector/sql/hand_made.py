@@ -140,21 +140,21 @@ def files_of(table: str) -> list[pa.Table]:
 
 def open_plain() -> duckdb.DuckDBPyConnection:
     """Return a DuckDB connection that divides integers, sorts nulls and reads times as Trino does."""
-    plain = duckdb.connect(config={"threads": 1})
-    plain.execute("SET TimeZone = 'UTC'")
-    plain.execute("SET integer_division = true")
-    plain.execute("SET default_null_order = 'nulls_last'")
-    return plain
+    plain_connection = duckdb.connect(config={"threads": 1})
+    plain_connection.execute("SET TimeZone = 'UTC'")
+    plain_connection.execute("SET integer_division = true")
+    plain_connection.execute("SET default_null_order = 'nulls_last'")
+    return plain_connection
 
 
 def open_plain_database() -> duckdb.DuckDBPyConnection:
     """Return a DuckDB connection from `open_plain` with the tables."""
-    plain = open_plain()
-    plain.execute("CREATE SCHEMA db")
-    plain.execute("SET schema = 'db'")
+    plain_connection = open_plain()
+    plain_connection.execute("CREATE SCHEMA db")
+    plain_connection.execute("SET schema = 'db'")
     for name, schema in TABLES.items():
         files = files_of(name)
-        plain.register("rows", pa.concat_tables(files) if files else schema.empty_table())
-        plain.execute(f"CREATE TABLE db.{name} AS SELECT * FROM rows")
-        plain.unregister("rows")
-    return plain
+        plain_connection.register("rows", pa.concat_tables(files) if files else schema.empty_table())
+        plain_connection.execute(f"CREATE TABLE db.{name} AS SELECT * FROM rows")
+        plain_connection.unregister("rows")
+    return plain_connection

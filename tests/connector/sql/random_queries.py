@@ -147,8 +147,11 @@ class RandomQueries:
             return f"SELECT a.id FROM {self._table()} a WHERE {self._rng.choice((f'a.{column} {op} {low}', between))}"
         kind = self._rng.choice(("JOIN", "JOIN", "LEFT JOIN", "RIGHT JOIN"))
         end = f" AND a.{column} <= b.{other} + 0" if column == "id" else f" AND b.{other} >= a.{column}"
-        on = f"a.{column} {op} b.{other}{end}"
-        return f"SELECT a.id, b.id FROM {self._table()} a {kind} {self._table()} b ON {on} WHERE {self.condition('b.')}"
+        join_condition = f"a.{column} {op} b.{other}{end}"
+        return (
+            f"SELECT a.id, b.id FROM {self._table()} a {kind} {self._table()} b ON "
+            f"{join_condition} WHERE {self.condition('b.')}"
+        )
 
     def _draw_nested(self) -> str:
         condition, table, other = self.condition(), self._table(), self._table()

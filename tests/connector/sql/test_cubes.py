@@ -23,7 +23,7 @@ from seamark.connector.sql.session import SqlSession
 from seamark.connector.write.appends import append
 from tests.connector.lake import catalog_at
 from tests.connector.server_thread import ServerThread
-from tests.connector.sql.comparing import rows_of
+from tests.connector.sql.comparing import count_rows
 from tests.connector.sql.random_queries import SCHEMA, random_rows
 from tests.seeds import examples, first_seed
 
@@ -111,9 +111,9 @@ class RandomAggregates:
         rng = self._rng
         measure = rng.choice(measures)
         draw = rng.random()
-        plain = [one for one in dimensions if "(" not in one and one not in ("ok", "x", "y")]
-        if draw < 0.15 and plain:
-            return rng.choice(("min({})", "max({})", "count(DISTINCT {})")).format(rng.choice(plain))
+        plain_dimensions = [one for one in dimensions if "(" not in one and one not in ("ok", "x", "y")]
+        if draw < 0.15 and plain_dimensions:
+            return rng.choice(("min({})", "max({})", "count(DISTINCT {})")).format(rng.choice(plain_dimensions))
         if draw < 0.3:
             return f"{measure} FILTER (WHERE {self._condition(dimensions)})"
         if draw < 0.35:
@@ -200,8 +200,8 @@ class World:
 
     def spoil(self, *, loses: bool) -> None:
         """Delete a live index file, or change one of its bytes."""
-        listed = [self.client.index(self.name, f"cube{number}").json for number in range(len(self.cubes))]
-        live = [file["location"] for index in listed for file in index["index-files"] if file["state"] == "live"]
+        index_reports = [self.client.index(self.name, f"cube{number}").json for number in range(len(self.cubes))]
+        live = [file["location"] for index in index_reports for file in index["index-files"] if file["state"] == "live"]
         paths = [path for location in live if (path := Path(location.removeprefix("file://"))).exists()]
         if not paths:
             return
@@ -229,7 +229,7 @@ def run_case(server: ServerThread, seed: int, queries: int) -> Counter[str]:
     with (
         closing(IndexClient(server.url)) as client,
         SqlSession(server.url) as session,
-        SqlSession(server.url, cubes=OFF) as plain,
+        SqlSession(server.url, cubes=OFF) as plain_session,
     ):
         world = World(server, client, rng, f"db.t{seed}")
         world.create_table()
@@ -257,24 +257,24 @@ def run_case(server: ServerThread, seed: int, queries: int) -> Counter[str]:
                 if world.tags and rng.random() < 0.2:
                     source += f" FOR VERSION AS OF '{rng.choice(world.tags)}'"
                 text = aggregates.query(*rng.choice(world.cubes), source)
-                counts[_compare(session, plain, text, seed)] += 1
+                counts[_compare(session, plain_session, text, seed)] += 1
     return counts
 
 
-def _compare(session: SqlSession, plain: SqlSession, text: str, seed: int) -> str:
+def _compare(session: SqlSession, plain_session: SqlSession, text: str, seed: int) -> str:
     """Compare the answers of both sessions, and return how the first one was found."""
     try:
-        expected = plain.sql(text)
-        rows = rows_of(expected)
+        expected = plain_session.sql(text)
+        rows = count_rows(expected)
     except InvalidRequest as refused:
         with pytest.raises(InvalidRequest):
             session.sql(text).to_arrow()
         return f"refused: {str(refused)[:40]}"
-    answered = session.sql(text)
-    summary = answered.explanation.cube
+    answer = session.sql(text)
+    summary = answer.explanation.cube
     assert summary is not None
-    assert (answered.types, answered.schema) == (expected.types, expected.schema), f"seed {seed}: {text}"
-    assert rows_of(answered) == rows, f"seed {seed}: {text}\n{answered.explanation}"
+    assert (answer.types, answer.schema) == (expected.types, expected.schema), f"seed {seed}: {text}"
+    assert count_rows(answer) == rows, f"seed {seed}: {text}\n{answer.explanation}"
     if summary.index is None:
         return "rows"
     return "cube and rows" if summary.row_files else "cube"
@@ -315,7 +315,9 @@ def sales(server: ServerThread, request: pytest.FixtureRequest) -> Iterator[Worl
         yield World.of(server, client, name)
 
 
-def summary_of(server: ServerThread, text: str, cubes: str = "on") -> tuple[CubeSummary, list[tuple[object, ...]]]:
+def query_with_summary(
+    server: ServerThread, text: str, cubes: str = "on"
+) -> tuple[CubeSummary, list[tuple[object, ...]]]:
     """Return how a query used cubes, and its rows."""
     with SqlSession(server.url, cubes=cubes) as session:
         result = session.sql(text)
@@ -327,24 +329,24 @@ def summary_of(server: ServerThread, text: str, cubes: str = "on") -> tuple[Cube
 def test_damaged_cube_is_quarantined_and_the_rows_are_read(server: ServerThread, sales: World) -> None:
     text = f"SELECT country, sum(n) FROM {sales.name} GROUP BY country ORDER BY country"
     sales.spoil(loses=False)
-    summary, rows = summary_of(server, text)
+    summary, rows = query_with_summary(server, text)
     assert rows == [("a", 30), ("b", 30)]
     assert summary.index is None
     assert "no entry for a file" in (summary.reason or "")
     assert sales.client.index(sales.name, "cube0").health == "damaged"
     build(sales.client, sales.name, "cube0", InProcessWorkers())
-    assert summary_of(server, text) == (CubeSummary("cube0", 3, 0), rows)
+    assert query_with_summary(server, text) == (CubeSummary("cube0", 3, 0), rows)
 
 
 def test_deleted_rows_are_subtracted_from_groups(server: ServerThread, sales: World) -> None:
     text = f"SELECT country, sum(n), avg(n), count(*) FROM {sales.name} GROUP BY country ORDER BY country"
     sales.delete("n = 1 AND country = 'b'")
-    assert summary_of(server, text) == (CubeSummary("cube0", 3, 0), [("a", 30, 1.0, 30), ("b", 20, 1.0, 20)])
+    assert query_with_summary(server, text) == (CubeSummary("cube0", 3, 0), [("a", 30, 1.0, 30), ("b", 20, 1.0, 20)])
     one_file = text.replace("GROUP", "WHERE country = 'b' AND ts >= DATE '1970-01-01' GROUP")
-    assert summary_of(server, one_file) == (CubeSummary("cube0", 3, 0), [("b", 10, 1.0, 10)])
+    assert query_with_summary(server, one_file) == (CubeSummary("cube0", 3, 0), [("b", 10, 1.0, 10)])
     sales.delete("country = 'b'")
-    assert summary_of(server, text) == (CubeSummary("cube0", 3, 0), [("a", 30, 1.0, 30)]), "no group is empty"
-    summary, rows = summary_of(server, f"SELECT country, sum(x) FROM {sales.name} GROUP BY country")
+    assert query_with_summary(server, text) == (CubeSummary("cube0", 3, 0), [("a", 30, 1.0, 30)]), "no group is empty"
+    summary, rows = query_with_summary(server, f"SELECT country, sum(x) FROM {sales.name} GROUP BY country")
     assert (summary.index, rows) == (None, [("a", 15.0)]), "sums of floats are not corrected"
 
 
@@ -354,9 +356,9 @@ def test_sum_of_a_group_without_values_is_null_after_a_delete(server: ServerThre
     rows = pa.table({"ts": times, "country": ["c", "c"], "n": [7, None], "x": [0.5, 0.5]}, schema=schema)
     append(sales.client, sales.name, rows)
     text = f"SELECT country, sum(n), count(*) FROM {sales.name} WHERE country = 'c' GROUP BY country"
-    assert summary_of(server, text)[1] == [("c", 7, 2)]
+    assert query_with_summary(server, text)[1] == [("c", 7, 2)]
     sales.delete("country = 'c' AND n = 7")
-    summary, answer = summary_of(server, text)
+    summary, answer = query_with_summary(server, text)
     assert answer == [("c", None, 1)]
     assert summary.index == "cube0"
 
@@ -369,15 +371,15 @@ def test_renamed_column_keeps_its_cube_and_a_promoted_column_needs_a_new_one(
         with table.update_schema() as update:
             update.rename_column("country", "land")
     text = f"SELECT land, sum(n) FROM {sales.name} GROUP BY land ORDER BY land"
-    assert summary_of(server, text) == (CubeSummary("cube0", 3, 0), [("a", 30), ("b", 30)])
+    assert query_with_summary(server, text) == (CubeSummary("cube0", 3, 0), [("a", 30), ("b", 30)])
     with catalog_at(server.url) as catalog:
         table = catalog.load_table(sales.name)
         with table.update_schema() as update:
             update.update_column("n", LongType())
-    summary, rows = summary_of(server, text)
+    summary, rows = query_with_summary(server, text)
     assert (summary.index, rows) == (None, [("a", 30), ("b", 30)])
     build(sales.client, sales.name, "cube0", InProcessWorkers())
-    assert summary_of(server, text) == (CubeSummary("cube0", 3, 0), rows)
+    assert query_with_summary(server, text) == (CubeSummary("cube0", 3, 0), rows)
 
 
 def test_files_that_writers_append_are_in_the_cube_at_once(server: ServerThread, sales: World) -> None:
@@ -385,24 +387,24 @@ def test_files_that_writers_append_are_in_the_cube_at_once(server: ServerThread,
     rows = pa.table({"ts": [datetime(2026, 1, 1)], "country": ["c"], "n": [7], "x": [None]}, schema=schema)
     append(sales.client, sales.name, rows)
     text = f"SELECT country, sum(n), sum(x) FROM {sales.name} WHERE ts >= DATE '2026-01-01' GROUP BY country"
-    summary, answer = summary_of(server, text)
+    summary, answer = query_with_summary(server, text)
     assert answer == [("c", 7, None)]
     assert summary == CubeSummary("cube0", 1, 0)
 
 
 def test_time_follows_from_a_dimension_only_at_its_boundaries(server: ServerThread, sales: World) -> None:
     start = f"SELECT count(*) FROM {sales.name} WHERE ts >= "
-    summary, rows = summary_of(server, f"{start}TIMESTAMP '1970-01-01 00:00:00'")
+    summary, rows = query_with_summary(server, f"{start}TIMESTAMP '1970-01-01 00:00:00'")
     assert (summary.index, rows) == ("cube0", [(30,)])
-    summary, rows = summary_of(server, f"{start}TIMESTAMP '1970-01-01 00:00:01'")
+    summary, rows = query_with_summary(server, f"{start}TIMESTAMP '1970-01-01 00:00:01'")
     assert (summary.index, rows) == (None, [(27,)])
-    summary, rows = summary_of(server, f"SELECT hour(ts), count(*) FROM {sales.name} GROUP BY 1 ORDER BY 1")
+    summary, rows = query_with_summary(server, f"SELECT hour(ts), count(*) FROM {sales.name} GROUP BY 1 ORDER BY 1")
     assert (summary.index, rows) == (None, [(0, 30), (23, 30)])
 
 
 def test_name_of_an_output_in_order_by_is_not_taken_for_a_measure(server: ServerThread, sales: World) -> None:
     text = f"SELECT country AS n, sum(n) AS total FROM {sales.name} GROUP BY country ORDER BY max(n) DESC LIMIT 1"
-    summary, rows = summary_of(server, text)
+    summary, rows = query_with_summary(server, text)
     assert (summary.index, rows) == (None, [("b", 30)])
     assert "names an output" in (summary.reason or "")
 
@@ -412,31 +414,31 @@ def test_column_that_is_also_a_truncated_dimension_stays_whole(server: ServerThr
     build(sales.client, sales.name, "cube0", InProcessWorkers())
     day = "date_trunc('day', ts)"
     text = f"SELECT {day}, count(*) FROM {sales.name} GROUP BY ts ORDER BY {day}, ts LIMIT 1"
-    summary, rows = summary_of(server, text)
+    summary, rows = query_with_summary(server, text)
     assert (summary.index, rows) == ("cube0", [(datetime(1969, 12, 31), 3)])
 
 
 def test_counts_and_sums_of_constants_are_counts_of_rows(server: ServerThread, sales: World) -> None:
     text = f"SELECT country, count(1), count('x'), sum(1) FROM {sales.name} GROUP BY country ORDER BY country"
-    summary, rows = summary_of(server, text)
+    summary, rows = query_with_summary(server, text)
     assert (summary.index, rows) == ("cube0", [("a", 30, 30, 30), ("b", 30, 30, 30)])
-    summary, rows = summary_of(server, f"SELECT count(1), sum(1) FROM {sales.name} HAVING count(*) > 60")
+    summary, rows = query_with_summary(server, f"SELECT count(1), sum(1) FROM {sales.name} HAVING count(*) > 60")
     assert (summary.index, rows) == ("cube0", [])
 
 
 def test_exact_sessions_do_not_add_floats_from_cubes(server: ServerThread, sales: World) -> None:
     text = f"SELECT sum(x), sum(n) FROM {sales.name}"
-    assert summary_of(server, text)[0].index == "cube0"
-    summary, rows = summary_of(server, text, EXACT)
+    assert query_with_summary(server, text)[0].index == "cube0"
+    summary, rows = query_with_summary(server, text, EXACT)
     assert (summary.index, rows) == (None, [(30.0, 60)])
     assert "adds floats" in (summary.reason or "")
-    assert summary_of(server, f"SELECT sum(n) FROM {sales.name}", EXACT)[0].index == "cube0"
+    assert query_with_summary(server, f"SELECT sum(n) FROM {sales.name}", EXACT)[0].index == "cube0"
 
 
 def test_exact_sessions_do_not_average_integers_from_cubes(server: ServerThread, sales: World) -> None:
     text = f"SELECT avg(n) FROM {sales.name}"
-    assert summary_of(server, text)[0].index == "cube0"
-    summary, rows = summary_of(server, text, EXACT)
+    assert query_with_summary(server, text)[0].index == "cube0"
+    summary, rows = query_with_summary(server, text, EXACT)
     assert (summary.index, rows) == (None, [(1.0,)])
     assert "averages integers" in (summary.reason or "")
 
@@ -456,7 +458,7 @@ def test_exact_sessions_do_not_average_integers_from_cubes(server: ServerThread,
 def test_query_that_does_not_follow_reads_rows_and_says_why(
     server: ServerThread, sales: World, text: str, reason: str
 ) -> None:
-    summary, _ = summary_of(server, text.format(sales.name))
+    summary, _ = query_with_summary(server, text.format(sales.name))
     assert summary.index is None
     assert reason in (summary.reason or "")
 
@@ -467,8 +469,8 @@ def test_create_refuses_a_cube_that_does_not_pay(server: ServerThread) -> None:
         catalog.create_namespace_if_not_exists("db")
         catalog.create_table("db.distinct_ids", schema=schema).append(pa.table({"id": range(2000)}, schema=schema))
     arguments = ["create", "db.distinct_ids", "--kind", "cube", "--columns", "id", "--measures", "count(*)"]
-    refused = CliRunner().invoke(index, [*arguments, "--url", server.url])
-    assert refused.exit_code == 1
-    assert "2,000 groups for 2,000 rows has 1.0 rows for each group" in refused.output
-    created = CliRunner().invoke(index, [*arguments, "--shrink", "1", "--url", server.url])
-    assert created.exit_code == 0, created.output
+    refusal = CliRunner().invoke(index, [*arguments, "--url", server.url])
+    assert refusal.exit_code == 1
+    assert "2,000 groups for 2,000 rows has 1.0 rows for each group" in refusal.output
+    creation = CliRunner().invoke(index, [*arguments, "--shrink", "1", "--url", server.url])
+    assert creation.exit_code == 0, creation.output

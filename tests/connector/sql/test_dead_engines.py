@@ -23,9 +23,9 @@ JDK = "install a JDK 17 or newer"
 
 def test_error_of_an_unreachable_trino_names_its_address() -> None:
     port = free_port()
-    with pytest.raises(Unreachable) as caught:
+    with pytest.raises(Unreachable) as error:
         TrinoRows(TrinoAddress.parse(f"http://127.0.0.1:{port}"), "SELECT 1")
-    assert caught.value.message == f"Trino does not answer at 127.0.0.1:{port}: Connection refused"
+    assert error.value.message == f"Trino does not answer at 127.0.0.1:{port}: Connection refused"
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from tests.connector.analysis.statements import Statements, quote
 from tests.connector.analysis.test_scans_oracle import partners_of
 from tests.connector.lake import catalog_at
 from tests.connector.server_thread import ServerThread
-from tests.connector.sql.comparing import comparable
+from tests.connector.sql.comparing import to_comparable_value
 from tests.connector.sql.hand_made import (
     FOUND_FAULTS,
     STATEMENTS,
@@ -72,7 +72,9 @@ def to_comparable(value: Any) -> Any:
 
     Numbers become floats, because DuckDB's sums and quotients have other types.
     """
-    return comparable(float(value) if isinstance(value, int | Decimal) and not isinstance(value, bool) else value)
+    return to_comparable_value(
+        float(value) if isinstance(value, int | Decimal) and not isinstance(value, bool) else value
+    )
 
 
 def rows_of(table: pa.Table) -> Counter[str]:
@@ -114,10 +116,10 @@ def test_translated_random_statements_return_the_rows_of_the_originals(lakes: in
         with open_plain() as connection:
             for text in statements.make_tables():
                 connection.execute(text)
-            stored = {column_names.name.lower(): column_names for column_names in statements.tables}
+            columns_by_name = {column_names.name.lower(): column_names for column_names in statements.tables}
             kinds = {
                 name: {column: from_iceberg(kind) for column, kind in column_names.columns.items()}
-                for name, column_names in stored.items()
+                for name, column_names in columns_by_name.items()
             }
             for _ in range(40):
                 text = statements.query(rng.choice([1, 1, 2, 2, 3]))
@@ -134,7 +136,7 @@ def test_translated_random_statements_return_the_rows_of_the_originals(lakes: in
                 except (UnsupportedInDuckDB, InvalidRequest):
                     continue
                 for table in query.tables:
-                    name = quote(stored[table.node.name.lower()].name)
+                    name = quote(columns_by_name[table.node.name.lower()].name)
                     columns = ", ".join(f"{quote(column)} AS c{at}" for at, column in enumerate(table.columns))
                     connection.execute(f"CREATE OR REPLACE TEMP VIEW {table.name} AS SELECT {columns} FROM {name}")
                 counts["translated"] += 1
@@ -156,15 +158,15 @@ def test_statements_return_the_same_rows_on_the_rows_that_the_analysis_keeps(
             text, columns_of=lambda names: columns[names[2]] if is_known else None, utc=True, today=NOW.date()
         )
         replacements = []
-        for at, scan in enumerate(scans):
+        for scan_number, scan in enumerate(scans):
             condition = "TRUE" if scan.predicate is None else f"({scan.predicate})"
-            partners = "".join(partners_of(random.Random(f"{number}/{at}"), scans, (at,)))
+            partners = "".join(partners_of(random.Random(f"{number}/{scan_number}"), scans, (scan_number,)))
             rows = f"SELECT * FROM db.{scan.table} AS j1 WHERE {condition}{partners}"
-            connection.execute(f"CREATE OR REPLACE TABLE db.p{at} AS {rows}")
+            connection.execute(f"CREATE OR REPLACE TABLE db.p{scan_number} AS {rows}")
             left_out += connection.execute(
-                f"SELECT (SELECT count(*) FROM db.{scan.table}) > count(*) FROM db.p{at}"
+                f"SELECT (SELECT count(*) FROM db.{scan.table}) > count(*) FROM db.p{scan_number}"
             ).fetchall()[0][0]
-            replacements.append(read_from_view(scan, f"p{at}"))
+            replacements.append(read_from_view(scan, f"p{scan_number}"))
         assert answer(connection, splice(text, replacements)) == answer(connection, text), f"{text}\n{scans}"
     assert left_out > (200 if is_known else 100) / step
 

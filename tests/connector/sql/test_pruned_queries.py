@@ -17,7 +17,7 @@ from seamark.connector.sql.session import SqlSession
 from seamark.formats.iceberg.expressions.sql_parser import parse_statements
 from tests.connector.lake import catalog_at
 from tests.connector.server_thread import ServerThread
-from tests.connector.sql.comparing import rows_of
+from tests.connector.sql.comparing import count_rows
 from tests.connector.sql.random_queries import SCHEMA, TABLES, RandomQueries, random_rows
 from tests.seeds import examples, first_seed
 
@@ -46,11 +46,11 @@ def check(url: str, seed: int, queries: int) -> Counter[str]:
             pruned = session.sql(text)
             counts["files left out"] += sum(table.considered_files - table.files for table in pruned.explanation.tables)
             counts["joins"] += sum(len(table.joins) for table in pruned.explanation.tables)
-            rows = rows_of(pruned)
+            rows = count_rows(pruned)
             with patch.object(reads, "scans_of", lambda *_, **__: ()):
-                whole = session.sql(text)
-                assert all(table.files == table.considered_files for table in whole.explanation.tables)
-                assert rows == rows_of(whole), f"seed {seed}, query {number}: {text}"
+                original_rows = session.sql(text)
+                assert all(table.files == table.considered_files for table in original_rows.explanation.tables)
+                assert rows == count_rows(original_rows), f"seed {seed}, query {number}: {text}"
     return counts
 
 
@@ -95,8 +95,8 @@ def test_statement_is_parsed_once(server: ServerThread, text: str, parses: int) 
         patch.object(statement, "parse_statements", parse),
         patch.object(scans, "parse_statements", parse),
     ):
-        (read,) = session.explain(text).tables
-    assert read.files < read.considered_files
+        (table_report,) = session.explain(text).tables
+    assert table_report.files < table_report.considered_files
     assert count["parses"] == parses
 
 
@@ -118,11 +118,13 @@ def test_tag_is_read_as_the_snapshot_that_it_names(server: ServerThread) -> None
                 text = text.replace(
                     f"db.{name} FOR VERSION AS OF 'it''s'", f"db.{name} FOR VERSION AS OF {numbers[name]}"
                 )
-            assert rows_of(actual) == rows_of(session.sql(text)), f"seed {first_seed() + 1}, query {number}: {text}"
+            assert count_rows(actual) == count_rows(session.sql(text)), (
+                f"seed {first_seed() + 1}, query {number}: {text}"
+            )
         with pytest.raises(InvalidRequest, match="Cannot find the branch or tag 'none'; the table has it's, main"):
             session.sql("SELECT * FROM db.t1 FOR VERSION AS OF 'none'")
-        both = "SELECT count(*) FROM db.t1 a JOIN db.t1 FOR VERSION AS OF 'it''s' b ON a.id = b.id"
+        self_join = "SELECT count(*) FROM db.t1 a JOIN db.t1 FOR VERSION AS OF 'it''s' b ON a.id = b.id"
         with pytest.raises(InvalidRequest, match="at a branch or tag, and also at another snapshot"):
-            session.explain(both)
-        (read,) = session.explain("SELECT id FROM db.t1 FOR VERSION AS OF 'it''s' WHERE id = 4711").tables
-        assert (read.files, read.considered_files) == (0, 3)
+            session.explain(self_join)
+        (table_report,) = session.explain("SELECT id FROM db.t1 FOR VERSION AS OF 'it''s' WHERE id = 4711").tables
+        assert (table_report.files, table_report.considered_files) == (0, 3)

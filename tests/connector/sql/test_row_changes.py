@@ -89,8 +89,8 @@ def test_changed_rows_keep_their_other_columns_and_ids(
     assert count(session, "UPDATE db.t SET name = upper(name) WHERE id IN (1, 5) OR name = 'n2'") == 3
     assert count(session, "DELETE FROM db.t WHERE id > 5") == 2
     after = {row["id"]: row for row in scan(client, "db.t", columns_read).to_arrow().to_pylist()}
-    for changed in (1, 2, 5):
-        before[changed]["name"] = f"N{changed}"
+    for changed_count in (1, 2, 5):
+        before[changed_count]["name"] = f"N{changed_count}"
     assert after == {number: row for number, row in before.items() if number <= 5}
     kind = str(client.files("db.t", content="all")["content"].to_pylist())
     assert ("position-deletes" in kind) == (mode != "copy-on-write"), kind
@@ -116,18 +116,18 @@ def test_change_runs_again_after_a_concurrent_commit(
 ) -> None:
     create(client, "t", [("id", "long"), ("n", "long")])
     session.sql("INSERT INTO db.t VALUES (1, 1)")
-    computed, works = (
+    computed, operations = (
         sessions.SqlSession._compute_rows,
         [lambda: append(client, "db.t", pa.table({"id": [2], "n": [1]}))],
     )
 
     def overtake(self: SqlSession, *arguments: Any) -> Any:
         rows = computed(self, *arguments)
-        for work in works:
+        for work in operations:
             thread = threading.Thread(target=work)
             thread.start()
             thread.join()
-        works.clear()
+        operations.clear()
         return rows
 
     monkeypatch.setattr(sessions.SqlSession, "_compute_rows", overtake)

@@ -24,7 +24,7 @@ from seamark.connector.sql.cubes.plans import OFF, CubeSummary
 from seamark.connector.sql.session import SqlSession
 from tests.connector.lake import catalog_at
 from tests.connector.server_thread import ServerThread
-from tests.connector.sql.comparing import rows_of
+from tests.connector.sql.comparing import count_rows
 from tests.seeds import examples, first_seed
 
 FACTS = pa.schema(
@@ -103,9 +103,9 @@ class StarSchema:
             client.put_index((name, "facts"), f"c{number}", kind="cube", columns=dimensions, measures=measures)
         # Some keys of the facts have no partner, and some keys of the dimensions are null or appear twice.
         self.has_doubled_keys = rng.random() < 0.3
-        more = [2, 1] if self.has_doubled_keys else []
-        self._append("shops", [self._shop(key) for key in [*range(4), None, *more[:1]]], SHOPS)
-        self._append("items", [self._item(key) for key in [*range(5), None, *more[1:]]], ITEMS)
+        doubled_keys = [2, 1] if self.has_doubled_keys else []
+        self._append("shops", [self._shop(key) for key in [*range(4), None, *doubled_keys[:1]]], SHOPS)
+        self._append("items", [self._item(key) for key in [*range(5), None, *doubled_keys[1:]]], ITEMS)
         days = [{"day": DAY + timedelta(n), "month": 1 + n // 15, "week": n // 7} for n in range(28)]
         self._append("days", days, DAYS)
 
@@ -202,20 +202,20 @@ class StarSchema:
         version = " FOR VERSION AS OF 'old'" if self.has_tag and rng.random() < 0.3 else ""
         sources = {alias: f"{self._name}.{JOINED[alias][0]}{version} {alias}" for alias in aliases}
         facts = f"{self._name}.facts{version} f"
-        on = {alias: f"f.{JOINED[alias][1]} = {alias}.{JOINED[alias][1]}" for alias in aliases}
+        join_conditions = {alias: f"f.{JOINED[alias][1]} = {alias}.{JOINED[alias][1]}" for alias in aliases}
         if rng.random() < 0.4:
-            conditions += on.values()
-            listed = [facts, *sources.values()]
-            rng.shuffle(listed)
-            return ", ".join(listed)
+            conditions += join_conditions.values()
+            all_tables = [facts, *sources.values()]
+            rng.shuffle(all_tables)
+            return ", ".join(all_tables)
         text = facts
         if rng.random() < 0.3:
             first = aliases[0]
             word = rng.choice(("JOIN", "LEFT JOIN", "RIGHT JOIN"))
-            text = f"{sources.pop(first)} {word} {facts} ON {on[first]}"
+            text = f"{sources.pop(first)} {word} {facts} ON {join_conditions[first]}"
         for alias, source in sources.items():
             word = rng.choice(("JOIN", "JOIN", "LEFT JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN"))
-            text += f" {word} {source} ON {on[alias]}"
+            text += f" {word} {source} ON {join_conditions[alias]}"
             if word == "LEFT JOIN" and rng.random() < 0.3:
                 text += f" AND {rng.choice(CONDITIONS[alias])}"
         return text
@@ -243,7 +243,7 @@ def run_case(server: ServerThread, seed: int, queries: int) -> Counter[str]:
     with (
         closing(IndexClient(server.url)) as client,
         SqlSession(server.url) as session,
-        SqlSession(server.url, cubes=OFF) as plain,
+        SqlSession(server.url, cubes=OFF) as plain_session,
     ):
         star = StarSchema(server, client, rng, f"star{seed}")
         star.append_facts(60)
@@ -252,7 +252,7 @@ def run_case(server: ServerThread, seed: int, queries: int) -> Counter[str]:
         star.pin_attributes()
         for _ in range(2):
             for _ in range(queries):
-                counts[_compare(session, plain, star.query(), seed)] += 1
+                counts[_compare(session, plain_session, star.query(), seed)] += 1
             changes = (
                 star.change_dimension,
                 star.pin_attributes,
@@ -265,15 +265,15 @@ def run_case(server: ServerThread, seed: int, queries: int) -> Counter[str]:
             for change in rng.sample(changes, 3):
                 change()
         for _ in range(queries):
-            counts[_compare(session, plain, star.query(), seed)] += 1
+            counts[_compare(session, plain_session, star.query(), seed)] += 1
     return counts
 
 
-def _compare(session: SqlSession, plain: SqlSession, text: str, seed: int) -> str:
+def _compare(session: SqlSession, plain_session: SqlSession, text: str, seed: int) -> str:
     """Compare the answers of both sessions, and return how the first answer was computed."""
     try:
-        expected = plain.sql(text)
-        rows = rows_of(expected)
+        expected = plain_session.sql(text)
+        rows = count_rows(expected)
     except InvalidRequest:
         with pytest.raises(InvalidRequest):
             session.sql(text).to_arrow()
@@ -282,7 +282,7 @@ def _compare(session: SqlSession, plain: SqlSession, text: str, seed: int) -> st
     summary = answer.explanation.cube
     assert summary is not None
     assert (answer.types, answer.schema) == (expected.types, expected.schema), f"seed {seed}: {text}"
-    assert rows_of(answer) == rows, f"seed {seed}: {text}\n{answer.explanation}"
+    assert count_rows(answer) == rows, f"seed {seed}: {text}\n{answer.explanation}"
     if summary.index is None:
         return "rows"
     how = "cube and rows" if summary.row_files else "cube"
@@ -518,11 +518,11 @@ def test_rows_are_read_if_a_cube_covers_few_of_them(server: ServerThread, monkey
     with SqlSession(server.url) as session:
         answer = session.sql(query)
         assert answer.explanation.cube == CubeSummary("by_shop", 1, 1)
-        rows = rows_of(answer)
+        rows = count_rows(answer)
         monkeypatch.setattr(plans, "_FEW_ROWS", 10)
         answer = session.sql(query)
         summary = answer.explanation.cube
-        assert rows_of(answer) == rows
+        assert count_rows(answer) == rows
     assert summary is not None
     assert (summary.index, summary.row_files) == (None, 2)
     assert summary.reason is not None

@@ -18,8 +18,8 @@ from seamark.connector.sql import reads
 from seamark.connector.sql.session import SqlResult, SqlSession
 from tests.connector.lake import catalog_at
 from tests.connector.server_thread import ServerThread
-from tests.connector.sql.comparing import rows_of
-from tests.index.case_folding.texts import random_texts, with_other_case
+from tests.connector.sql.comparing import count_rows
+from tests.index.case_folding.texts import draw_texts, with_other_case
 from tests.seeds import examples, first_seed
 
 SCHEMA = pa.schema([("id", pa.int64()), ("email", pa.string())])
@@ -82,13 +82,13 @@ def test_index_on_lower_or_upper_serves_both_functions(server: ServerThread, ind
             actual = session.sql(f"SELECT id FROM db.people WHERE {where}")
             assert ids_of(actual) == ids, where
             assert actual.explanation.tables[0].files == len(ids), where
-        changed = session.sql("UPDATE db.people SET email = 'x' WHERE lower(email) = 'person.number7@example.com'")
-        assert changed.to_arrow().to_pylist() == [{"rows": 1}]
+        change_report = session.sql(
+            "UPDATE db.people SET email = 'x' WHERE lower(email) = 'person.number7@example.com'"
+        )
+        assert change_report.to_arrow().to_pylist() == [{"rows": 1}]
         assert ids_of(session.sql("SELECT id FROM db.people WHERE upper(email) = 'X'")) == [701]
-    shown_seamark_command = seamark_command(
-        server.url, "index", "show", "db.people", f"{indexed.partition('(')[0]}_email_bloom"
-    )
-    assert indexed in shown_seamark_command
+    output = seamark_command(server.url, "index", "show", "db.people", f"{indexed.partition('(')[0]}_email_bloom")
+    assert indexed in output
 
 
 def test_bitmap_index_on_lower_serves_prefix_patterns(server: ServerThread) -> None:
@@ -112,7 +112,7 @@ def test_duckdb_reads_the_files_that_the_index_keeps(server: ServerThread) -> No
 def test_random_texts_of_all_scripts_are_found_in_any_case(server: ServerThread) -> None:
     seed = first_seed()
     rng = random.Random(seed)
-    texts = [random_texts(rng, 6) for _ in range(FILES)]
+    texts = [draw_texts(rng, 6) for _ in range(FILES)]
     create_table(server.url, lambda number: [*texts[number]])
     create_index(server.url, "lower(email)")
     left_out = 0
@@ -125,5 +125,5 @@ def test_random_texts_of_all_scripts_are_found_in_any_case(server: ServerThread)
             actual = session.sql(query)
             left_out += FILES - actual.explanation.tables[0].files
             with read_whole():
-                assert rows_of(actual) == rows_of(session.sql(query)), f"seed {seed}: {query}"
+                assert count_rows(actual) == count_rows(session.sql(query)), f"seed {seed}: {query}"
     assert left_out > 100

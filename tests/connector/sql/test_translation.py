@@ -265,15 +265,15 @@ def test_duckdb_connection_opens_no_file_for_any_statement(text: str, tmp_path: 
 
 
 def test_engine_is_chosen_by_bytes_and_kind_of_the_statement() -> None:
-    both = frozenset({DUCKDB, TRINO})
-    small, large = StatementProfile(Kind.QUERY, 10), StatementProfile(Kind.QUERY, LARGE_BYTES)
-    assert choose(small, AUTO, both).engine == DUCKDB
-    assert choose(large, AUTO, both).engine == TRINO
-    assert choose(large, AUTO, frozenset({DUCKDB})).engine == DUCKDB
-    assert choose(small, TRINO, both).engine == TRINO
-    assert choose(StatementProfile(Kind.QUERY, 0, "of a function"), AUTO, both).engine == TRINO
+    both_engines = frozenset({DUCKDB, TRINO})
+    small_profile, large_profile = StatementProfile(Kind.QUERY, 10), StatementProfile(Kind.QUERY, LARGE_BYTES)
+    assert choose(small_profile, AUTO, both_engines).engine == DUCKDB
+    assert choose(large_profile, AUTO, both_engines).engine == TRINO
+    assert choose(large_profile, AUTO, frozenset({DUCKDB})).engine == DUCKDB
+    assert choose(small_profile, TRINO, both_engines).engine == TRINO
+    assert choose(StatementProfile(Kind.QUERY, 0, "of a function"), AUTO, both_engines).engine == TRINO
     assert choose(StatementProfile(Kind.MERGE), AUTO, frozenset({DUCKDB, SPARK})).engine == SPARK
-    assert choose(StatementProfile(Kind.INSERT), AUTO, both).engine == DUCKDB
+    assert choose(StatementProfile(Kind.INSERT), AUTO, both_engines).engine == DUCKDB
 
 
 @pytest.mark.parametrize(
@@ -373,11 +373,11 @@ def test_invalid_number_literal_is_refused(text: str) -> None:
 
 def test_sum_of_decimals_beyond_38_digits_fails() -> None:
     """DuckDB wraps around at 2 to the power of 127."""
-    wide = decimal(38, 2)
+    wide_type = decimal(38, 2)
     values = ", ".join(["(CAST('999999999999999999999999999999999999.99' AS DECIMAL(38, 2)))"] * 2)
     with closing(open_connection(DuckDBLimits())) as con:
         for aggregate in ("sum(price)", "avg(price)", "sum(price) OVER (ORDER BY price)"):
-            query = translate(parse(f"SELECT {aggregate} FROM s.t").tree, lambda _: {"price": wide}, NOW)
+            query = translate(parse(f"SELECT {aggregate} FROM s.t").tree, lambda _: {"price": wide_type}, NOW)
             con.execute(f"CREATE OR REPLACE TEMP VIEW t0 AS SELECT * FROM (VALUES {values}) v (c0)")
             with pytest.raises(duckdb.Error, match="verflow"):
                 con.execute(query.text).fetchall()

@@ -28,7 +28,7 @@ COLUMNS = {
 }
 
 
-def filter_of(predicate: str | None) -> Expression | None:
+def parse_filter(predicate: str | None) -> Expression | None:
     """Return the filter of a plan request for this condition on one table."""
     return None if predicate is None else find_scans(f"SELECT * FROM t WHERE {predicate}")[0].filter
 
@@ -94,8 +94,8 @@ class Seamark:
         text = f"{name[-1]}~plan~{number}" if self.answer is None else self.answer(name)
         return None if text is None else PlanView(text, 200 + number, tuple(view.columns))
 
-    async def lease(self, of: Name, plan_ids: Collection[int], lease_s: int | None = None) -> None:
-        self.leased.append((of, list(plan_ids), lease_s))
+    async def lease(self, name: Name, plan_ids: Collection[int], lease_s: int | None = None) -> None:
+        self.leased.append((name, list(plan_ids), lease_s))
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ from typing import Any
 from aiohttp import web
 
 from seamark.connector.trino.protocol.accepted_logins import TARGET
-from tests.connector.trino.rig import FakeServer, fake_server
+from tests.connector.trino.rig import FakeServer, run_fake_server
 
 PLAN_ID = 4711471147
 """The id of each plan that the played Seamark makes."""
@@ -29,7 +29,7 @@ QUEUED: Page = {"stats": {"state": "QUEUED"}}
 PLANNING: Page = {"stats": {"state": "PLANNING"}}
 
 
-def failure_page(name: str, message: str = "", kind: str = "USER_ERROR") -> Page:
+def build_failure_page(name: str, message: str = "", kind: str = "USER_ERROR") -> Page:
     error = {"message": message, "errorName": name, "errorType": kind, "errorCode": 1}
     return {"error": error, "stats": {"state": "FAILED"}}
 
@@ -52,25 +52,27 @@ class Trino:
     """The credentials that the proxy checked. `login_status` is the answer, after `login_wait_s` seconds."""
     login_status: Callable[[str], int] = lambda credentials: 410
     login_wait_s: float = 0.0
-    rules: dict[str, Any] = field(default_factory=lambda: rules_of(table()))
+    rules: dict[str, Any] = field(default_factory=lambda: build_rules(build_table()))
 
     @property
     def url(self) -> str:
         return self.fake.url
 
 
-def table(name: str = "t", *, filters: Sequence[str] = (), masks: Mapping[str, str] | None = None) -> dict[str, Any]:
+def build_table(
+    name: str = "t", *, filters: Sequence[str] = (), masks: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """Return a table of a statement in the form of Trino's answer."""
     columns = [{"column": column, "mask": mask} for column, mask in (masks or {}).items()] + [{"column": "x"}]
     return {"catalog": "lake", "schema": "db", "table": name, "filters": list(filters), "columns": columns}
 
 
-def rules_of(*tables: dict[str, Any], **properties: Any) -> dict[str, Any]:
+def build_rules(*tables: dict[str, Any], **properties: Any) -> dict[str, Any]:
     return {"referencedTables": tables, "session": {"catalogProperties": {"lake": properties}}}
 
 
 @asynccontextmanager
-async def fake_trino(play: Callable[[str], list[Page]]) -> AsyncIterator[Trino]:
+async def run_fake_trino(play: Callable[[str], list[Page]]) -> AsyncIterator[Trino]:
     """Yield a coordinator. `play` returns the pages of each statement; the first page answers the POST.
 
     A page may be requested several times.
@@ -103,15 +105,15 @@ async def fake_trino(play: Callable[[str], list[Page]]) -> AsyncIterator[Trino]:
             assert request.transport is not None
             request.transport.abort()
             raise ConnectionResetError
-        about = request.headers
-        base = f"{about['X-Forwarded-Proto']}://{about['X-Forwarded-Host']}{about.get('X-Forwarded-Prefix', '')}"
+        prefix = request.headers.get("X-Forwarded-Prefix", "")
+        base = f"{request.headers['X-Forwarded-Proto']}://{request.headers['X-Forwarded-Host']}{prefix}"
         page |= {"id": f"q{number}", "infoUri": f"{base}/ui/#q{number}"}
         if token + 1 < len(scripts[number]):
             stage = "queued" if page["stats"]["state"] == "QUEUED" else "executing"
             page["nextUri"] = f"{base}/v1/statement/{stage}/{number}/slug/{token + 1}"
         return web.json_response(page, status=page.pop("status", 200), headers={"Set-Cookie": f"token={token}"})
 
-    async with fake_server(answer) as fake:
+    async with run_fake_server(answer) as fake:
         trino = Trino(fake)
         yield trino
 
@@ -137,7 +139,9 @@ Plan = dict[str, Any] | int
 
 
 @asynccontextmanager
-async def fake_seamark(plan: Callable[[str, Any], Plan] | None = None, *, wait_s: float = 0) -> AsyncIterator[Seamark]:
+async def run_fake_seamark(
+    plan: Callable[[str, Any], Plan] | None = None, *, wait_s: float = 0
+) -> AsyncIterator[Seamark]:
     """Yield a Seamark. `plan` receives the table (`db/t`) and the body of each request."""
 
     async def answer(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.StreamResponse:
@@ -156,6 +160,6 @@ async def fake_seamark(plan: Callable[[str, Any], Plan] | None = None, *, wait_s
         sizes = {"files": 3, "bytes": 30, "considered-files": 100, "considered-bytes": 1000}
         return web.json_response({**usual, **sizes, **new_plan})
 
-    async with fake_server(answer) as fake:
+    async with run_fake_server(answer) as fake:
         seamark = Seamark(fake)
         yield seamark

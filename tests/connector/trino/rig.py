@@ -34,7 +34,7 @@ class FakeServer:
 
 
 @asynccontextmanager
-async def fake_server(
+async def run_fake_server(
     answer: Callable[[FakeServer, web.BaseRequest, bytes], Awaitable[web.StreamResponse]],
 ) -> AsyncIterator[FakeServer]:
     """Yield a server. `answer` receives each request after its body was read and recorded in `requests`."""

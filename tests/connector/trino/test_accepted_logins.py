@@ -12,8 +12,8 @@ from multidict import CIMultiDict
 from seamark.connector.trino.protocol import accepted_logins as module
 from seamark.connector.trino.protocol.accepted_logins import LOGINS_MAX, REMEMBERED_S, AcceptedLogins
 from seamark.connector.trino.protocol.coordinators import Coordinator
-from tests.connector.trino.protocol import END, ROWS, Page, fake_seamark, fake_trino
-from tests.connector.trino.rig import FakeServer, Rig, fake_server, run_proxy
+from tests.connector.trino.protocol import END, ROWS, Page, run_fake_seamark, run_fake_trino
+from tests.connector.trino.rig import FakeServer, Rig, run_fake_server, run_proxy
 
 STATEMENT = "SELECT x FROM lake.db.t WHERE x = 1"
 TRINO = Coordinator("http://trino", "")
@@ -31,7 +31,11 @@ def _play(statement: str) -> list[Page]:
 
 
 async def test_plans_are_made_only_for_accepted_logins_which_are_checked_once() -> None:
-    async with fake_trino(_play) as trino, fake_seamark() as seamark, run_proxy(trino.url, seamark=seamark.url) as rig:
+    async with (
+        run_fake_trino(_play) as trino,
+        run_fake_seamark() as seamark,
+        run_proxy(trino.url, seamark=seamark.url) as rig,
+    ):
         trino.login_status = lambda credentials: 410 if credentials == "Basic right" else 401
         for _ in range(2):
             assert await _ask(rig, "Basic wrong") == "unchanged; Trino has not accepted the login"
@@ -49,21 +53,33 @@ async def test_plans_are_made_only_for_accepted_logins_which_are_checked_once() 
 
 @pytest.mark.parametrize("status", [302, 400, 401, 403, 429, 500, 503])
 async def test_answer_with_another_status_accepts_no_login(status: int) -> None:
-    async with fake_trino(_play) as trino, fake_seamark() as seamark, run_proxy(trino.url, seamark=seamark.url) as rig:
+    async with (
+        run_fake_trino(_play) as trino,
+        run_fake_seamark() as seamark,
+        run_proxy(trino.url, seamark=seamark.url) as rig,
+    ):
         trino.login_status = lambda credentials: status
         assert await _ask(rig, "Bearer x") == "unchanged; Trino has not accepted the login"
         assert seamark.fake.requests == []
 
 
 async def test_login_of_single_use_is_not_checked() -> None:
-    async with fake_trino(_play) as trino, fake_seamark() as seamark, run_proxy(trino.url, seamark=seamark.url) as rig:
+    async with (
+        run_fake_trino(_play) as trino,
+        run_fake_seamark() as seamark,
+        run_proxy(trino.url, seamark=seamark.url) as rig,
+    ):
         assert await _ask(rig, "Negotiate abc==") == "unchanged; Trino has not accepted the login"
         assert (trino.logins, seamark.fake.requests, trino.requests) == ([], [], [STATEMENT])
 
 
 async def test_slow_login_check_delays_a_statement_only_shortly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHECK_S", 0.05)
-    async with fake_trino(_play) as trino, fake_seamark() as seamark, run_proxy(trino.url, seamark=seamark.url) as rig:
+    async with (
+        run_fake_trino(_play) as trino,
+        run_fake_seamark() as seamark,
+        run_proxy(trino.url, seamark=seamark.url) as rig,
+    ):
         trino.login_wait_s = 0.3
         assert await _ask(rig, "Basic right") == "unchanged; Trino has not accepted the login"
         await asyncio.sleep(0.5)  # The decision comes after the statement.
@@ -141,7 +157,7 @@ async def test_answers_do_not_reveal_the_software_version() -> None:
     async def answer(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.Response:
         return web.Response(text="x", headers={"Server": "trino"})
 
-    async with fake_server(answer) as trino, run_proxy(trino.url) as rig:
+    async with run_fake_server(answer) as trino, run_proxy(trino.url) as rig:
         for method, target in (
             ("GET", "/seamark/healthz"),
             ("GET", "/seamark/metrics"),

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from seamark.connector.trino.proxy import ProxySettings
 from seamark.connector.trino.server import limits_of
-from tests.connector.trino.rig import FakeServer, Rig, fake_server, run_proxy, serve_requests
+from tests.connector.trino.rig import FakeServer, Rig, run_fake_server, run_proxy, serve_requests
 from tests.server.test_connections import RawConnection
 from tests.services.authority import Authority
 from tests.waits import until
@@ -30,8 +30,8 @@ async def connect(
     stack: AsyncExitStack, rig: Rig, source: str = "127.0.0.1", tls: ssl.SSLContext | None = None
 ) -> RawConnection:
     port = int(rig.url.rpartition(":")[2])
-    opened = await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0), ssl=tls)
-    return await stack.enter_async_context(RawConnection(*opened))
+    connection = await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0), ssl=tls)
+    return await stack.enter_async_context(RawConnection(*connection))
 
 
 async def is_answered(wire: RawConnection) -> bool:
@@ -45,21 +45,29 @@ def head(path: str, *headers: str) -> bytes:
 
 @pytest.mark.parametrize("first_bytes", [b"", b"GET /v1/in", ASK[:-2] + b"x: "])
 async def test_header_that_does_not_arrive_in_time_ends_the_connection(first_bytes: bytes) -> None:
-    async with fake_server(echo) as trino, run_proxy(trino.url, header_timeout_s=0.2) as rig, AsyncExitStack() as stack:
+    async with (
+        run_fake_server(echo) as trino,
+        run_proxy(trino.url, header_timeout_s=0.2) as rig,
+        AsyncExitStack() as stack,
+    ):
         wire = await connect(stack, rig)
         await wire.send(first_bytes)
         assert b"HTTP/1.1 408 " in await wire.rest()
 
 
 async def test_idle_connection_is_closed_after_its_time() -> None:
-    async with fake_server(echo) as trino, run_proxy(trino.url, idle_timeout_s=0.5) as rig, AsyncExitStack() as stack:
+    async with (
+        run_fake_server(echo) as trino,
+        run_proxy(trino.url, idle_timeout_s=0.5) as rig,
+        AsyncExitStack() as stack,
+    ):
         wire = await connect(stack, rig)
         assert await is_answered(wire)
         assert await wire.rest() == b""
 
 
 async def test_silent_connections_are_closed_in_favour_of_active_ones() -> None:
-    async with fake_server(echo) as trino, run_proxy(trino.url, connections=8) as rig, AsyncExitStack() as stack:
+    async with run_fake_server(echo) as trino, run_proxy(trino.url, connections=8) as rig, AsyncExitStack() as stack:
         old_wire = await connect(stack, rig)
         assert await is_answered(old_wire)
         for number in range(30):
@@ -77,7 +85,7 @@ async def test_address_has_a_connection_limit_that_interrupts_no_request() -> No
         return web.Response(text="late")
 
     async with (
-        fake_server(wait) as trino,
+        run_fake_server(wait) as trino,
         run_proxy(trino.url, connections_per_address=2) as rig,
         AsyncExitStack() as stack,
     ):
@@ -98,7 +106,11 @@ async def test_address_has_a_connection_limit_that_interrupts_no_request() -> No
 
 @pytest.mark.parametrize(("fields", "size"), [(1, 20_000), (40, 1_000), (1000, 10)])
 async def test_header_above_the_size_limit_is_refused(fields: int, size: int) -> None:
-    async with fake_server(echo) as trino, run_proxy(trino.url, header_bytes=16_384) as rig, AsyncExitStack() as stack:
+    async with (
+        run_fake_server(echo) as trino,
+        run_proxy(trino.url, header_bytes=16_384) as rig,
+        AsyncExitStack() as stack,
+    ):
         wire = await connect(stack, rig)
         await wire.send(ASK[:-2])
         for number in range(fields):
@@ -109,7 +121,11 @@ async def test_header_above_the_size_limit_is_refused(fields: int, size: int) ->
 
 
 async def test_bodies_and_answers_do_not_count_as_headers() -> None:
-    async with fake_server(echo) as trino, run_proxy(trino.url, header_bytes=16_384) as rig, AsyncExitStack() as stack:
+    async with (
+        run_fake_server(echo) as trino,
+        run_proxy(trino.url, header_bytes=16_384) as rig,
+        AsyncExitStack() as stack,
+    ):
         wire = await connect(stack, rig)
         for _ in range(3):
             await wire.send(head("/v1/x", "Content-Length: 100000"))
@@ -123,7 +139,7 @@ async def test_bodies_and_answers_do_not_count_as_headers() -> None:
 @pytest.mark.parametrize("announced", [True, False])
 async def test_large_body_is_refused(path: str, announced: bool) -> None:
     limits = {"body_bytes": 10_000, "statement_bytes": 1_000}
-    async with fake_server(echo) as trino, run_proxy(trino.url, **limits) as rig, AsyncExitStack() as stack:
+    async with run_fake_server(echo) as trino, run_proxy(trino.url, **limits) as rig, AsyncExitStack() as stack:
         wire = await connect(stack, rig)
         if announced:
             await wire.send(head(path, "Content-Length: 10001"))
@@ -141,7 +157,11 @@ async def test_large_body_is_refused(path: str, announced: bool) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/statement", "/v1/other"])
 async def test_body_that_stops_or_arrives_slowly_is_refused(path: str) -> None:
-    async with fake_server(echo) as trino, run_proxy(trino.url, body_timeout_s=0.3) as rig, AsyncExitStack() as stack:
+    async with (
+        run_fake_server(echo) as trino,
+        run_proxy(trino.url, body_timeout_s=0.3) as rig,
+        AsyncExitStack() as stack,
+    ):
         stops, dribbles = await connect(stack, rig), await connect(stack, rig)
         for wire in (stops, dribbles):
             await wire.send(head(path, "Content-Length: 1000") + b"x")
@@ -203,7 +223,7 @@ async def test_answer_that_the_client_does_not_read_is_cut_off() -> None:
     ],
 )
 async def test_invalid_http_requests_are_counted_and_not_quoted(raw: bytes, status: int) -> None:
-    async with fake_server(echo) as trino, run_proxy(trino.url) as rig, AsyncExitStack() as stack:
+    async with run_fake_server(echo) as trino, run_proxy(trino.url) as rig, AsyncExitStack() as stack:
         wire = await connect(stack, rig)
         with structlog.testing.capture_logs() as events:
             await wire.send(raw)
@@ -228,7 +248,7 @@ async def test_connections_count_before_their_tls_handshake(authority: Authority
     server_context.load_cert_chain(authority.certificate, authority.key)
     trusted = ssl.create_default_context(cafile=str(authority.file))
     async with (
-        fake_server(echo) as trino,
+        run_fake_server(echo) as trino,
         run_proxy(trino.url, tls=server_context, connections=8) as rig,
         AsyncExitStack() as stack,
     ):
@@ -251,7 +271,7 @@ async def test_tls_handshake_that_does_not_end_in_time_closes_the_connection(aut
     server_context.load_cert_chain(authority.certificate, authority.key)
     limits = {"header_timeout_s": 0.3}
     async with (
-        fake_server(echo) as trino,
+        run_fake_server(echo) as trino,
         run_proxy(trino.url, tls=server_context, **limits) as rig,
         AsyncExitStack() as stack,
     ):

@@ -48,9 +48,9 @@ def test_groups_are_written_in_batches() -> None:
     )
 
 
-@pytest.mark.parametrize(("characters_max", "written"), [(3 * 2 * 2000 - 1, 0), (3 * 2 * 2000, 2000)])
+@pytest.mark.parametrize(("characters_max", "written_count"), [(3 * 2 * 2000 - 1, 0), (3 * 2 * 2000, 2000)])
 def test_writing_ends_when_the_text_is_too_long(
-    monkeypatch: pytest.MonkeyPatch, characters_max: int, written: int
+    monkeypatch: pytest.MonkeyPatch, characters_max: int, written_count: int
 ) -> None:
     texts = list[int]()
 
@@ -61,7 +61,7 @@ def test_writing_ends_when_the_text_is_too_long(
     monkeypatch.setattr(cube_values, "_writer_of", lambda _: write)
     with pytest.raises(NotFromCube, match=f"more than {characters_max:,} characters"):
         write_values(groups_with(2000), make_statement(), characters_max)
-    assert len(texts) <= written, "most groups are not written"
+    assert len(texts) <= written_count, "most groups are not written"
 
 
 async def test_parsing_and_writing_run_outside_of_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,10 +94,10 @@ async def test_parsing_and_writing_run_outside_of_the_event_loop(monkeypatch: py
     schema = SimpleNamespace(column=lambda _: None)
     table: Any = SimpleNamespace(columns={"n": "long"}, cube_metadata=SimpleNamespace(current_schema=schema))
     client: Any = None
-    planned: Any = SimpleNamespace(scan=scan, table=("db", "t"))
+    planned_scan: Any = SimpleNamespace(scan=scan, table=("db", "t"))
     until_s = asyncio.get_running_loop().time() + 60
     rewrite = await rewrite_over_cube(
-        client, StatementReader(), StatementText(text), planned, make_statement(), table, until_s
+        client, StatementReader(), StatementText(text), planned_scan, make_statement(), table, until_s
     )
     assert rewrite.text.startswith("SELECT 1 FROM (VALUES (NULL, 0), ")
     assert set(threads) == {"find_scans", "write_values"}

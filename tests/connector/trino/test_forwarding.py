@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from seamark.formats.runtime.tls import server_tls
-from tests.connector.trino.rig import FakeServer, fake_server, reserve_dead_address, run_proxy, serve_requests
+from tests.connector.trino.rig import FakeServer, reserve_dead_address, run_fake_server, run_proxy, serve_requests
 from tests.waits import until
 
 MIB = 1 << 20
@@ -30,7 +30,7 @@ def names(headers: object) -> set[str]:
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "POST", "PATCH", "DELETE"])
 async def test_requests_are_forwarded_unchanged(method: str) -> None:
-    async with fake_server(echo) as trino, run_proxy(trino.url) as rig:
+    async with run_fake_server(echo) as trino, run_proxy(trino.url) as rig:
         target = "/v1/query/a%2Fb%20c/%7E;x?q=%26+1&empty=&%C3%A9"
         request_headers = {
             "X-Trino-User": "müller".encode().decode("latin-1"),
@@ -49,7 +49,7 @@ async def test_repeated_headers_stay_separate_and_in_order() -> None:
         cookies = [("Set-Cookie", "a=1; Path=/ui; HttpOnly"), ("X-Trino-Set-Session", "x=1"), ("Set-Cookie", "b=2")]
         return web.Response(headers=cookies, text="x")
 
-    async with fake_server(answer) as trino, run_proxy(trino.url) as rig:
+    async with run_fake_server(answer) as trino, run_proxy(trino.url) as rig:
         request_headers = [
             ("X-Trino-Session", "a=1"),
             ("X-Trino-Prepared-Statement", "p=q"),
@@ -67,7 +67,7 @@ async def test_connection_headers_are_not_forwarded() -> None:
     async def answer(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.Response:
         return web.Response(text="x", headers={"Connection": "X-Mine", "X-Mine": "1", "Keep-Alive": "timeout=5"})
 
-    async with fake_server(answer) as trino, run_proxy(trino.url) as rig:
+    async with run_fake_server(answer) as trino, run_proxy(trino.url) as rig:
         request_headers = {
             "Connection": "keep-alive, X-Hop",
             "X-Hop": "1",
@@ -86,7 +86,7 @@ async def test_forwarded_headers_describe_the_client_and_replace_forged_ones() -
         **{"X-Forwarded-Host": "evil", "X-Forwarded-Port": "1", "X-Forwarded-Prefix": "/x", "X-Proxied-Https": "on"},
         **{"X-Forwarded-Server": "x", "Proxy-Ssl-Id": "x", "Proxy-Auth-Cert": "x"},
     }
-    async with fake_server(echo) as trino, run_proxy(trino.url) as rig:
+    async with run_fake_server(echo) as trino, run_proxy(trino.url) as rig:
         await rig.ask("GET", "/v1/info", headers={**lies, "Host": "trino.example:8443"})
         heard = {
             name: value for name, value in trino.requests[0][2].items() if name.lower() in {one.lower() for one in lies}
@@ -102,9 +102,9 @@ async def test_forwarded_headers_describe_the_client_and_replace_forged_ones() -
         assert trino.requests[1][2]["Host"] == trino.url.removeprefix("http://")
 
 
-async def test_forwarded_headers_are_trusted_if_the_operator_says_so() -> None:
+async def test_forwarded_headers_are_trusted_if_a_setting_enables_it() -> None:
     request_headers = {"X-Forwarded-For": "10.1.1.1", "X-Forwarded-Proto": "https", "X-Forwarded-Host": "trino.example"}
-    async with fake_server(echo) as trino, run_proxy(trino.url, trust_forwarded=True) as rig:
+    async with run_fake_server(echo) as trino, run_proxy(trino.url, trust_forwarded=True) as rig:
         await rig.ask("GET", "/v1/info", headers={**request_headers, "X-Forwarded-Prefix": "/lake/"})
         heard = trino.requests[0][2]
         assert heard["X-Forwarded-For"] == "10.1.1.1, 127.0.0.1"
@@ -113,30 +113,30 @@ async def test_forwarded_headers_are_trusted_if_the_operator_says_so() -> None:
 
 
 async def test_compressed_bodies_are_forwarded_unchanged() -> None:
-    packed = gzip.compress(b"x" * 100_000)
+    packed_body = gzip.compress(b"x" * 100_000)
 
     async def answer(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.Response:
-        return web.Response(body=packed, headers={"Content-Encoding": "gzip", "Content-Type": "application/json"})
+        return web.Response(body=packed_body, headers={"Content-Encoding": "gzip", "Content-Type": "application/json"})
 
-    async with fake_server(answer) as trino, run_proxy(trino.url) as rig:
+    async with run_fake_server(answer) as trino, run_proxy(trino.url) as rig:
         request_headers = {"Content-Encoding": "gzip", "Accept-Encoding": "gzip, zstd"}
         for target in ("/v1/spooled/download/1", "/v1/statement"):
-            _, headers, body = await rig.ask("POST", target, data=packed, headers=request_headers)
-            assert (body, headers["Content-Encoding"]) == (packed, "gzip")
-            assert headers["Content-Length"] == str(len(packed))
-            assert trino.requests[-1][3] == packed
+            _, headers, body = await rig.ask("POST", target, data=packed_body, headers=request_headers)
+            assert (body, headers["Content-Encoding"]) == (packed_body, "gzip")
+            assert headers["Content-Length"] == str(len(packed_body))
+            assert trino.requests[-1][3] == packed_body
             assert trino.requests[-1][2]["Accept-Encoding"] == "gzip, zstd"
 
 
 async def test_proxy_adds_only_forwarding_headers() -> None:
-    async with fake_server(echo) as trino, run_proxy(trino.url) as rig:
+    async with run_fake_server(echo) as trino, run_proxy(trino.url) as rig:
         host, port = rig.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"GET /v1/info HTTP/1.0\r\n\r\n")
         assert (await reader.read()).endswith(b"nothing")
         writer.close()
-        added = {"host", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-port", "x-forwarded-proto"}
-        assert names(trino.requests[0][2]) == added
+        added_headers = {"host", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-port", "x-forwarded-proto"}
+        assert names(trino.requests[0][2]) == added_headers
 
 
 @pytest.mark.parametrize(("method", "status"), [("HEAD", 200), ("DELETE", 204), ("GET", 304), ("GET", 200)])
@@ -144,7 +144,7 @@ async def test_answers_without_a_body_stay_without_one(method: str, status: int)
     async def answer(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.Response:
         return web.Response(status=status, headers={"ETag": '"1"'})
 
-    async with fake_server(answer) as trino, run_proxy(trino.url) as rig:
+    async with run_fake_server(answer) as trino, run_proxy(trino.url) as rig:
         for _ in range(2):  # The connection still works for the second request.
             actual, headers, body = await rig.ask(method, "/v1/statement/executing/x")
             assert (actual, body, headers["ETag"]) == (status, b"", '"1"')
@@ -154,7 +154,7 @@ async def test_redirects_are_passed_to_the_client() -> None:
     async def answer(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.Response:
         return web.Response(status=303, headers={"Location": "http://storage.example/segment"})
 
-    async with fake_server(answer) as trino, run_proxy(trino.url) as rig:
+    async with run_fake_server(answer) as trino, run_proxy(trino.url) as rig:
         status, headers, _ = await rig.ask("GET", "/v1/spooled/download/1")
         assert (status, headers["Location"]) == (303, "http://storage.example/segment")
 
@@ -163,7 +163,7 @@ async def test_long_headers_of_prepared_statements_are_forwarded() -> None:
     async def answer(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.Response:
         return web.Response(text="x", headers={"X-Trino-Added-Prepare": request.headers["X-Trino-Prepared-Statement"]})
 
-    async with fake_server(answer) as trino, run_proxy(trino.url) as rig:
+    async with run_fake_server(answer) as trino, run_proxy(trino.url) as rig:
         long = "p=" + "x" * 300_000
         _, headers, _ = await rig.ask("GET", "/v1/statement/x", headers={"X-Trino-Prepared-Statement": long})
         assert headers["X-Trino-Added-Prepare"] == long
@@ -173,15 +173,15 @@ async def test_long_headers_of_prepared_statements_are_forwarded() -> None:
 
 
 async def test_large_answer_is_fetched_at_the_speed_of_the_client() -> None:
-    sent = 0
+    sent_bytes = 0
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
-        nonlocal sent
+        nonlocal sent_bytes
         response = web.StreamResponse()
         await response.prepare(request)
         for _ in range(256):
             await response.write(b"x" * MIB)
-            sent += MIB
+            sent_bytes += MIB
         await response.write_eof()
         return response
 
@@ -192,7 +192,7 @@ async def test_large_answer_is_fetched_at_the_speed_of_the_client() -> None:
     ):
         await result.content.readexactly(MIB)
         await asyncio.sleep(0.5)
-        held_bytes = sent - MIB
+        held_bytes = sent_bytes - MIB
         assert held_bytes < 24 * MIB, held_bytes  # Most of the answer is in buffers of sockets.
         size = MIB
         async for chunk in result.content.iter_any():
@@ -238,14 +238,14 @@ async def test_answer_in_pieces_arrives_completely(sizes: tuple[int, ...], pause
         await response.write_eof()
         return response
 
-    async with fake_server(answer) as trino, run_proxy(trino.url) as rig:
+    async with run_fake_server(answer) as trino, run_proxy(trino.url) as rig:
         for _ in range(3):  # Both requests use one connection.
             status, _, body = await rig.ask("GET", "/v1/info")
             assert (status, body) == (200, b"".join(pieces))
 
 
 async def test_announced_content_length_is_kept() -> None:
-    async with fake_server(echo) as trino, run_proxy(trino.url, statement_bytes=1000) as rig:
+    async with run_fake_server(echo) as trino, run_proxy(trino.url, statement_bytes=1000) as rig:
         for size in (10, 100_000):
             await rig.ask("POST", "/v1/statement", data=b" " * size)
             headers = trino.requests[-1][2]
@@ -254,10 +254,10 @@ async def test_announced_content_length_is_kept() -> None:
 
 
 async def test_client_that_disconnects_cancels_its_request_to_trino() -> None:
-    started, ended = asyncio.Event(), asyncio.Event()
+    has_started, ended = asyncio.Event(), asyncio.Event()
 
     async def answer(request: web.BaseRequest) -> web.Response:
-        started.set()
+        has_started.set()
         try:
             await asyncio.sleep(60)
         finally:
@@ -266,7 +266,7 @@ async def test_client_that_disconnects_cancels_its_request_to_trino() -> None:
 
     async with serve_requests(answer) as trino, run_proxy(trino) as rig:
         task = asyncio.create_task(rig.ask("GET", "/v1/statement/executing/1"))
-        await asyncio.wait_for(started.wait(), 60)
+        await asyncio.wait_for(has_started.wait(), 60)
         task.cancel()
         await asyncio.wait_for(ended.wait(), 60)
 
@@ -290,19 +290,19 @@ async def test_interrupted_answer_is_interrupted_for_the_client_too(length: bool
 
 
 async def test_proxy_finishes_running_requests_before_it_stops() -> None:
-    started = asyncio.Event()
+    has_started = asyncio.Event()
 
     async def answer(request: web.BaseRequest) -> web.Response:
-        started.set()
+        has_started.set()
         await asyncio.sleep(0.3)
         return web.Response(text="done")
 
     async with serve_requests(answer) as trino, aiohttp.ClientSession() as http:
         async with run_proxy(trino, drain_s=60.0) as rig:
             task = asyncio.create_task(http.get(rig.at("/v1/statement/executing/1")))
-            await asyncio.wait_for(started.wait(), 60)
-        async with await task as answered:
-            assert await answered.text() == "done"
+            await asyncio.wait_for(has_started.wait(), 60)
+        async with await task as response:
+            assert await response.text() == "done"
 
 
 # Coordinators
@@ -329,7 +329,7 @@ async def test_disconnecting_coordinator_gives_a_502() -> None:
 
 
 async def test_statements_rotate_over_coordinators_and_their_requests_stay() -> None:
-    async with fake_server(echo) as first, fake_server(echo) as second, run_proxy(first.url, second.url) as rig:
+    async with run_fake_server(echo) as first, run_fake_server(echo) as second, run_proxy(first.url, second.url) as rig:
         for _ in range(4):
             await rig.ask("POST", "/v1/statement", data=b"SELECT 1")
         assert (len(first.requests), len(second.requests)) == (2, 2)
@@ -349,13 +349,13 @@ async def test_statements_rotate_over_coordinators_and_their_requests_stay() -> 
 
 
 async def test_single_coordinator_gets_no_prefix() -> None:
-    async with fake_server(echo) as trino, run_proxy(trino.url) as rig:
+    async with run_fake_server(echo) as trino, run_proxy(trino.url) as rig:
         await rig.ask("POST", "/v1/statement", data=b"SELECT 1")
         assert "X-Forwarded-Prefix" not in trino.requests[0][2]
 
 
 async def test_statements_skip_an_unreachable_coordinator() -> None:
-    async with fake_server(echo) as up, run_proxy(reserve_dead_address(), up.url) as rig:
+    async with run_fake_server(echo) as up, run_proxy(reserve_dead_address(), up.url) as rig:
         for number in range(4):
             body = b"x" * (300_000 if number % 2 else 10)
             status, _, _ = await rig.ask("POST", "/v1/statement", data=body)
@@ -390,7 +390,7 @@ async def test_answers_of_the_proxy_contain_no_address_behind_it() -> None:
 async def test_logs_do_not_contain_the_secrets_of_query_results(
     several: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with fake_server(echo) as trino, run_proxy(trino.url, *[reserve_dead_address()] * several) as rig:
+    async with run_fake_server(echo) as trino, run_proxy(trino.url, *[reserve_dead_address()] * several) as rig:
         prefix = rig.proxy._coordinators.all[0].prefix
         for path in ("statement/queued/q1/SECRET/1", "statement/executing/q2/SECRET/1", "spooled/download/SECRET"):
             assert (await rig.ask("GET", f"{prefix}/v1/{path}"))[0] == 200
@@ -406,7 +406,7 @@ async def test_proxy_serves_https_and_verifies_coordinators(tmp_path: Path) -> N
     kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
     subprocess.run(["openssl", "req", "-x509", *kind, *key_options], check=True, capture_output=True)
     tls = server_tls(tmp_path / "cert.pem", tmp_path / "key.pem")
-    async with fake_server(echo) as trino, run_proxy(trino.url, tls=tls) as rig:
+    async with run_fake_server(echo) as trino, run_proxy(trino.url, tls=tls) as rig:
         assert (await rig.ask("GET", "/v1/info"))[0] == 200
         assert trino.requests[0][2]["X-Forwarded-Proto"] == "https"
         # The proxy verifies the certificate of a coordinator with https.

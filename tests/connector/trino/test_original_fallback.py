@@ -23,11 +23,11 @@ from tests.connector.trino.protocol import (
     ROWS,
     Page,
     Trino,
-    failure_page,
-    fake_seamark,
-    fake_trino,
-    rules_of,
-    table,
+    build_failure_page,
+    build_rules,
+    build_table,
+    run_fake_seamark,
+    run_fake_trino,
 )
 from tests.connector.trino.rig import Rig, run_proxy
 from tests.waits import until
@@ -45,8 +45,8 @@ def script_pages(*pages: Page) -> Any:
 @asynccontextmanager
 async def run_stage(play: Any, *other_urls: str, **settings: Any) -> AsyncIterator[tuple[Trino, Rig]]:
     async with (
-        fake_trino(play) as trino,
-        fake_seamark() as seamark,
+        run_fake_trino(play) as trino,
+        run_fake_seamark() as seamark,
         run_proxy(trino.url, *other_urls, seamark=seamark.url, **{"plan_header": True, **settings}) as rig,
     ):
         yield trino, rig
@@ -75,9 +75,9 @@ def list_original_statements(trino: Trino) -> list[str]:
 
 async def test_client_gets_the_rows_of_the_rewritten_statement() -> None:
     async with run_stage(script_pages(QUEUED, PLANNING, ROWS, ROWS, END)) as (trino, rig):
-        rows, error, reported = await fetch_result(rig)
+        rows, error, plan_header = await fetch_result(rig)
         assert (rows, error) == ([[1], [1]], None)
-        assert reported.startswith("rewritten; scans=1; files=3/100; db.t=3/100; ms=")
+        assert plan_header.startswith("rewritten; scans=1; files=3/100; db.t=3/100; ms=")
         assert trino.requests == [f"SELECT x FROM lake.db.t {VERSION} WHERE x = 1"]
         # The client requests the last page again that the proxy has read, and no page before it.
         assert trino.fetched == [(0, 1), (0, 2), (0, 2), (0, 3), (0, 4)]
@@ -86,27 +86,27 @@ async def test_client_gets_the_rows_of_the_rewritten_statement() -> None:
 @pytest.mark.parametrize(
     "pages",
     [
-        [failure_page("TABLE_NOT_FOUND", f"Iceberg snapshot ID does not exist: {PLAN_ID}")],
-        [QUEUED, failure_page("TABLE_NOT_FOUND")],
-        [QUEUED, PLANNING, failure_page("PERMISSION_DENIED", "Cannot select from t")],
+        [build_failure_page("TABLE_NOT_FOUND", f"Iceberg snapshot ID does not exist: {PLAN_ID}")],
+        [QUEUED, build_failure_page("TABLE_NOT_FOUND")],
+        [QUEUED, PLANNING, build_failure_page("PERMISSION_DENIED", "Cannot select from t")],
         [
             QUEUED,
             {**END, "data": [], "stats": {"state": "RUNNING"}},
-            failure_page("ICEBERG_CANNOT_OPEN_SPLIT", kind="EXTERNAL"),
+            build_failure_page("ICEBERG_CANNOT_OPEN_SPLIT", kind="EXTERNAL"),
         ],
-        [QUEUED, failure_page("SYNTAX_ERROR", "line 1:30: mismatched input")],
+        [QUEUED, build_failure_page("SYNTAX_ERROR", "line 1:30: mismatched input")],
     ],
 )
 @pytest.mark.parametrize("several", [False, True])
 async def test_original_runs_if_the_rewritten_statement_fails(pages: list[Page], several: bool) -> None:
     async with (
-        fake_trino(script_pages(*pages)) as other,
+        run_fake_trino(script_pages(*pages)) as other,
         run_stage(script_pages(*pages), *[other.url] * several) as (trino, rig),
     ):
-        rows, error, reported = await fetch_result(rig)
+        rows, error, plan_header = await fetch_result(rig)
         assert (rows, error) == ([["the original's"]], None)
         name = pages[-1]["error"]["errorName"]
-        assert reported == ("planned" if name == "PERMISSION_DENIED" else f"original; {name}")
+        assert plan_header == ("planned" if name == "PERMISSION_DENIED" else f"original; {name}")
         assert [len(trino.requests), len(other.requests)] == [2, 0]
         assert list_original_statements(trino) == [STATEMENT]
         _, _, counts = await rig.ask("GET", "/seamark/metrics")
@@ -114,14 +114,15 @@ async def test_original_runs_if_the_rewritten_statement_fails(pages: list[Page],
 
 
 async def test_client_gets_the_error_of_the_original_statement() -> None:
-    async with run_stage(lambda text: [QUEUED, failure_page("COLUMN_NOT_FOUND", text)]) as (trino, rig):
+    async with run_stage(lambda text: [QUEUED, build_failure_page("COLUMN_NOT_FOUND", text)]) as (trino, rig):
         _, error, _ = await fetch_result(rig)
         assert error == "COLUMN_NOT_FOUND"
         assert list_original_statements(trino) == [STATEMENT]
 
 
 @pytest.mark.parametrize(
-    "error", [failure_page("USER_CANCELED"), failure_page("EXCEEDED_MEMORY_LIMIT", kind="INSUFFICIENT_RESOURCES")]
+    "error",
+    [build_failure_page("USER_CANCELED"), build_failure_page("EXCEEDED_MEMORY_LIMIT", kind="INSUFFICIENT_RESOURCES")],
 )
 async def test_cancelled_or_too_large_statement_is_not_run_again(error: Page) -> None:
     async with run_stage(script_pages(QUEUED, error)) as (trino, rig):
@@ -131,7 +132,7 @@ async def test_cancelled_or_too_large_statement_is_not_run_again(error: Page) ->
 
 
 async def test_error_after_the_first_rows_is_passed_to_the_client() -> None:
-    async with run_stage(script_pages(QUEUED, ROWS, failure_page("GENERIC_INTERNAL_ERROR"))) as (trino, rig):
+    async with run_stage(script_pages(QUEUED, ROWS, build_failure_page("GENERIC_INTERNAL_ERROR"))) as (trino, rig):
         rows, error, _ = await fetch_result(rig)
         assert (rows, error) == ([[1]], "GENERIC_INTERNAL_ERROR")
         assert list_original_statements(trino) == []
@@ -164,10 +165,10 @@ async def test_client_sees_a_coordinator_that_stops_during_the_statement() -> No
 
 async def test_original_is_sent_if_the_coordinator_drops_the_rewritten_statement() -> None:
     async with run_stage(script_pages({"gone": True})) as (_, rig):
-        rows, _, reported = await fetch_result(rig)
+        rows, _, plan_header = await fetch_result(rig)
         assert rows == [["the original's"]]
         # The error depends on whether the kernel still had a part of the request.
-        assert reported in ("original; ServerDisconnectedError", "original; ClientOSError")
+        assert plan_header in ("original; ServerDisconnectedError", "original; ClientOSError")
 
 
 async def test_refused_login_is_passed_to_the_client() -> None:
@@ -208,17 +209,17 @@ async def test_requests_of_the_proxy_have_the_clients_headers_without_body_heade
 
 async def test_coordinator_prefix_is_removed_from_the_pages_that_the_proxy_reads() -> None:
     play = script_pages(QUEUED, ROWS, END)
-    async with fake_trino(play) as second, run_stage(play, second.url) as (first, rig):
+    async with run_fake_trino(play) as second, run_stage(play, second.url) as (first, rig):
         for _ in range(2):
-            rows, _, reported = await fetch_result(rig)
+            rows, _, plan_header = await fetch_result(rig)
             assert rows == [[1]]
-            assert reported.startswith("rewritten")
+            assert plan_header.startswith("rewritten")
         assert len(first.requests) == len(second.requests) == 1
 
 
 async def test_plans_that_trino_cannot_read_are_not_made_for_a_while() -> None:
-    broken = failure_page("ICEBERG_INVALID_METADATA", "Cannot read /t/_seamark/plans/0/1.avro", "EXTERNAL")
-    async with run_stage(script_pages(QUEUED, broken)) as (trino, rig):
+    failure = build_failure_page("ICEBERG_INVALID_METADATA", "Cannot read /t/_seamark/plans/0/1.avro", "EXTERNAL")
+    async with run_stage(script_pages(QUEUED, failure)) as (trino, rig):
         for _ in range(FAILURES_MAX):
             assert (await fetch_result(rig))[2] == "original; ICEBERG_INVALID_METADATA"
         assert (await fetch_result(rig))[2].startswith("unchanged; recently, Trino could not read its plans")
@@ -227,11 +228,11 @@ async def test_plans_that_trino_cannot_read_are_not_made_for_a_while() -> None:
 
 async def test_user_whose_rules_forbid_plans_gets_none_for_a_while() -> None:
     async with run_stage(script_pages(QUEUED, ROWS, END)) as (trino, rig):
-        trino.rules = rules_of(table(masks={"x": "1"}))
+        trino.rules = build_rules(build_table(masks={"x": "1"}))
         for _ in range(FAILURES_MAX):
             assert (await fetch_result(rig, headers={"X-Trino-User": "eve"}))[2] == "planned"
-        reported = (await fetch_result(rig, headers={"X-Trino-User": "eve"}))[2]
-        assert reported.startswith("unchanged; recently, Trino could not read its plans")
+        plan_header = (await fetch_result(rig, headers={"X-Trino-User": "eve"}))[2]
+        assert plan_header.startswith("unchanged; recently, Trino could not read its plans")
         assert len(trino.requests) == 2 * FAILURES_MAX + 1
         assert (await fetch_result(rig, headers={"X-Trino-User": "ada"}))[2] == "planned"
         assert len(trino.requests) == 2 * FAILURES_MAX + 3
@@ -239,16 +240,16 @@ async def test_user_whose_rules_forbid_plans_gets_none_for_a_while() -> None:
 
 # Trino's rules
 
-FREE = rules_of(table())
+FREE = build_rules(build_table())
 
 
 @pytest.mark.parametrize(
     ("rules", "expected"),
     [
         (FREE, "rewritten"),
-        (rules_of(table(filters=["a = 1"])), "planned"),
-        (rules_of(table(masks={"y": "'XXXX'"})), "planned"),
-        (rules_of(table(), table("u", filters=["a = 1"])), "planned"),
+        (build_rules(build_table(filters=["a = 1"])), "planned"),
+        (build_rules(build_table(masks={"y": "'XXXX'"})), "planned"),
+        (build_rules(build_table(), build_table("u", filters=["a = 1"])), "planned"),
     ],
 )
 async def test_counts_are_shown_only_if_enabled_and_no_rule_applies(rules: dict[str, Any], expected: str) -> None:
@@ -266,20 +267,20 @@ async def test_counts_are_shown_only_if_enabled_and_no_rule_applies(rules: dict[
     [
         {},
         {"nothing": "that is known"},
-        rules_of(),
-        rules_of(table("another")),
-        rules_of(table(masks={"x": "'XXXX'"})),
-        rules_of(table(masks={"X": "NULL"})),
-        rules_of(table(filters=["a IN (SELECT b FROM u)"])),
-        rules_of(table(), query_partition_filter_required="true"),
+        build_rules(),
+        build_rules(build_table("another")),
+        build_rules(build_table(masks={"x": "'XXXX'"})),
+        build_rules(build_table(masks={"X": "NULL"})),
+        build_rules(build_table(filters=["a IN (SELECT b FROM u)"])),
+        build_rules(build_table(), query_partition_filter_required="true"),
     ],
 )
 @pytest.mark.parametrize("pages", [[QUEUED, PLANNING, ROWS, END], [QUEUED, END], [QUEUED, ROWS, ROWS, END]])
 async def test_original_runs_if_rules_forbid_the_plan_or_are_unknown(rules: dict[str, Any], pages: list[Page]) -> None:
     async with run_stage(script_pages(*pages)) as (trino, rig):
         trino.rules = rules
-        rows, error, reported = await fetch_result(rig)
-        assert (rows, error, reported) == ([["the original's"]], None, "planned")
+        rows, error, plan_header = await fetch_result(rig)
+        assert (rows, error, plan_header) == ([["the original's"]], None, "planned")
         assert list_original_statements(trino) == [STATEMENT]
         await until(lambda: [number for number, _ in trino.deleted] == [0])
 
@@ -301,7 +302,7 @@ async def test_rules_are_requested_once_and_only_if_there_are_rules() -> None:
 
 
 async def test_explain_of_a_user_with_rules_runs_as_the_original() -> None:
-    for rules, plan_count in ((FREE, 0), (rules_of(table(filters=["a = 1"])), 1)):
+    for rules, plan_count in ((FREE, 0), (build_rules(build_table(filters=["a = 1"])), 1)):
         async with run_stage(script_pages(QUEUED, ROWS, END)) as (trino, rig):
             trino.rules = rules
             await fetch_result(rig, f"EXPLAIN ANALYZE {STATEMENT}")
@@ -323,12 +324,12 @@ async def test_counts_of_a_plan_are_shown_only_to_users_who_may_read_the_table(s
 
 async def test_header_does_not_reveal_that_a_plan_keeps_all_files() -> None:
     async with (
-        fake_trino(script_pages()) as trino,
-        fake_seamark(lambda *_: {"plan-snapshot-id": None}) as seamark,
+        run_fake_trino(script_pages()) as trino,
+        run_fake_seamark(lambda *_: {"plan-snapshot-id": None}) as seamark,
         run_proxy(trino.url, seamark=seamark.url) as rig,
     ):
-        _, _, reported = await fetch_result(rig)
-        assert reported == "planned"
+        _, _, plan_header = await fetch_result(rig)
+        assert plan_header == "planned"
 
 
 # Queries that stay unchanged
@@ -341,9 +342,9 @@ async def test_unchanged_query_is_followed_out_of_the_queue_without_repeated_pag
 ) -> None:
     monkeypatch.setattr("seamark.connector.trino.proxy._QUEUE_S", 30.0)
     async with run_stage(lambda _: [QUEUED, QUEUED, PLANNING, ROWS, END]) as (trino, rig):
-        rows, error, reported = await fetch_result(rig, UNCHANGED_STATEMENT)
+        rows, error, plan_header = await fetch_result(rig, UNCHANGED_STATEMENT)
         assert (rows, error) == ([[1]], None)
-        assert reported == "unchanged; it has no condition that could leave out files"
+        assert plan_header == "unchanged; it has no condition that could leave out files"
         assert trino.fetched == [(0, 1), (0, 2), (0, 3), (0, 4)]
         _, _, body = await rig.ask("POST", "/v1/statement", data=b" with x as (select 1) table x")
         assert json.loads(body)["nextUri"].endswith("/executing/1/slug/3")
@@ -360,7 +361,7 @@ async def test_statement_that_is_not_a_plain_query_gets_the_answer_of_trino(stat
 @pytest.mark.parametrize(
     "page",
     [
-        failure_page("SYNTAX_ERROR"),
+        build_failure_page("SYNTAX_ERROR"),
         END,
         {**ROWS, "stats": {"state": "QUEUED"}},
         {"status": 503, "stats": {"state": ""}},

@@ -13,7 +13,7 @@ import pytest
 from seamark.connector.trino.protocol import queued_statements
 from seamark.connector.trino.protocol.queued_statements import QueuedStatements
 from seamark.connector.trino.rewriter import RewriteLimits
-from tests.connector.trino.protocol import END, PLAN_ID, QUEUED, ROWS, Trino, fake_seamark, fake_trino
+from tests.connector.trino.protocol import END, PLAN_ID, QUEUED, ROWS, Trino, run_fake_seamark, run_fake_trino
 from tests.connector.trino.rig import run_proxy
 
 STATEMENT = "SELECT x FROM lake.db.t WHERE x = 1"
@@ -62,8 +62,8 @@ async def fetch(trino: Trino, several: bool, slow_stage: str) -> list[str]:
     now_s = time.monotonic()
     async with (
         AsyncExitStack() as stack,
-        fake_seamark() as seamark,
-        fake_trino(lambda _: [END]) as other,
+        run_fake_seamark() as seamark,
+        run_fake_trino(lambda _: [END]) as other,
         run_proxy(
             trino.url,
             *[other.url] * several,
@@ -88,20 +88,20 @@ async def fetch(trino: Trino, several: bool, slow_stage: str) -> list[str]:
 
 
 async def test_proxy_renews_the_plans_of_a_queued_statement() -> None:
-    async with fake_trino(lambda _: [*[QUEUED] * 8, ROWS, END]) as trino:
+    async with run_fake_trino(lambda _: [*[QUEUED] * 8, ROWS, END]) as trino:
         for several in (False, True):
             renewed = await fetch(trino, several, "queued")
             assert set(renewed) == {"db/t"}
 
 
 async def test_plans_of_a_running_statement_are_not_renewed() -> None:
-    async with fake_trino(lambda _: [QUEUED, *[ROWS] * 8, END]) as trino:
+    async with run_fake_trino(lambda _: [QUEUED, *[ROWS] * 8, END]) as trino:
         assert await fetch(trino, False, "executing") == []
 
 
 async def test_unreachable_seamark_does_not_fail_a_waiting_statement() -> None:
-    async with AsyncExitStack() as seamark_stack, fake_trino(lambda _: [*[QUEUED] * 3, ROWS, END]) as trino:
-        seamark = await seamark_stack.enter_async_context(fake_seamark())
+    async with AsyncExitStack() as seamark_stack, run_fake_trino(lambda _: [*[QUEUED] * 3, ROWS, END]) as trino:
+        seamark = await seamark_stack.enter_async_context(run_fake_seamark())
         async with run_proxy(
             trino.url, seamark=seamark.url, lease_s=1, hold_s=0, rules=False, limits=SLOW_LIMITS
         ) as rig:

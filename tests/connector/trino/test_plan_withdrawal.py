@@ -29,12 +29,12 @@ class Catalog:
     def note_plans(self, *plans: tuple[Name, int]) -> None:
         self.visible_plans.update(plans)
 
-    async def lease(self, of: Name, ids: list[int], lease_s: int | None) -> None:
-        self.requests.append((of, ids, lease_s))
+    async def lease(self, name: Name, ids: list[int], lease_s: int | None) -> None:
+        self.requests.append((name, ids, lease_s))
         await asyncio.sleep(self.wait_s)
         if self.fails:
             raise ServerFailed("down")
-        plans = {(of, id_) for id_ in ids}
+        plans = {(name, id_) for id_ in ids}
         self.visible_plans = self.visible_plans - plans if lease_s == 0 else self.visible_plans | plans
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from seamark.connector.trino.protocol.access_rules import PlanInputs, RuleDecision, check_access
-from tests.connector.trino.protocol import rules_of, table
+from tests.connector.trino.protocol import build_rules, build_table
 
 T, U, V = ("lake", "db", "t"), ("lake", "db", "u"), ("lake", "db", "v")
 JOINED_INPUTS = PlanInputs({T: frozenset({"x", "k"}), U: frozenset({"y", "k"})}, limiting=frozenset({U}))
@@ -17,36 +17,60 @@ VIEW_INPUTS = PlanInputs({T: frozenset({"x"})}, views=frozenset({V}))
 
 
 def check(used: PlanInputs, *tables: dict[str, Any], **properties: Any) -> RuleDecision:
-    return check_access(json.dumps(rules_of(*tables, **properties)).encode(), used)
+    return check_access(json.dumps(build_rules(*tables, **properties)).encode(), used)
 
 
 @pytest.mark.parametrize(
     ("used", "tables", "verdict"),
     [
-        (JOINED_INPUTS, [table("t"), table("u")], RuleDecision.NO_RULES),
-        (JOINED_INPUTS, [table("t"), table("u"), table("other")], RuleDecision.NO_RULES),
-        (JOINED_INPUTS, [table("t", filters=["a = 1"]), table("u")], RuleDecision.NO_EFFECT),
-        (JOINED_INPUTS, [table("t", masks={"z": "NULL"}), table("u")], RuleDecision.NO_EFFECT),
-        (JOINED_INPUTS, [table("t"), table("u", masks={"z": "NULL"})], RuleDecision.NO_EFFECT),
-        (JOINED_INPUTS, [table("t"), table("u"), table("other", filters=["a = 1"])], RuleDecision.NO_EFFECT),
-        (JOINED_INPUTS, [table("t"), table("u", filters=["a = 1"])], RuleDecision.FORBIDDEN),
-        (JOINED_INPUTS, [table("t", masks={"k": "NULL"}), table("u")], RuleDecision.FORBIDDEN),
-        (JOINED_INPUTS, [table("t"), table("u", masks={"Y": "NULL"})], RuleDecision.FORBIDDEN),
-        (JOINED_INPUTS, [table("t"), table("t", masks={"x": "1"}), table("u")], RuleDecision.FORBIDDEN),
-        (JOINED_INPUTS, [table("t", filters=["a IN (SELECT b FROM c)"]), table("u")], RuleDecision.FORBIDDEN),
-        (JOINED_INPUTS, [table("t", masks={"z": "(select 1)"}), table("u")], RuleDecision.FORBIDDEN),
-        (JOINED_INPUTS, [table("t")], RuleDecision.UNKNOWN),
+        (JOINED_INPUTS, [build_table("t"), build_table("u")], RuleDecision.NO_RULES),
+        (JOINED_INPUTS, [build_table("t"), build_table("u"), build_table("other")], RuleDecision.NO_RULES),
+        (JOINED_INPUTS, [build_table("t", filters=["a = 1"]), build_table("u")], RuleDecision.NO_EFFECT),
+        (JOINED_INPUTS, [build_table("t", masks={"z": "NULL"}), build_table("u")], RuleDecision.NO_EFFECT),
+        (JOINED_INPUTS, [build_table("t"), build_table("u", masks={"z": "NULL"})], RuleDecision.NO_EFFECT),
+        (
+            JOINED_INPUTS,
+            [build_table("t"), build_table("u"), build_table("other", filters=["a = 1"])],
+            RuleDecision.NO_EFFECT,
+        ),
+        (JOINED_INPUTS, [build_table("t"), build_table("u", filters=["a = 1"])], RuleDecision.FORBIDDEN),
+        (JOINED_INPUTS, [build_table("t", masks={"k": "NULL"}), build_table("u")], RuleDecision.FORBIDDEN),
+        (JOINED_INPUTS, [build_table("t"), build_table("u", masks={"Y": "NULL"})], RuleDecision.FORBIDDEN),
+        (
+            JOINED_INPUTS,
+            [build_table("t"), build_table("t", masks={"x": "1"}), build_table("u")],
+            RuleDecision.FORBIDDEN,
+        ),
+        (
+            JOINED_INPUTS,
+            [build_table("t", filters=["a IN (SELECT b FROM c)"]), build_table("u")],
+            RuleDecision.FORBIDDEN,
+        ),
+        (JOINED_INPUTS, [build_table("t", masks={"z": "(select 1)"}), build_table("u")], RuleDecision.FORBIDDEN),
+        (JOINED_INPUTS, [build_table("t")], RuleDecision.UNKNOWN),
         (JOINED_INPUTS, [], RuleDecision.UNKNOWN),
-        (AGGREGATED_INPUTS, [table("t")], RuleDecision.NO_RULES),
-        (AGGREGATED_INPUTS, [table("t", filters=["a = 1"])], RuleDecision.FORBIDDEN),
-        (AGGREGATED_INPUTS, [table("t", masks={"x": "NULL"})], RuleDecision.FORBIDDEN),
-        (AGGREGATED_INPUTS, [table("t", masks={"z": "NULL"})], RuleDecision.NO_EFFECT),
+        (AGGREGATED_INPUTS, [build_table("t")], RuleDecision.NO_RULES),
+        (AGGREGATED_INPUTS, [build_table("t", filters=["a = 1"])], RuleDecision.FORBIDDEN),
+        (AGGREGATED_INPUTS, [build_table("t", masks={"x": "NULL"})], RuleDecision.FORBIDDEN),
+        (AGGREGATED_INPUTS, [build_table("t", masks={"z": "NULL"})], RuleDecision.NO_EFFECT),
         (AGGREGATED_INPUTS, [], RuleDecision.UNKNOWN),
-        (VIEW_INPUTS, [table("t"), table("v"), table("v~plan~0")], RuleDecision.NO_RULES),
-        (VIEW_INPUTS, [table("t"), table("v", filters=["a = 1"]), table("v~plan~0")], RuleDecision.FORBIDDEN),
-        (VIEW_INPUTS, [table("t"), table("v", masks={"z": "1"}), table("v~plan~0")], RuleDecision.FORBIDDEN),
-        (VIEW_INPUTS, [table("t"), table("v"), table("v~plan~0", filters=["a = 1"])], RuleDecision.FORBIDDEN),
-        (VIEW_INPUTS, [table("t"), table("v~plan~0")], RuleDecision.UNKNOWN),
+        (VIEW_INPUTS, [build_table("t"), build_table("v"), build_table("v~plan~0")], RuleDecision.NO_RULES),
+        (
+            VIEW_INPUTS,
+            [build_table("t"), build_table("v", filters=["a = 1"]), build_table("v~plan~0")],
+            RuleDecision.FORBIDDEN,
+        ),
+        (
+            VIEW_INPUTS,
+            [build_table("t"), build_table("v", masks={"z": "1"}), build_table("v~plan~0")],
+            RuleDecision.FORBIDDEN,
+        ),
+        (
+            VIEW_INPUTS,
+            [build_table("t"), build_table("v"), build_table("v~plan~0", filters=["a = 1"])],
+            RuleDecision.FORBIDDEN,
+        ),
+        (VIEW_INPUTS, [build_table("t"), build_table("v~plan~0")], RuleDecision.UNKNOWN),
     ],
 )
 def test_rules_forbid_a_plan_by_the_columns_that_left_files_out(
@@ -58,15 +82,15 @@ def test_rules_forbid_a_plan_by_the_columns_that_left_files_out(
 def test_explain_is_forbidden_if_any_rule_applies() -> None:
     """EXPLAIN ANALYZE shows counts of rows and files."""
     explained = PlanInputs({T: frozenset({"x"})}, explains=True)
-    assert check(explained, table("t")) is RuleDecision.NO_RULES
-    assert check(explained, table("t", filters=["a = 1"])) is RuleDecision.FORBIDDEN
+    assert check(explained, build_table("t")) is RuleDecision.NO_RULES
+    assert check(explained, build_table("t", filters=["a = 1"])) is RuleDecision.FORBIDDEN
 
 
 @pytest.mark.parametrize(("value", "verdict"), [("true", RuleDecision.FORBIDDEN), ("false", RuleDecision.NO_RULES)])
 def test_partition_filter_requirement_of_the_session_is_respected(value: str, verdict: RuleDecision) -> None:
-    assert check(VIEW_INPUTS, table("t"), table("v"), query_partition_filter_required=value) is verdict
+    assert check(VIEW_INPUTS, build_table("t"), build_table("v"), query_partition_filter_required=value) is verdict
 
 
 @pytest.mark.parametrize("answer", [b"", b"[]", b"{}", b'{"referencedTables": []}', b"<html>", b'{"session": 1}'])
-def test_answer_that_is_not_understood_decides_nothing(answer: bytes) -> None:
+def test_unknown_answer_changes_no_decision(answer: bytes) -> None:
     assert check_access(answer, PlanInputs()) is RuleDecision.UNKNOWN

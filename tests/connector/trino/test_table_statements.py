@@ -22,7 +22,16 @@ from seamark.connector.jobs.statements import (
     StatementResult,
 )
 from seamark.connector.trino.protocol import table_statements
-from tests.connector.trino.protocol import END, PLANNING, Page, Trino, failure_page, fake_trino, rules_of, table
+from tests.connector.trino.protocol import (
+    END,
+    PLANNING,
+    Page,
+    Trino,
+    build_failure_page,
+    build_rules,
+    build_table,
+    run_fake_trino,
+)
 from tests.connector.trino.rig import Rig, run_proxy
 
 SESSION = {"X-Trino-User": "anna", "X-Trino-Catalog": "lake", "X-Trino-Schema": "db"}
@@ -58,16 +67,16 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> Jobs:
 
 
 @asynccontextmanager
-async def run_rig(refused: str = "", **settings: Any) -> AsyncIterator[tuple[Trino, Rig]]:
-    """Yield a coordinator and a proxy. Trino refuses statements that contain the text `refused`."""
+async def run_rig(refused_text: str = "", **settings: Any) -> AsyncIterator[tuple[Trino, Rig]]:
+    """Yield a coordinator and a proxy. Trino refuses statements that contain the text `refused_text`."""
 
     def answer_statement(text: str) -> list[Page]:
-        if refused and refused in text:
-            return [PLANNING, failure_page("PERMISSION_DENIED", f"Access Denied: {text}")]
+        if refused_text and refused_text in text:
+            return [PLANNING, build_failure_page("PERMISSION_DENIED", f"Access Denied: {text}")]
         return [PLANNING, END]
 
     async with (
-        fake_trino(answer_statement) as trino,
+        run_fake_trino(answer_statement) as trino,
         run_proxy(trino.url, **{"maintenance": 1, "token": "writer", **settings}) as rig,
     ):
         yield trino, rig
@@ -130,10 +139,10 @@ async def test_statement_that_trino_refuses_does_not_run(jobs: Jobs, text: str, 
 @pytest.mark.parametrize(
     "rules",
     [
-        rules_of(table(filters=["country = 'FR'"])),
-        rules_of(table(masks={"other": "NULL"})),
-        rules_of(table(), table("u", filters=["a = 1"])),
-        rules_of(table("u")),
+        build_rules(build_table(filters=["country = 'FR'"])),
+        build_rules(build_table(masks={"other": "NULL"})),
+        build_rules(build_table(), build_table("u", filters=["a = 1"])),
+        build_rules(build_table("u")),
         {},
     ],
 )
@@ -173,8 +182,8 @@ async def test_one_statement_runs_ten_wait_and_the_next_is_refused(jobs: Jobs) -
     async with run_rig() as (_, rig):
         answers = [await post(rig, MERGE) for _ in range(1 + table_statements.WAITING_MAX)]
         assert len(jobs.ran) == 1
-        refused = await post(rig, MERGE)
-        assert refused["error"]["errorName"] == "QUERY_QUEUE_FULL"
+        refusal = await post(rig, MERGE)
+        assert refusal["error"]["errorName"] == "QUERY_QUEUE_FULL"
         jobs.ends.set()
         ended = [await follow(rig, answer) for answer in answers]
         assert all("data" in one for one in ended)
@@ -206,9 +215,9 @@ async def test_trino_gets_all_statements_if_the_option_is_off(jobs: Jobs) -> Non
         assert trino.requests == [MERGE]
 
 
-async def test_syntax_errors_and_transactions_are_refused_before_trino_is_asked(jobs: Jobs) -> None:
+async def test_syntax_errors_and_transactions_are_refused_before_a_request_to_trino(jobs: Jobs) -> None:
     async with run_rig() as (trino, rig):
         assert (await post(rig, f"{MERGE} NOW"))["error"]["errorName"] == "SYNTAX_ERROR"
-        refused = await post(rig, MERGE, **{"X-Trino-Transaction-Id": "4711"})
-        assert refused["error"]["errorName"] == "NOT_SUPPORTED"
+        refusal = await post(rig, MERGE, **{"X-Trino-Transaction-Id": "4711"})
+        assert refusal["error"]["errorName"] == "NOT_SUPPORTED"
         assert trino.requests == []

@@ -47,27 +47,27 @@ def client(server: ServerThread) -> Iterator[IndexClient]:
     new_client.close()
 
 
-def rows(*ids: int, land: str | None = "de") -> pa.Table:
+def build_rows(*ids: int, land: str | None = "de") -> pa.Table:
     return pa.table({"id": pa.array(ids, pa.int64()), "land": pa.array([land] * len(ids), pa.string())})
 
 
-def ids_by_land(client: IndexClient, name: str = "db.t") -> dict[str | None, list[int]]:
+def read_ids_by_land(client: IndexClient, name: str = "db.t") -> dict[str | None, list[int]]:
     """Return the ids that PyIceberg reads, by land."""
-    result: dict[str | None, list[int]] = {}
+    ids_by_partition: dict[str | None, list[int]] = {}
     with catalog_at(client.url) as catalog:
         table: Table = catalog.load_table(name)
         for row in table.scan().to_arrow().sort_by("id").to_pylist():
-            result.setdefault(row["land"], []).append(row["id"])
-    return result
+            ids_by_partition.setdefault(row["land"], []).append(row["id"])
+    return ids_by_partition
 
 
 def test_appended_rows_are_in_the_table_and_its_indexes(client: IndexClient, server: ServerThread) -> None:
-    answer = append(client, "db.t", [rows(1, 2), rows(3, land=None)], summary={"job": "nightly"})
+    answer = append(client, "db.t", [build_rows(1, 2), build_rows(3, land=None)], summary={"job": "nightly"})
     assert answer is not None
     assert answer["operation"] == "append"
     assert answer["summary"]["added-records"] == "3"
     assert answer["summary"]["job"] == "nightly"
-    assert ids_by_land(client) == {"de": [1, 2], None: [3]}
+    assert read_ids_by_land(client) == {"de": [1, 2], None: [3]}
     for index in client.indexes("db.t"):
         assert (index.files, index.lag_files) == (2, 0), index.name
     lookup = client.lookup("db.t", {"id": [2, 3, 4]})
@@ -81,43 +81,45 @@ def test_append_with_too_many_index_files_succeeds_with_fewer(
     limit = 40  # Otherwise the client and the server allow a thousand files.
     for where in ("seamark.connector.write.table_writer", "seamark.metaserver.commit.change_requests.change"):
         monkeypatch.setattr(f"{where}.INDEX_FILES_MAX", limit)
-    into = open_destination(client, "db.t")
+    destination = open_destination(client, "db.t")
     tasks = -(-(limit + 1) // len(INDEX_PROPERTIES))
-    written = WrittenFiles.join(write_batches(into.target, [rows(number).to_batches()[0]]) for number in range(tasks))
-    assert len(written.index_files) > limit
-    into.commit(client, written)
-    assert ids_by_land(client) == {"de": list(range(tasks))}
+    written_files = WrittenFiles.join(
+        write_batches(destination.target, [build_rows(number).to_batches()[0]]) for number in range(tasks)
+    )
+    assert len(written_files.index_files) > limit
+    destination.commit(client, written_files)
+    assert read_ids_by_land(client) == {"de": list(range(tasks))}
     puffins = [written_file for written_file in server.written_files() if written_file.suffix == ".puffin"]
     assert len(puffins) == limit, "index files that no commit names are deleted"
-    reported = client.indexes("db.t")
-    assert sum(one.files for one in reported) == limit
-    assert sum(one.lag_files for one in reported) == tasks * len(INDEX_PROPERTIES) - limit
+    index_reports = client.indexes("db.t")
+    assert sum(one.files for one in index_reports) == limit
+    assert sum(one.lag_files for one in index_reports) == tasks * len(INDEX_PROPERTIES) - limit
 
 
 def test_appends_to_the_same_table_all_succeed(client: IndexClient) -> None:
     for number in range(5):
-        append(client, "db.b", rows(number, number + 100))
-    assert ids_by_land(client, "db.b") == {"de": [*range(5), *range(100, 105)]}
+        append(client, "db.b", build_rows(number, number + 100))
+    assert read_ids_by_land(client, "db.b") == {"de": [*range(5), *range(100, 105)]}
 
 
 def test_append_of_no_rows_commits_nothing(client: IndexClient, server: ServerThread) -> None:
-    assert append(client, "db.t", rows()) is None
+    assert append(client, "db.t", build_rows()) is None
     assert overwrite_partitions(client, "db.t", []) is None
-    assert ids_by_land(client) == {}
+    assert read_ids_by_land(client) == {}
     assert server.written_files() == set()
 
 
 def test_append_with_a_repeated_producer_sequence_is_committed_once(client: IndexClient, server: ServerThread) -> None:
-    first = append(client, "db.t", rows(1), producer=("job", 1))
+    first = append(client, "db.t", build_rows(1), producer=("job", 1))
     before = server.written_files()
-    second_report = append(client, "db.t", rows(1), producer=("job", 1))
+    second_report = append(client, "db.t", build_rows(1), producer=("job", 1))
     assert server.written_files() == before, "the repeated write leaves no file"
     assert first is not None
     assert second_report is not None
     assert (first["duplicate"], second_report["duplicate"]) == (False, True)
     assert second_report["snapshot-id"] == first["snapshot-id"]
-    append(client, "db.t", rows(2), producer=("job", 2))
-    assert ids_by_land(client) == {"de": [1, 2]}
+    append(client, "db.t", build_rows(2), producer=("job", 2))
+    assert read_ids_by_land(client) == {"de": [1, 2]}
 
 
 def test_files_of_a_commit_with_a_lost_answer_are_kept(
@@ -130,41 +132,41 @@ def test_files_of_a_commit_with_a_lost_answer_are_kept(
         return commit(self, table, body)
 
     monkeypatch.setattr(CommitClient, "commit", commit_twice)
-    answer = append(client, "db.t", rows(1, 2), producer=("job", 1))
+    answer = append(client, "db.t", build_rows(1, 2), producer=("job", 1))
     assert answer is not None
     assert answer["duplicate"]
-    assert ids_by_land(client) == {"de": [1, 2]}
+    assert read_ids_by_land(client) == {"de": [1, 2]}
     assert len(server.written_files()) == 4
 
 
 def test_overwrite_replaces_exactly_the_partitions_of_its_rows(client: IndexClient) -> None:
-    append(client, "db.t", [rows(1, 2), rows(3, land="fr"), rows(4, land=None)])
-    answer = overwrite_partitions(client, "db.t", [rows(7), rows(8, land=None)])
+    append(client, "db.t", [build_rows(1, 2), build_rows(3, land="fr"), build_rows(4, land=None)])
+    answer = overwrite_partitions(client, "db.t", [build_rows(7), build_rows(8, land=None)])
     assert answer is not None
     assert answer["operation"] == "overwrite"
-    assert ids_by_land(client) == {"de": [7], "fr": [3], None: [8]}
+    assert read_ids_by_land(client) == {"de": [7], "fr": [3], None: [8]}
 
 
 @pytest.mark.parametrize("where", ["land = 'de'", {"type": "eq", "term": "land", "value": "de"}])
 def test_overwrite_replaces_the_rows_that_its_predicate_matches(client: IndexClient, where: Any) -> None:
-    append(client, "db.t", [rows(1, 2), rows(3, land="fr")])
-    overwrite(client, "db.t", rows(9), where=where)
-    assert ids_by_land(client) == {"de": [9], "fr": [3]}
-    overwrite(client, "db.t", rows(), where=where)
-    assert ids_by_land(client) == {"fr": [3]}
-    overwrite(client, "db.t", rows(5, land="it"))
-    assert ids_by_land(client) == {"it": [5]}
+    append(client, "db.t", [build_rows(1, 2), build_rows(3, land="fr")])
+    overwrite(client, "db.t", build_rows(9), where=where)
+    assert read_ids_by_land(client) == {"de": [9], "fr": [3]}
+    overwrite(client, "db.t", build_rows(), where=where)
+    assert read_ids_by_land(client) == {"fr": [3]}
+    overwrite(client, "db.t", build_rows(5, land="it"))
+    assert read_ids_by_land(client) == {"it": [5]}
 
 
 def test_overwrite_that_splits_a_file_is_refused_and_leaves_no_file(client: IndexClient, server: ServerThread) -> None:
-    append(client, "db.t", rows(1, 2))
+    append(client, "db.t", build_rows(1, 2))
     before = server.written_files()
     with pytest.raises(InvalidRequest):
-        overwrite(client, "db.t", rows(9), where="id = 1")
+        overwrite(client, "db.t", build_rows(9), where="id = 1")
     with pytest.raises(InvalidRequest, match="exactly by all parts of this predicate: id"):
-        overwrite(client, "db.t", rows(9), where="id + 1 = 2")
+        overwrite(client, "db.t", build_rows(9), where="id + 1 = 2")
     assert server.written_files() == before
-    assert ids_by_land(client) == {"de": [1, 2]}
+    assert read_ids_by_land(client) == {"de": [1, 2]}
 
 
 @pytest.mark.parametrize("where", ["f < 0.1", "f > 0.1", "f = 0.1"])
@@ -197,48 +199,48 @@ def test_refused_commit_keeps_files_that_an_earlier_request_may_have_committed(
     producer: tuple[str, int] | None,
 ) -> None:
     """A proxy may answer 503 although it has forwarded the request. A file that is already live may be in use."""
-    left, real = list(answers), IndexClient._request
+    remaining_answers, real = list(answers), IndexClient._request
 
-    def request(self: IndexClient, method: str, path: str, *arguments: Any, **more: Any) -> bytes:
+    def request(self: IndexClient, method: str, path: str, *arguments: Any, **options: Any) -> bytes:
         if not path.endswith("/commit"):
-            return real(self, method, path, *arguments, **more)
-        status, kind = left.pop(0)
+            return real(self, method, path, *arguments, **options)
+        status, kind = remaining_answers.pop(0)
         raise parse_error(status, json.dumps({"error": {"message": "no", "type": kind}}).encode(), "")
 
     monkeypatch.setattr("seamark.connector.client.client.SeamarkClient._request", request)
     with pytest.raises((Refused, Unavailable)):
-        append(client, "db.t", rows(1, 2), producer=producer)
+        append(client, "db.t", build_rows(1, 2), producer=producer)
     assert len(server.written_files()) == 4
 
 
 def test_invalid_rows_change_nothing(client: IndexClient, server: ServerThread) -> None:
     with pytest.raises(Unwritable, match="column id is required"):
-        append(client, "db.t", [rows(1), pa.table({"id": pa.array([None], pa.int64())})])
+        append(client, "db.t", [build_rows(1), pa.table({"id": pa.array([None], pa.int64())})])
     assert server.written_files() == set()
-    assert ids_by_land(client) == {}
+    assert read_ids_by_land(client) == {}
 
 
 def test_conflicting_overwrite_is_refused_and_leaves_no_file(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    append(client, "db.t", rows(1))
+    append(client, "db.t", build_rows(1))
     commit = CommitClient.commit
     kept_paths: set[Path] = set()
 
     def overtake(self: CommitClient, table: Any, body: dict[str, Any]) -> dict[str, Any]:
         monkeypatch.setattr(CommitClient, "commit", commit)
-        mine = server.written_files()
-        append(client, "db.t", rows(2))
-        kept_paths.update(server.written_files() - mine)
+        written_files = server.written_files()
+        append(client, "db.t", build_rows(2))
+        kept_paths.update(server.written_files() - written_files)
         return commit(self, table, body)
 
     before = server.written_files()
     monkeypatch.setattr(CommitClient, "commit", overtake)
-    with pytest.raises(Refused) as caught:
-        overwrite(client, "db.t", rows(9), where="land = 'de'")
-    assert caught.value.status == 409
+    with pytest.raises(Refused) as error:
+        overwrite(client, "db.t", build_rows(9), where="land = 'de'")
+    assert error.value.status == 409
     assert server.written_files() == before | kept_paths
-    assert ids_by_land(client) == {"de": [1, 2]}
+    assert read_ids_by_land(client) == {"de": [1, 2]}
 
 
 @pytest.mark.parametrize("error", [Unreachable("cut off"), ServerFailed("?", status=500)])
@@ -253,21 +255,21 @@ def test_files_of_a_commit_with_an_unknown_outcome_are_kept(
 
     monkeypatch.setattr(CommitClient, "commit", lose_answer)
     with pytest.raises(type(error)):
-        append(client, "db.t", rows(1, 2))
-    assert ids_by_land(client) == {"de": [1, 2]}
+        append(client, "db.t", build_rows(1, 2))
+    assert read_ids_by_land(client) == {"de": [1, 2]}
     assert len(server.written_files()) == 4
 
 
 def test_rows_are_appended_to_a_branch(client: IndexClient) -> None:
-    append(client, "db.t", rows(1))
+    append(client, "db.t", build_rows(1))
     with catalog_at(client.url) as catalog:
         table = catalog.load_table("db.t")
         snapshot = table.current_snapshot()
         assert snapshot is not None
         table.manage_snapshots().create_branch(snapshot.snapshot_id, "audit").commit()
-    append(client, "db.t", rows(2), branch="audit")
-    overwrite_partitions(client, "db.t", rows(3), branch="audit")
-    assert ids_by_land(client) == {"de": [1]}
+    append(client, "db.t", build_rows(2), branch="audit")
+    overwrite_partitions(client, "db.t", build_rows(3), branch="audit")
+    assert read_ids_by_land(client) == {"de": [1]}
     with catalog_at(client.url) as catalog:
         table = catalog.load_table("db.t")
         branch = table.snapshot_by_name("audit")
@@ -287,8 +289,8 @@ def test_append_is_refused_if_another_table_has_taken_the_name(
         return commit(self, table, json.loads(json.dumps(body)))
 
     monkeypatch.setattr(CommitClient, "commit", replace_and_commit)
-    with pytest.raises(Refused) as caught:
-        append(client, "db.b", rows(1))
-    assert caught.value.status == 409
+    with pytest.raises(Refused) as error:
+        append(client, "db.b", build_rows(1))
+    assert error.value.status == 409
     monkeypatch.setattr(CommitClient, "commit", commit)
-    assert ids_by_land(client, "db.b") == {}
+    assert read_ids_by_land(client, "db.b") == {}

@@ -17,25 +17,25 @@ from seamark.connector.write import buckets
 from seamark.connector.write.appends import append
 from seamark.connector.write.buckets import ResizeResult, bucket_sizes, resize
 from seamark.connector.write.upserts import upsert
-from tests.connector.write.test_upserts import create, read_rows, rows
+from tests.connector.write.test_upserts import build_rows, create, read_rows
 from tests.support.commands import invoke_seamark
 
 
-def bucket(count: int, key: int) -> int:
+def compute_bucket(count: int, key: int) -> int:
     """Return the bucket of the key, computed by PyIceberg."""
     return int(BucketTransform(count).transform(LongType())(key) or 0)
 
 
-def ids(keys: list[int], land: str | None = None) -> pa.Table:
-    return rows(*((key, land) for key in keys))
+def build_key_rows(keys: list[int], land: str | None = None) -> pa.Table:
+    return build_rows(*((key, land) for key in keys))
 
 
 def load_metadata(client: IndexClient) -> dict[str, Any]:
-    result: dict[str, Any] = json.loads(client.load_table("db.t").metadata)
-    return result
+    metadata: dict[str, Any] = json.loads(client.load_table("db.t").metadata)
+    return metadata
 
 
-def fields(client: IndexClient) -> list[tuple[str, str, int]]:
+def read_spec_fields(client: IndexClient) -> list[tuple[str, str, int]]:
     """Return (name, transform, field id) of each field in the default spec."""
     metadata = load_metadata(client)
     spec = next(
@@ -64,9 +64,9 @@ def set_spec(client: IndexClient, *parts: tuple[str, str, int]) -> None:
 def test_bucket_sizes_have_the_files_rows_and_bytes_of_each_bucket(client: IndexClient) -> None:
     create(client, spec=[("bucket[4]", 1)])
     for start in (0, 100):
-        append(client, "db.t", ids(list(range(start, start + 100))))
+        append(client, "db.t", build_key_rows(list(range(start, start + 100))))
     (bucket_size,) = bucket_sizes(client, "db.t")
-    expected = [sum(bucket(4, key) == number for key in range(200)) for number in range(4)]
+    expected = [sum(compute_bucket(4, key) == number for key in range(200)) for number in range(4)]
     assert (bucket_size.column, bucket_size.field, bucket_size.buckets, bucket_size.rows.tolist()) == (
         "id",
         "p0",
@@ -82,13 +82,13 @@ def test_bucket_sizes_have_the_files_rows_and_bytes_of_each_bucket(client: Index
 
 def test_files_written_with_fewer_buckets_count_in_every_bucket_that_may_have_their_rows(client: IndexClient) -> None:
     create(client)
-    append(client, "db.t", ids([1]))  # This file is in no bucket.
+    append(client, "db.t", build_key_rows([1]))  # This file is in no bucket.
     set_spec(client, ("b", "bucket[2]", 1))
-    key = next(number for number in range(100) if bucket(2, number) == 1)
-    append(client, "db.t", ids([key] * 8))
+    key = next(number for number in range(100) if compute_bucket(2, number) == 1)
+    append(client, "db.t", build_key_rows([key] * 8))
     resize(client, "db.t", buckets=4)
-    fine = next(number for number in range(100) if bucket(4, number) == 3)
-    append(client, "db.t", ids([fine] * 5))
+    valid_key = next(number for number in range(100) if compute_bucket(4, number) == 3)
+    append(client, "db.t", build_key_rows([valid_key] * 5))
     (bucket_size,) = bucket_sizes(client, "db.t")
     assert bucket_size.files.tolist() == [1, 2, 1, 3]
     assert bucket_size.rows.tolist() == [
@@ -108,7 +108,7 @@ def test_files_written_with_fewer_buckets_count_in_every_bucket_that_may_have_th
 
 def test_bucket_sizes_for_too_many_buckets_are_refused(client: IndexClient) -> None:
     create(client, spec=[("bucket[1048576]", 1)])
-    append(client, "db.t", ids([1, 2]))
+    append(client, "db.t", build_key_rows([1, 2]))
     (bucket_size,) = bucket_sizes(client, "db.t")
     assert (bucket_size.buckets, bucket_size.rows.sum()) == (1 << 20, 2)
     set_spec(client, ("b", "bucket[1048577]", 1))
@@ -118,7 +118,7 @@ def test_bucket_sizes_for_too_many_buckets_are_refused(client: IndexClient) -> N
 
 def test_advised_bucket_count_is_the_doubling_nearest_to_the_target_size(client: IndexClient) -> None:
     create(client, spec=[("bucket[4]", 1)])
-    append(client, "db.t", ids(list(range(1000))))
+    append(client, "db.t", build_key_rows(list(range(1000))))
     total = int(bucket_sizes(client, "db.t")[0].bytes.sum())
     for share, advice in ((1, 4), (4, 4), (5, 4), (6, 8), (11, 8), (12, 16), (64, 64), (100, 128)):
         (bucket_size,) = bucket_sizes(client, "db.t", target_bytes=total // share)
@@ -132,7 +132,7 @@ def test_bucket_sizes_are_advised_for_the_partition_with_the_median_byte(
 ) -> None:
     create(client, spec=[("identity", 2), ("bucket[2]", 1)])
     for land, count in (("de", 3000), ("fr", 3000), ("it", 10), (None, 10)):
-        append(client, "db.t", ids(list(range(count)), land))
+        append(client, "db.t", build_key_rows(list(range(count)), land))
     (bucket_size,) = bucket_sizes(client, "db.t")
     by_land: dict[str, int] = {}
     files = client.files("db.t")
@@ -153,7 +153,7 @@ def test_bucket_sizes_are_empty_without_rows_or_buckets(client: IndexClient) -> 
         ("id", 4, 4, 1.0),
         ("land", 2, 2, 1.0),
     ]
-    append(client, "db.t", rows((1, None)))
+    append(client, "db.t", build_rows((1, None)))
     assert [bucket_size.rows.sum() for bucket_size in bucket_sizes(client, "db.t")] == [1, 0]  # Null is in no bucket.
     create(client, "plain", spec=[("truncate[4]", 1)])
     assert bucket_sizes(client, "db.plain") == []
@@ -164,17 +164,23 @@ def test_bucket_sizes_are_empty_without_rows_or_buckets(client: IndexClient) -> 
 
 def test_resize_changes_one_field_of_the_spec_and_nothing_else(client: IndexClient) -> None:
     create(client, spec=[("identity", 2), ("bucket[8]", 1), ("truncate[2]", 4)])
-    append(client, "db.t", ids([1, 2, 3], "de"))
+    append(client, "db.t", build_key_rows([1, 2, 3], "de"))
     before = load_metadata(client)
     assert resize(client, "db.t", buckets=16) == ResizeResult("id", 8, 16, 1)
-    assert fields(client) == [
+    assert read_spec_fields(client) == [
         ("p0", "identity", 1000),
         ("id_bucket_16", "bucket[16]", 1003),
         ("p2", "truncate[2]", 1002),
     ]
     after = load_metadata(client)
-    changed = {name for name in after if after[name] != before.get(name)}
-    assert changed <= {"partition-specs", "default-spec-id", "last-partition-id", "last-updated-ms", "metadata-log"}
+    changed_files = {name for name in after if after[name] != before.get(name)}
+    assert changed_files <= {
+        "partition-specs",
+        "default-spec-id",
+        "last-partition-id",
+        "last-updated-ms",
+        "metadata-log",
+    }
     assert read_rows(client) == [(1, "de", None, None), (2, "de", None, None), (3, "de", None, None)]
 
 
@@ -190,10 +196,10 @@ def test_resize_to_an_earlier_bucket_count_reuses_its_field(client: IndexClient)
     create(client, spec=[("bucket[8]", 1)])
     resize(client, "db.t", buckets=16)
     resize(client, "db.t", buckets=32)
-    assert fields(client) == [("id_bucket_32", "bucket[32]", 1002)]
+    assert read_spec_fields(client) == [("id_bucket_32", "bucket[32]", 1002)]
     update(client, {"action": "set-default-spec", "spec-id": 0})
     assert resize(client, "db.t", buckets=16).spec_id == 1
-    assert fields(client) == [("id_bucket_16", "bucket[16]", 1001)]
+    assert read_spec_fields(client) == [("id_bucket_16", "bucket[16]", 1001)]
 
 
 def test_resize_gives_the_new_field_an_unused_name(client: IndexClient) -> None:
@@ -215,23 +221,30 @@ def test_resize_gives_the_new_field_an_unused_name(client: IndexClient) -> None:
     )
     set_spec(client, ("id_bucket_4_2", "bucket[4]", 2), ("p0", "bucket[2]", 1))
     resize(client, "db.t", buckets=4, column="id")
-    assert [field[:2] for field in fields(client)] == [("id_bucket_4_2", "bucket[4]"), ("id_bucket_4_3", "bucket[4]")]
+    assert [field[:2] for field in read_spec_fields(client)] == [
+        ("id_bucket_4_2", "bucket[4]"),
+        ("id_bucket_4_3", "bucket[4]"),
+    ]
 
 
 def test_resize_of_version_1_keeps_the_old_field_as_void(client: IndexClient) -> None:
     create(client, version=1, spec=[("bucket[2]", 1), ("identity", 2)])
-    append(client, "db.t", ids([1, 2, 3], "de"))
+    append(client, "db.t", build_key_rows([1, 2, 3], "de"))
     resize(client, "db.t", buckets=4)
-    assert fields(client) == [("p0", "void", 1000), ("p1", "identity", 1001), ("id_bucket_4", "bucket[4]", 1002)]
-    append(client, "db.t", ids([4, 5, 6], "fr"))
+    assert read_spec_fields(client) == [
+        ("p0", "void", 1000),
+        ("p1", "identity", 1001),
+        ("id_bucket_4", "bucket[4]", 1002),
+    ]
+    append(client, "db.t", build_key_rows([4, 5, 6], "fr"))
     resize(client, "db.t", buckets=8)
-    assert [field[1:] for field in fields(client)] == [
+    assert [field[1:] for field in read_spec_fields(client)] == [
         ("void", 1000),
         ("identity", 1001),
         ("void", 1002),
         ("bucket[8]", 1003),
     ]
-    append(client, "db.t", ids([7], "it"))
+    append(client, "db.t", build_key_rows([7], "it"))
     assert [row[:2] for row in read_rows(client)] == [
         *((n, "de") for n in (1, 2, 3)),
         *((n, "fr") for n in (4, 5, 6)),
@@ -239,8 +252,8 @@ def test_resize_of_version_1_keeps_the_old_field_as_void(client: IndexClient) ->
     ]
     (bucket_size,) = bucket_sizes(client, "db.t")
     assert bucket_size.buckets == 8
-    assert bucket_size.shared_files == len({bucket(2, key) for key in (1, 2, 3)}) + len(
-        {bucket(4, key) for key in (4, 5, 6)}
+    assert bucket_size.shared_files == len({compute_bucket(2, key) for key in (1, 2, 3)}) + len(
+        {compute_bucket(4, key) for key in (4, 5, 6)}
     )
 
 
@@ -258,7 +271,7 @@ def test_resize_to_a_count_that_is_no_doubling_is_refused(client: IndexClient) -
     for requested_buckets, expected in cases:
         with pytest.raises(InvalidRequest, match=expected):
             resize(client, "db.t", buckets=requested_buckets)
-        assert fields(client) == [("p0", "bucket[8]", 1000)], requested_buckets
+        assert read_spec_fields(client) == [("p0", "bucket[8]", 1000)], requested_buckets
 
 
 def test_resize_requires_a_column_if_several_have_buckets(client: IndexClient) -> None:
@@ -268,7 +281,7 @@ def test_resize_requires_a_column_if_several_have_buckets(client: IndexClient) -
     with pytest.raises(InvalidRequest, match="no buckets of note; it has buckets of id, land"):
         resize(client, "db.t", buckets=16, column="note")
     resize(client, "db.t", buckets=16, column="land")
-    assert fields(client) == [("p0", "bucket[8]", 1000), ("land_bucket_16", "bucket[16]", 1002)]
+    assert read_spec_fields(client) == [("p0", "bucket[8]", 1000), ("land_bucket_16", "bucket[16]", 1002)]
     create(client, "plain", spec=[("truncate[8]", 1)])
     with pytest.raises(InvalidRequest, match="no buckets; add them first"):
         resize(client, "db.plain", buckets=16)
@@ -280,8 +293,8 @@ def test_resize_is_repeated_after_a_concurrent_change_of_the_spec(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client, spec=[("bucket[8]", 1)])
-    both = ("p0", "bucket[8]", 1)
-    other_specs = [[both, ("land", "identity", 2)], [("note", "truncate[1]", 4), both]]
+    bucket_spec = ("p0", "bucket[8]", 1)
+    other_specs = [[bucket_spec, ("land", "identity", 2)], [("note", "truncate[1]", 4), bucket_spec]]
     real = buckets._update
 
     def overtake(*arguments: Any) -> Any:
@@ -293,7 +306,7 @@ def test_resize_is_repeated_after_a_concurrent_change_of_the_spec(
     monkeypatch.setattr(buckets, "_WAIT_S", 0)
     assert resize(client, "db.t", buckets=16) == ResizeResult("id", 8, 16, 3)
     assert other_specs == []
-    assert [field[0] for field in fields(client)] == ["note", "id_bucket_16"]
+    assert [field[0] for field in read_spec_fields(client)] == ["note", "id_bucket_16"]
 
 
 def test_resize_gives_up_after_repeated_conflicts(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,15 +331,15 @@ def test_concurrent_resizes_to_the_same_count_make_one_spec(client: IndexClient)
 
 def test_plan_of_a_key_reads_its_old_bucket_and_its_new_one(client: IndexClient) -> None:
     create(client, spec=[("bucket[8]", 1)])
-    append(client, "db.t", ids(list(range(400))))
+    append(client, "db.t", build_key_rows(list(range(400))))
     for count in (16, 32, 64):
         resize(client, "db.t", buckets=count)
     # Only every other key is upserted, so that old files keep rows and stay.
-    upsert(client, "db.t", ids(list(range(1, 2000, 2)), "new"), keys=["id"], mode="merge-on-read")
+    upsert(client, "db.t", build_key_rows(list(range(1, 2000, 2)), "new"), keys=["id"], mode="merge-on-read")
     original = client.explain("db.t", "id = 7", files=True).kept_files
     assert original is not None
     actual = {tuple(one["partition"].items()) for one in original}
-    assert actual == {(("p0", bucket(8, 7)),), (("id_bucket_64", bucket(64, 7)),)}
+    assert actual == {(("p0", compute_bucket(8, 7)),), (("id_bucket_64", compute_bucket(64, 7)),)}
     assert len(original) == 2
 
 
@@ -339,7 +352,7 @@ def seamark(client: IndexClient, *arguments: str) -> tuple[int, str]:
 
 def test_buckets_command_shows_advises_and_resizes(client: IndexClient) -> None:
     create(client, spec=[("bucket[4]", 1)])
-    append(client, "db.t", ids(list(range(1000))))
+    append(client, "db.t", build_key_rows(list(range(1000))))
     code, text = seamark(client, "db.t")
     assert (code, "id" in text, "--resize" in text) == (0, True, False), text
     size = int(bucket_sizes(client, "db.t")[0].bytes.sum())
@@ -351,9 +364,9 @@ def test_buckets_command_shows_advises_and_resizes(client: IndexClient) -> None:
     assert (code, "id: 8 buckets from now on, as before" in text) == (0, True), text
     assert "4 files (" in seamark(client, "db.t")[1]
     _, text = seamark(client, "db.t", "--json")
-    (reported,) = json.loads(text[text.index("\n[\n") :])  # Logs are part of the output.
-    assert (reported["buckets"], reported["advice"], len(reported["sizes"]), reported["shared-files"]) == (8, 8, 8, 4)
-    assert sum(one["rows"] for one in reported["sizes"]) == 1000
+    (report,) = json.loads(text[text.index("\n[\n") :])  # Logs are part of the output.
+    assert (report["buckets"], report["advice"], len(report["sizes"]), report["shared-files"]) == (8, 8, 8, 4)
+    assert sum(one["rows"] for one in report["sizes"]) == 1000
 
 
 def test_buckets_command_reports_each_error_in_one_line(client: IndexClient) -> None:

@@ -28,9 +28,9 @@ from seamark.connector.write.row_changes import Report
 from seamark.connector.write.upserts import upsert
 from tests.connector.lake import catalog_at
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_buckets import bucket
-from tests.connector.write.test_upserts import ARROW, BY_ID, COLUMNS, MODES, create, read_rows, rows
-from tests.connector.write.test_upserts_at_once import meanwhile
+from tests.connector.write.test_buckets import compute_bucket
+from tests.connector.write.test_upserts import ARROW, BY_ID, COLUMNS, MODES, build_rows, create, read_rows
+from tests.connector.write.test_upserts_at_once import run_before_commits
 from tests.connector.write.test_upserts_history import Step, model_rows
 from tests.waits import block_until
 
@@ -77,9 +77,9 @@ class Writers:
             self.stop.set()  # A failed writer stops the others, too.
         return count
 
-    def wait_for(self, more: int) -> None:
-        """Wait until `more` further steps are committed."""
-        until = len(self.committed_steps) + more
+    def wait_for(self, count: int) -> None:
+        """Wait until `count` further steps are committed."""
+        until = len(self.committed_steps) + count
         for _ in range(6000):
             if len(self.committed_steps) >= until or self.stop.is_set():
                 return
@@ -148,14 +148,16 @@ def judge_rows(client: IndexClient, committed_steps: Mapping[int, CommittedStep]
     model: dict[int, dict[str, Any]] = {}
     remaining_steps = dict(committed_steps)
     with catalog_at(client.url) as catalog:
-        theirs = catalog.load_table("db.t")
+        pyiceberg_table = catalog.load_table("db.t")
         for snapshot in snapshots(client):
             number = int(snapshot["summary"]["step"])
             model = remaining_steps.pop(number).step.on(model)
             expected, message = model_rows(model), f"{note}, after step {number}"
             assert read_rows(client, "db.t", At(snapshot_id=snapshot["snapshot-id"])) == expected, message
             if version == 2:  # PyIceberg reads the deletes of version 2.
-                actual = theirs.scan(snapshot_id=snapshot["snapshot-id"]).to_arrow().select(COLUMNS).sort_by("id")
+                actual = (
+                    pyiceberg_table.scan(snapshot_id=snapshot["snapshot-id"]).to_arrow().select(COLUMNS).sort_by("id")
+                )
                 assert [tuple(values.values()) for values in actual.to_pylist()] == expected, message
     assert remaining_steps == {}, f"{note}: these steps are lost"
 
@@ -167,13 +169,13 @@ def judge_files(client: IndexClient, committed_steps: Mapping[int, CommittedStep
     counts = dict(enumerate((8, *DOUBLINGS)))
     of_spec = dict.fromkeys(counts, 0)
     for snapshot in snapshots(client):
-        added = client.files("db.t", content="data", at=At(snapshot_id=snapshot["snapshot-id"])).to_pylist()
+        added_files = client.files("db.t", content="data", at=At(snapshot_id=snapshot["snapshot-id"])).to_pylist()
         step = committed_steps[int(snapshot["summary"]["step"])]
-        for file in (file for file in added if file["snapshot_id"] == snapshot["snapshot-id"]):
+        for file in (file for file in added_files if file["snapshot_id"] == snapshot["snapshot-id"]):
             assert step.specs[0] <= file["spec_id"] <= step.specs[1], f"{note}, step {step}: {file}"
             (number,) = json.loads(file["partition"]).values()
             keys = pq.read_table(file["file_path"].removeprefix("file://"), columns=["id"], partitioning=None)
-            assert {bucket(counts[file["spec_id"]], key) for key in keys["id"].to_pylist()} == {number}, note
+            assert {compute_bucket(counts[file["spec_id"]], key) for key in keys["id"].to_pylist()} == {number}, note
             of_spec[file["spec_id"]] += 1
     assert all(of_spec.values()), f"{note}: not every spec has files"
 
@@ -185,7 +187,7 @@ def judge_plans(client: IndexClient, note: str) -> None:
         original = client.explain("db.t", f"id = {key}", files=True).kept_files
         assert original is not None
         pairs = {pair for one in original for pair in one["partition"].items()}
-        assert pairs <= {(name, bucket(count, key)) for name, count in names.items()}, f"{note}: {key}"
+        assert pairs <= {(name, compute_bucket(count, key)) for name, count in names.items()}, f"{note}: {key}"
 
 
 @pytest.mark.parametrize(
@@ -205,7 +207,7 @@ def test_doubling_from_8_to_64_buckets_delays_no_writer_and_keeps_all_rows(
     create(client, version=version, spec=[("bucket[8]", 1)], properties=properties)
     writers = Writers(client.url)
     with ThreadPoolExecutor(2) as pool:
-        running = [
+        running_commits = [
             pool.submit(writers.run, *make_upserting_writer(seed, mode)),
             pool.submit(writers.run, *make_appending_writer(seed)),
         ]
@@ -214,7 +216,7 @@ def test_doubling_from_8_to_64_buckets_delays_no_writer_and_keeps_all_rows(
             writers.wait_for_both(4)
         finally:
             writers.stop.set()
-        counts = [one.result(60) for one in running]
+        counts = [one.result(60) for one in running_commits]
     assert min(counts) > 3, note
     assert {value.attempts for value in writers.committed_steps.values()} == {1}, (
         f"{note}: a resize must not cause a second attempt"
@@ -231,14 +233,14 @@ def test_write_that_began_before_a_resize_is_committed_unchanged(
     client: IndexClient, server: ServerThread, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client, spec=[("bucket[8]", 1)])
-    upsert(client, "db.t", rows(*((key, "old") for key in range(40))), keys=["id"])
+    upsert(client, "db.t", build_rows(*((key, "old") for key in range(40))), keys=["id"])
     before = server.written_files()
-    attempts = meanwhile(monkeypatch, lambda: resize(client, "db.t", buckets=16))
-    report = upsert(client, "db.t", rows(*((key, "new") for key in range(20))), keys=["id"], mode=mode)
+    attempts = run_before_commits(monkeypatch, lambda: resize(client, "db.t", buckets=16))
+    report = upsert(client, "db.t", build_rows(*((key, "new") for key in range(20))), keys=["id"], mode=mode)
     assert (report.attempts, attempts[0]) == (1, 1)
     assert set(client.files("db.t", content="data")["spec_id"].to_pylist()) == {0}
     assert len(server.written_files() - before) == report.files_written
-    second_report = upsert(client, "db.t", rows(*((key, "newer") for key in range(10))), keys=["id"], mode=mode)
+    second_report = upsert(client, "db.t", build_rows(*((key, "newer") for key in range(10))), keys=["id"], mode=mode)
     assert (second_report.attempts, second_report.updated) == (1, 10)
     assert 1 in client.files("db.t", content="data")["spec_id"].to_pylist()
     lands = [one[1] for one in read_rows(client)]
@@ -251,24 +253,24 @@ def test_concurrent_upserts_of_a_key_in_an_old_and_a_new_bucket_conflict(
 ) -> None:
     """Both writers change key 5: one with the spec of 8 buckets, the other with 16. One of them is repeated."""
     create(client, spec=[("bucket[8]", 1)])
-    upsert(client, "db.t", rows(*((key, "old") for key in range(40))), keys=["id"])
-    other = next(key for key in range(40) if bucket(8, key) != bucket(8, 5))
+    upsert(client, "db.t", build_rows(*((key, "old") for key in range(40))), keys=["id"])
+    other = next(key for key in range(40) if compute_bucket(8, key) != compute_bucket(8, 5))
 
     def overtake() -> None:
         resize(client, "db.t", buckets=16)
-        upsert(client, "db.t", rows((5, "theirs", 1)), keys=["id"], mode=mode)
+        upsert(client, "db.t", build_rows((5, "theirs", 1)), keys=["id"], mode=mode)
 
-    meanwhile(monkeypatch, overtake)
-    report = upsert(client, "db.t", rows((5, "ours")), keys=["id"], columns=["land"], mode=mode)
+    run_before_commits(monkeypatch, overtake)
+    report = upsert(client, "db.t", build_rows((5, "ours")), keys=["id"], columns=["land"], mode=mode)
     assert (report.attempts, report.updated) == (2, 1)
     assert [one for one in read_rows(client) if one[0] == 5] == [(5, "ours", 1, None)]
 
     def elsewhere() -> None:
         resize(client, "db.t", buckets=32)
-        upsert(client, "db.t", rows((other, "theirs")), keys=["id"], mode=mode)
+        upsert(client, "db.t", build_rows((other, "theirs")), keys=["id"], mode=mode)
 
-    meanwhile(monkeypatch, elsewhere)
-    report = upsert(client, "db.t", rows((5, "again")), keys=["id"], mode=mode)
+    run_before_commits(monkeypatch, elsewhere)
+    report = upsert(client, "db.t", build_rows((5, "again")), keys=["id"], mode=mode)
     assert (report.attempts, report.updated) == (1, 1)  # Writers of different buckets do not conflict.
     assert {one[0]: one[1] for one in read_rows(client)} == dict.fromkeys(range(40), "old") | {
         5: "again",

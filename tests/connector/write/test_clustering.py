@@ -239,8 +239,8 @@ def test_columns_and_joins_that_cannot_be_clustered_are_refused() -> None:
 
 def test_range_bounds_divide_the_rows_into_almost_equal_parts() -> None:
     keys = np.array([bytes([number]) for number in random.Random(1).sample(range(200), 200)], dtype="S1")
-    at = choose_range_bounds(keys, 7)
-    counts = np.bincount(np.searchsorted(at, keys, "right"), minlength=7)
+    range_bounds = choose_range_bounds(keys, 7)
+    counts = np.bincount(np.searchsorted(range_bounds, keys, "right"), minlength=7)
     assert counts.sum() == 200
     assert counts.min() >= 28
     assert counts.max() <= 30

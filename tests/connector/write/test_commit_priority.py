@@ -15,8 +15,8 @@ from seamark.connector.read.scans import scan
 from seamark.connector.write.appends import append
 from seamark.connector.write.equality_upserts import EQUALITY
 from seamark.connector.write.upserts import MODES, delete, upsert
-from tests.connector.write.test_upserts import BY_ID, create, rows
-from tests.connector.write.test_upserts_at_once import meanwhile
+from tests.connector.write.test_upserts import BY_ID, build_rows, create
+from tests.connector.write.test_upserts_at_once import run_before_commits
 from tests.seeds import quick
 
 SPECS: dict[str, list[tuple[str, int]]] = {"whole": [], "bucketed": [("bucket[4]", 1)]}
@@ -24,7 +24,7 @@ SPECS: dict[str, list[tuple[str, int]]] = {"whole": [], "bucketed": [("bucket[4]
 
 def create_filled(client: IndexClient, version: int, spec: str, **table: Any) -> None:
     create(client, version=version, spec=SPECS[spec], **table)
-    append(client, "db.t", rows(*((key, "old", 0) for key in range(200))))
+    append(client, "db.t", build_rows(*((key, "old", 0) for key in range(200))))
 
 
 def lands(client: IndexClient) -> dict[int, str]:
@@ -42,7 +42,7 @@ def stream(url: str, keys: list[int]) -> Iterator[list[int]]:
         client = IndexClient(url)
         try:
             while not stop.is_set():
-                batch = rows(*((key, f"stream{is_over[0]}", is_over[0]) for key in keys))
+                batch = build_rows(*((key, f"stream{is_over[0]}", is_over[0]) for key in keys))
                 upsert(client, "db.t", batch, keys=["id"], strategy=EQUALITY)
                 is_over[0] += 1
         except Exception as error:  # noqa: BLE001  told by the test
@@ -61,21 +61,21 @@ def stream(url: str, keys: list[int]) -> Iterator[list[int]]:
 
 
 @pytest.mark.each_pair
-@pytest.mark.parametrize("indexed", [False, True], ids=["plain", "indexed"])
+@pytest.mark.parametrize("is_indexed", [False, True], ids=["plain", "indexed"])
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("version", [2, 3])
 def test_concurrent_equality_upserts_of_other_keys_are_no_conflict(
-    client: IndexClient, version: int, spec: str, indexed: bool, monkeypatch: pytest.MonkeyPatch
+    client: IndexClient, version: int, spec: str, is_indexed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create_filled(client, version, spec, properties=BY_ID if indexed else {})
-    other_rows = rows(*((key, "theirs", 1) for key in range(0, 200, 2)))
-    meanwhile(monkeypatch, lambda: upsert(client, "db.t", other_rows, keys=["id"], strategy=EQUALITY))
-    ours = rows(*((key, "ours", 1) for key in range(31, 171, 14)))
-    report = upsert(client, "db.t", ours, keys=["id"], mode="merge-on-read")
+    create_filled(client, version, spec, properties=BY_ID if is_indexed else {})
+    other_rows = build_rows(*((key, "theirs", 1) for key in range(0, 200, 2)))
+    run_before_commits(monkeypatch, lambda: upsert(client, "db.t", other_rows, keys=["id"], strategy=EQUALITY))
+    own_rows = build_rows(*((key, "ours", 1) for key in range(31, 171, 14)))
+    report = upsert(client, "db.t", own_rows, keys=["id"], mode="merge-on-read")
     assert (report.attempts, report.updated) == (1, 10)
     expected = {key: "theirs" if key % 2 == 0 else "old" for key in range(200)}
     assert lands(client) == expected | dict.fromkeys(range(31, 171, 14), "ours")
-    meanwhile(monkeypatch, lambda: upsert(client, "db.t", other_rows, keys=["id"], strategy=EQUALITY))
+    run_before_commits(monkeypatch, lambda: upsert(client, "db.t", other_rows, keys=["id"], strategy=EQUALITY))
     removed_delete = delete(client, "db.t", keys=pa.table({"id": [31, 45]}), mode="merge-on-read")
     assert (removed_delete.attempts, removed_delete.deleted) == (1, 2)
 
@@ -94,10 +94,12 @@ def test_concurrent_equality_change_of_the_same_key_is_a_conflict(
         if deletes:
             delete(client, "db.t", keys=pa.table({"id": [10, 59, 190]}), strategy=EQUALITY)
         else:
-            upsert(client, "db.t", rows(*((key, "theirs") for key in (10, 59, 190))), keys=["id"], strategy=EQUALITY)
+            upsert(
+                client, "db.t", build_rows(*((key, "theirs") for key in (10, 59, 190))), keys=["id"], strategy=EQUALITY
+            )
 
-    meanwhile(monkeypatch, write_concurrently)
-    report = upsert(client, "db.t", rows((31, "ours"), (59, "ours")), keys=["id"], mode=mode)
+    run_before_commits(monkeypatch, write_concurrently)
+    report = upsert(client, "db.t", build_rows((31, "ours"), (59, "ours")), keys=["id"], mode=mode)
     assert report.attempts == 2
     lands_by_id = lands(client)
     assert (lands_by_id[31], lands_by_id[59]) == ("ours", "ours")
@@ -106,10 +108,10 @@ def test_concurrent_equality_change_of_the_same_key_is_a_conflict(
 
 def test_key_of_several_columns_is_compared_as_a_whole(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
     create(client)
-    append(client, "db.t", rows((1, "a"), (1, "c"), (2, "b")))
-    theirs = rows((1, "c", 1), (2, "a", 1))
-    meanwhile(monkeypatch, lambda: upsert(client, "db.t", theirs, keys=["id", "land"], strategy=EQUALITY))
-    report = upsert(client, "db.t", rows((1, "a", 5)), keys=["id", "land"], mode="merge-on-read")
+    append(client, "db.t", build_rows((1, "a"), (1, "c"), (2, "b")))
+    other_rows = build_rows((1, "c", 1), (2, "a", 1))
+    run_before_commits(monkeypatch, lambda: upsert(client, "db.t", other_rows, keys=["id", "land"], strategy=EQUALITY))
+    report = upsert(client, "db.t", build_rows((1, "a", 5)), keys=["id", "land"], mode="merge-on-read")
     assert (report.attempts, report.updated) == (1, 1)
     values = scan(client, "db.t", ["id", "land", "ts"]).to_arrow().to_pylist()
     assert sorted(tuple(value.values()) for value in values) == [(1, "a", 5), (1, "c", 1), (2, "a", 1), (2, "b", None)]
@@ -119,7 +121,9 @@ def test_delete_by_another_column_conflicts_with_equality_deletes(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create_filled(client, 3, "whole")
-    meanwhile(monkeypatch, lambda: upsert(client, "db.t", rows((7, "x")), keys=["id"], strategy=EQUALITY))
+    run_before_commits(
+        monkeypatch, lambda: upsert(client, "db.t", build_rows((7, "x")), keys=["id"], strategy=EQUALITY)
+    )
     assert delete(client, "db.t", where="land = 'x' or id = 31", mode="merge-on-read").attempts == 2
     assert not {7, 31} & lands(client).keys()
 
@@ -133,8 +137,8 @@ def test_upsert_with_several_conflicts_gets_priority_over_a_stream_of_upserts(
     create_filled(client, 3, spec)
     with stream(client.url, list(range(0, 200, 2))) as stream_commits:
         for number in range(3):
-            ours = rows(*((key, f"ours{number}") for key in range(31, 171, 14)))
-            report = upsert(client, "db.t", ours, keys=["id"], mode=mode)
+            own_rows = build_rows(*((key, f"ours{number}") for key in range(31, 171, 14)))
+            report = upsert(client, "db.t", own_rows, keys=["id"], mode=mode)
             # An idle machine needs 2 to 4 of the 50 attempts. A busy one gets its priority later.
             assert report.attempts <= 25
     lands_by_id = lands(client)

@@ -11,7 +11,7 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.commits import CommitClient
 from seamark.connector.client.errors import InvalidRequest, NoSuchResource, Refused
 from tests.commits.lake import Lake
-from tests.commits.reader import rows, snapshot_of
+from tests.commits.reader import find_snapshot, read_snapshot_rows
 from tests.connector.server_thread import ServerThread
 
 
@@ -28,7 +28,7 @@ def test_commit_returns_the_snapshot_and_says_if_it_is_a_duplicate(server: Serve
     second_answer = client.commit(("db", "t"), body)
     assert (first["duplicate"], second_answer["duplicate"]) == (False, True)
     assert first["snapshot-id"] == second_answer["snapshot-id"]
-    assert rows(snapshot_of(server.run(lake.metadata()))) == [(1, 0, "a")]
+    assert read_snapshot_rows(find_snapshot(server.run(lake.metadata()))) == [(1, 0, "a")]
     client.client.close()
 
 
@@ -38,7 +38,7 @@ def test_refused_commit_raises_an_error_of_its_kind(server: ServerThread, lake: 
         client.commit("db.t", {})
     with pytest.raises(NoSuchResource):
         client.commit("db.none", {"add": [lake.data([(1, 0, "a")])]})
-    with pytest.raises(Refused, match="no longer in the table") as refused:
+    with pytest.raises(Refused, match="no longer in the table") as error:
         client.commit("db.t", {"remove": [{"file-path": "file:///x"}], "read-snapshot-id": None})
-    assert (refused.value.status, refused.value.kind) == (409, "CommitFailedException")
+    assert (error.value.status, error.value.kind) == (409, "CommitFailedException")
     client.client.close()

@@ -41,7 +41,7 @@ ARROW = pa.schema([("id", pa.int64()), ("part", pa.int64()), ("text", pa.string(
 BY_PART = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "part"))
 
 
-def rows(ids: range | list[int], seed: str = "") -> pa.Table:
+def build_rows(ids: range | list[int], seed: str = "") -> pa.Table:
     return pa.table(
         {"id": list(ids), "part": [number % 3 for number in ids], "text": [f"{seed}{number}" for number in ids]},
         schema=ARROW,
@@ -70,7 +70,7 @@ def create_three_batches(client: IndexClient, catalog: RestCatalog, monkeypatch:
     """Create 6 small files in each of 3 partitions; a compaction commits each partition separately."""
     create(catalog, 2, BY_PART)
     for number in range(6):
-        upsert(client, "db.t", rows(range(number * 9, number * 9 + 9)), keys=["id"])
+        upsert(client, "db.t", build_rows(range(number * 9, number * 9 + 9)), keys=["id"])
     monkeypatch.setattr(compaction, "BATCH_FILES", 6)
 
 
@@ -83,17 +83,17 @@ def test_small_files_are_compacted_to_few_with_the_same_rows(
     with catalog_at(server.url) as catalog:
         create(catalog, version, spec)
         for number in range(12):
-            upsert(client, "db.t", rows(range(number * 10, number * 10 + 10)), keys=["id"])
+            upsert(client, "db.t", build_rows(range(number * 10, number * 10 + 10)), keys=["id"])
         before = read(client)
         assert sum(before.values()) == 120
-        planned = compact(client, "db.t", dry_run=True)
-        assert (planned.commits, planned.files_after) == (0, 1)
-        assert planned.files_before == (36 if spec.fields else 12)
+        dry_report = compact(client, "db.t", dry_run=True)
+        assert (dry_report.commits, dry_report.files_after) == (0, 1)
+        assert dry_report.files_before == (36 if spec.fields else 12)
         assert read(client) == before
         report = compact(client, "db.t")
         partitions = 3 if spec.fields else 1
         assert (report.commits, report.conflicts, report.rows) == (1, 0, 120)
-        assert (report.files_before, report.files_after) == (planned.files_before, partitions)
+        assert (report.files_before, report.files_after) == (dry_report.files_before, partitions)
         assert client.files("db.t").num_rows == partitions
         assert read(client) == before
         if version == 2:
@@ -105,9 +105,9 @@ def test_compaction_applies_deletes_and_removes_their_files(client: IndexClient,
     with catalog_at(server.url) as catalog:
         create(catalog, 2)
         table = catalog.load_table("db.t")
-        table.append(rows(range(1000)))
+        table.append(build_rows(range(1000)))
         delete(client, "db.t", keys=pa.table({"id": list(range(500))}), mode=MERGE_ON_READ)
-        expected = Counter(tuple(row.values()) for row in rows(range(500, 1000)).to_pylist())
+        expected = Counter(tuple(row.values()) for row in build_rows(range(500, 1000)).to_pylist())
         assert client.files("db.t", content="deletes").num_rows > 0
         report = compact(client, "db.t")
         assert (report.commits, report.deletes_applied) == (1, 1)
@@ -120,8 +120,8 @@ def test_compacted_rows_keep_their_ids_and_sequence_numbers(client: IndexClient,
     with catalog_at(server.url) as catalog:
         create(catalog, 3)
         for number in range(6):
-            upsert(client, "db.t", rows([number]), keys=["id"])
-        upsert(client, "db.t", rows([2, 4], "new "), keys=["id"])
+            upsert(client, "db.t", build_rows([number]), keys=["id"])
+        upsert(client, "db.t", build_rows([2, 4], "new "), keys=["id"])
         columns = ["id", "text", "_row_id", "_last_updated_sequence_number"]
 
         def lineage() -> list[dict[str, Any]]:
@@ -141,17 +141,17 @@ def test_concurrent_change_of_a_file_discards_only_its_batch(
         calls: list[int] = []
 
         def write_and_change(*arguments: Any) -> Any:
-            written = write(*arguments)
+            written_files = write(*arguments)
             calls.append(1)
             if len(calls) == 2:
                 delete(client, "db.t", keys=pa.table({"id": list(range(54))}))
-                upsert(client, "db.t", rows([100, 101, 102]), keys=["id"])
-            return written
+                upsert(client, "db.t", build_rows([100, 101, 102]), keys=["id"])
+            return written_files
 
         monkeypatch.setattr(compaction, "rewrite_rows", write_and_change)
         report = compact(client, "db.t")
         assert (len(calls), report.commits, report.conflicts) == (3, 1, 2)
-        assert read(client) == Counter(tuple(row.values()) for row in rows([100, 101, 102]).to_pylist())
+        assert read(client) == Counter(tuple(row.values()) for row in build_rows([100, 101, 102]).to_pylist())
 
 
 @pytest.mark.parametrize(("appends", "files_max"), [(40, 15), pytest.param(120, 25, marks=pytest.mark.slow)])
@@ -198,7 +198,7 @@ def test_random_histories_with_compactions_keep_the_rows(
     def change(number: int) -> None:
         ids = rng.sample(range(60), rng.randint(1, 12))
         if rng.random() < 0.6:
-            upsert(client, "db.t", rows(ids, f"{number}:"), keys=["id"], mode=rng.choice([*MODES, None]))
+            upsert(client, "db.t", build_rows(ids, f"{number}:"), keys=["id"], mode=rng.choice([*MODES, None]))
             model.update((id_, f"{number}:{id_}") for id_ in ids)
         elif version == 2 and rng.random() < 0.4:
             catalog.load_table("db.t").delete(In("id", ids))
@@ -212,10 +212,10 @@ def test_random_histories_with_compactions_keep_the_rows(
     numbers = iter(range(10_000))
 
     def write_and_change(*arguments: Any) -> Any:
-        written = write(*arguments)
+        written_files = write(*arguments)
         if rng.random() < 0.5:
             change(next(numbers))
-        return written
+        return written_files
 
     monkeypatch.setattr(compaction, "rewrite_rows", write_and_change)
     monkeypatch.setattr(compaction, "BATCH_FILES", rng.choice([3, 7, 2000]))
@@ -262,7 +262,7 @@ def test_rows_that_are_deleted_during_a_compaction_stay_deleted(
             upsert(
                 client,
                 "db.t",
-                rows(ids, f"{number}:"),
+                build_rows(ids, f"{number}:"),
                 keys=["id"],
                 mode=None if strategy else mode,
                 strategy=strategy,
@@ -281,15 +281,15 @@ def test_rows_that_are_deleted_during_a_compaction_stay_deleted(
     write, open_again = compaction.rewrite_rows, open_table
 
     def write_meddled(*arguments: Any) -> Any:
-        written = write(*arguments)
+        written_files = write(*arguments)
         change()
-        return written
+        return written_files
 
     def open_meddled(*given: Any, **options: Any) -> Any:
-        opened = open_again(*given, **options)
+        reopened_table = open_again(*given, **options)
         if rng.random() < 0.4:
             change()
-        return opened
+        return reopened_table
 
     monkeypatch.setattr(compaction, "rewrite_rows", write_meddled)
     monkeypatch.setattr(replacements, "open_table", open_meddled)
@@ -303,7 +303,7 @@ def test_rows_that_are_deleted_during_a_compaction_stay_deleted(
             for _ in range(6):
                 ids = [next(create_ids) for _ in range(rng.randint(20, 60))]
                 rng.shuffle(ids)
-                upsert(client, "db.t", rows(ids), keys=["id"])
+                upsert(client, "db.t", build_rows(ids), keys=["id"])
                 model.update((id_, str(id_)) for id_ in ids)
             change()
             touched.clear()
@@ -328,15 +328,15 @@ def test_rows_that_a_rollback_restores_discard_the_batch(
     with catalog_at(server.url) as catalog:
         create(catalog, 2)
         for number in range(6):
-            upsert(client, "db.t", rows(range(number * 50, number * 50 + 50)), keys=["id"])
+            upsert(client, "db.t", build_rows(range(number * 50, number * 50 + 50)), keys=["id"])
         before, snapshot = read(client), catalog.load_table("db.t").metadata.current_snapshot_id
         delete(client, "db.t", keys=pa.table({"id": list(range(10, 20))}), mode=MERGE_ON_READ)
         write = compaction.rewrite_rows
 
         def write_and_roll_back(*arguments: Any) -> Any:
-            written = write(*arguments)
+            written_files = write(*arguments)
             post(client, {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": snapshot})
-            return written
+            return written_files
 
         disk = set(server.home.rglob("*.parquet"))
         with monkeypatch.context() as context:
@@ -369,7 +369,7 @@ def test_deletion_vectors_in_one_file_count_for_each_data_file(client: IndexClie
     with catalog_at(server.url) as catalog:
         create(catalog, 3)
         for number in range(10):
-            upsert(client, "db.t", rows(range(number * 20, number * 20 + 20)), keys=["id"])
+            upsert(client, "db.t", build_rows(range(number * 20, number * 20 + 20)), keys=["id"])
         delete(client, "db.t", keys=pa.table({"id": list(range(0, 200, 4))}), mode=MERGE_ON_READ)
         assert len(set(client.files("db.t", content="deletes")["file_path"].to_pylist())) == 1
         report = compact(client, "db.t", policy=CompactionPolicy(1, 2))
@@ -385,14 +385,14 @@ def test_upgrade_during_a_compaction_is_a_conflict(
     with catalog_at(server.url) as catalog:
         create(catalog, 2)
         for number in range(6):
-            upsert(client, "db.t", rows([number]), keys=["id"])
+            upsert(client, "db.t", build_rows([number]), keys=["id"])
         write = compaction.rewrite_rows
 
         def write_and_upgrade(*arguments: Any) -> Any:
-            written = write(*arguments)
+            written_files = write(*arguments)
             post(client, {"action": "upgrade-format-version", "format-version": 3})
-            upsert(client, "db.t", rows([100]), keys=["id"])
-            return written
+            upsert(client, "db.t", build_rows([100]), keys=["id"])
+            return written_files
 
         with monkeypatch.context() as context:
             context.setattr(compaction, "rewrite_rows", write_and_upgrade)
@@ -426,7 +426,7 @@ def test_compaction_that_would_not_reduce_files_is_discarded(
     with catalog_at(server.url) as catalog:
         create(catalog, 2)
         for number in range(6):
-            upsert(client, "db.t", rows([number]), keys=["id"])
+            upsert(client, "db.t", build_rows([number]), keys=["id"])
         before = set(client.files("db.t")["file_path"].to_pylist())
         disk = set(server.home.rglob("*.parquet"))
         monkeypatch.setattr(compaction, "NEW_BYTES_MAX_FRACTION", 0.1)
@@ -449,7 +449,7 @@ def test_target_size_above_two_gibibytes_is_accepted_by_every_writer(client: Ind
     with catalog_at(server.url) as catalog:
         create(catalog, 2, **{"write_target-file-size-bytes": str(3 << 30)})
         for number in range(6):
-            upsert(client, "db.t", rows([number]), keys=["id"])
+            upsert(client, "db.t", build_rows([number]), keys=["id"])
         assert compact(client, "db.t").files_after == 1
 
 
@@ -467,13 +467,13 @@ def test_files_with_uuids_in_nested_columns_are_merged(client: IndexClient) -> N
     ]
     create_table(client, fields=fields)
     kinds = [pa.struct([("u", pa.binary(16))]), pa.list_(pa.binary(16)), pa.map_(pa.string(), pa.binary(16))]
-    written = []
+    written_files = []
     for number in range(2):
         key = bytes([number] * 16)
         rows_of = [{"one": {"u": key}, "many": [key, None], "named": [("a", key)]}, dict.fromkeys(uuids)]
         append(client, "db.t", pa.Table.from_pylist(rows_of, pa.schema(list(zip(uuids, kinds, strict=True)))))
-        written += rows_of
+        written_files += rows_of
     report = compact(client, "db.t", policy=CompactionPolicy(1 << 20, 2))
     assert (report.files_before, report.files_after) == (2, 1)
     values = scan(client, "db.t").to_arrow().to_pylist()
-    assert sorted(map(repr, values)) == sorted(map(repr, written))
+    assert sorted(map(repr, values)) == sorted(map(repr, written_files))

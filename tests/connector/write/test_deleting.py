@@ -34,26 +34,26 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.partition import UNPARTITIONED
 from seamark.formats.iceberg.types.schema import Field, Schema
 from seamark.formats.index.keys.delete_files import DeleteFile, Positions, decode_delete_content
-from tests.connector.write.written import by_column, spec, table, target
+from tests.connector.write.written import build_metadata, build_spec, build_target, index_by_column
 
 SCHEMA = Schema((Field(1, "id", True, "long"), Field(2, "land", False, "string"), Field(3, "ratio", False, "double")))
 
 
-def longs(*positions: int) -> Any:
+def build_positions(*positions: int) -> Any:
     return np.array(positions, dtype=np.int64)
 
 
-def files_in(folder: Path) -> list[Path]:
+def list_files(folder: Path) -> list[Path]:
     return [one for one in folder.rglob("*") if one.is_file()]
 
 
-def path_of(file: dict[str, Any]) -> Path:
+def to_path(file: dict[str, Any]) -> Path:
     return Path(file["file-path"].removeprefix("file://"))
 
 
-def rows_of(file: dict[str, Any], path: str) -> list[int]:
+def read_deleted_positions(file: dict[str, Any], path: str) -> list[int]:
     """Return the deleted positions of the data file `path` that the server reads from a delete file."""
-    data = path_of(file).read_bytes()
+    data = to_path(file).read_bytes()
     offset, length = file.get("content-offset", 0), file.get("content-size-in-bytes", len(data))
     named = file["file-format"].lower(), 1, len(data), file["record-count"], file.get("referenced-data-file")
     delete_content = decode_delete_content(
@@ -74,103 +74,121 @@ POSITIONS = st.lists(
 @given(POSITIONS)
 def test_encoded_vector_matches_the_specification(positions: list[int]) -> None:
     distinct = sorted(set(positions))
-    blob = encode_vector(longs(*distinct))
+    blob = encode_vector(build_positions(*distinct))
     assert struct.unpack(">I", blob[:4])[0] == len(blob) - 8
     assert blob[4:8].hex() == "d1d33964"
     assert struct.unpack(">I", blob[-4:])[0] == zlib.crc32(blob[4:-4])
-    whole = pyroaring.BitMap64.deserialize(blob[8:-4])
-    assert list(whole) == distinct
-    whole.run_optimize()
-    assert blob[8:-4] == whole.serialize(), "keys ascend, and bitmaps are portable"
+    bitmap = pyroaring.BitMap64.deserialize(blob[8:-4])
+    assert list(bitmap) == distinct
+    bitmap.run_optimize()
+    assert blob[8:-4] == bitmap.serialize(), "keys ascend, and bitmaps are portable"
 
 
 def test_pyiceberg_reads_the_vectors_of_a_puffin_file(tmp_path: Path) -> None:
-    metadata = table(tmp_path, SCHEMA)
+    metadata = build_metadata(tmp_path, SCHEMA)
     positions_by_file = {
         "file:///a.parquet": [3, 1, 4, 1, 5],
         "file:///ü.parquet": list(range(100, 9000)),
         "file:///none": [],
     }
-    rows = [DeletedRows(path, 0, [], longs(*positions)) for path, positions in positions_by_file.items()]
-    written = write_deletes(target(metadata), rows, Deletes(Storage(), metadata))
-    assert written.removed == ()
-    (puffin,) = files_in(tmp_path)
-    read = {
+    rows = [DeletedRows(path, 0, [], build_positions(*positions)) for path, positions in positions_by_file.items()]
+    written_files = write_deletes(build_target(metadata), rows, Deletes(Storage(), metadata))
+    assert written_files.removed == ()
+    (puffin,) = list_files(tmp_path)
+    read_columns = {
         deletion_vector.referenced_data_file: deletion_vector.to_vector()
         for deletion_vector in deletion_vectors_from_puffin_file(PuffinFile(puffin.read_bytes()))
     }
     expected = {path: sorted(set(positions)) for path, positions in positions_by_file.items() if positions}
-    assert {path: column.to_pylist() for path, column in read.items()} == expected
-    for file in written.files:
+    assert {path: column.to_pylist() for path, column in read_columns.items()} == expected
+    for file in written_files.files:
         content_file = decode_content_file(file, metadata)
         assert content_file.file_size_in_bytes == puffin.stat().st_size
         assert content_file.referenced_data_file is not None
-        assert rows_of(file, content_file.referenced_data_file) == expected[content_file.referenced_data_file]
+        assert (
+            read_deleted_positions(file, content_file.referenced_data_file)
+            == expected[content_file.referenced_data_file]
+        )
         assert content_file.record_count == len(expected[content_file.referenced_data_file])
 
 
 def test_new_vector_includes_earlier_deletes_and_names_what_it_replaces(tmp_path: Path) -> None:
-    older, metadata = table(tmp_path, SCHEMA, version=2), table(tmp_path, SCHEMA)
+    older, metadata = build_metadata(tmp_path, SCHEMA, version=2), build_metadata(tmp_path, SCHEMA)
     reader = Deletes(Storage(), metadata)
     a, b, c = "file:///a.parquet", "file:///b.parquet", "file:///c.parquet"
-    both = write_deletes(target(older), [DeletedRows(one, 0, [], longs(7)) for one in (a, b)], reader).files
-    own = write_deletes(target(older), [DeletedRows(b, 0, [], longs(8))], reader).files
-    first = write_deletes(target(metadata), [DeletedRows(c, 0, [], longs(1, 2))], reader).files
-    keys = write_equality_deletes(target(metadata), pa.table({"id": [9]}), ["id"]).files
+    position_deletes = write_deletes(
+        build_target(older), [DeletedRows(one, 0, [], build_positions(7)) for one in (a, b)], reader
+    ).files
+    written_deletes = write_deletes(build_target(older), [DeletedRows(b, 0, [], build_positions(8))], reader).files
+    first = write_deletes(build_target(metadata), [DeletedRows(c, 0, [], build_positions(1, 2))], reader).files
+    keys = write_equality_deletes(build_target(metadata), pa.table({"id": [9]}), ["id"]).files
     rows = [
-        DeletedRows(a, 0, [], longs(0), [*both, *keys]),
-        DeletedRows(b, 0, [], longs(0), [*both, *own]),
-        DeletedRows(c, 0, [], longs(2, 3), first),
+        DeletedRows(a, 0, [], build_positions(0), [*position_deletes, *keys]),
+        DeletedRows(b, 0, [], build_positions(0), [*position_deletes, *written_deletes]),
+        DeletedRows(c, 0, [], build_positions(2, 3), first),
     ]
-    written = write_deletes(target(metadata), rows, reader)
-    actual = {file["referenced-data-file"]: rows_of(file, file["referenced-data-file"]) for file in written.files}
+    written_files = write_deletes(build_target(metadata), rows, reader)
+    actual = {
+        file["referenced-data-file"]: read_deleted_positions(file, file["referenced-data-file"])
+        for file in written_files.files
+    }
     assert actual == {a: [0, 7], b: [0, 7, 8], c: [1, 2, 3]}
-    assert list(written.removed) == [
-        {"file-path": own[0]["file-path"]},
+    assert list(written_files.removed) == [
+        {"file-path": written_deletes[0]["file-path"]},
         {"file-path": first[0]["file-path"], "content-offset": first[0]["content-offset"]},
     ]
 
 
 def test_new_vector_includes_a_delete_file_with_repeated_positions(tmp_path: Path) -> None:
     """Merged delete files can repeat positions, and Java's readers accept them."""
-    metadata, path = table(tmp_path, SCHEMA), "file:///a.parquet"
+    metadata, path = build_metadata(tmp_path, SCHEMA), "file:///a.parquet"
     reader = Deletes(Storage(), metadata)
     (file,) = write_deletes(
-        target(table(tmp_path, SCHEMA, version=2)), [DeletedRows(path, 0, [], longs(1, 3))], reader
+        build_target(build_metadata(tmp_path, SCHEMA, version=2)),
+        [DeletedRows(path, 0, [], build_positions(1, 3))],
+        reader,
     ).files
-    rows = pq.read_table(path_of(file))
-    pq.write_table(pa.concat_tables([rows.slice(0, 1), rows]), path_of(file))  # The positions are 1, 1, 3.
+    rows = pq.read_table(to_path(file))
+    pq.write_table(pa.concat_tables([rows.slice(0, 1), rows]), to_path(file))  # The positions are 1, 1, 3.
     assert reader.load(path, [file]).positions.tolist() == [1, 3]
-    written = write_deletes(target(metadata), [DeletedRows(path, 0, [], longs(2), [file])], reader)
-    (vector,) = written.files
-    assert rows_of(vector, path) == [1, 2, 3]
+    written_files = write_deletes(
+        build_target(metadata), [DeletedRows(path, 0, [], build_positions(2), [file])], reader
+    )
+    (vector,) = written_files.files
+    assert read_deleted_positions(vector, path) == [1, 2, 3]
 
 
 def test_deletes_without_new_positions_write_no_file(tmp_path: Path) -> None:
-    metadata = table(tmp_path, SCHEMA)
+    metadata = build_metadata(tmp_path, SCHEMA)
     reader = Deletes(Storage(), metadata)
-    first = write_deletes(target(metadata), [DeletedRows("file:///a", 0, [], longs(1, 2))], reader)
-    second_deletes = [DeletedRows("file:///a", 0, [], longs(2), first.files), DeletedRows("file:///b", 0, [], longs())]
-    assert write_deletes(target(metadata), second_deletes, reader) == WrittenDeletes()
-    assert write_deletes(target(table(tmp_path, SCHEMA, version=2)), second_deletes[1:], reader) == WrittenDeletes()
-    assert len(files_in(tmp_path)) == 1
+    first = write_deletes(build_target(metadata), [DeletedRows("file:///a", 0, [], build_positions(1, 2))], reader)
+    second_deletes = [
+        DeletedRows("file:///a", 0, [], build_positions(2), first.files),
+        DeletedRows("file:///b", 0, [], build_positions()),
+    ]
+    assert write_deletes(build_target(metadata), second_deletes, reader) == WrittenDeletes()
+    assert (
+        write_deletes(build_target(build_metadata(tmp_path, SCHEMA, version=2)), second_deletes[1:], reader)
+        == WrittenDeletes()
+    )
+    assert len(list_files(tmp_path)) == 1
 
 
 def test_unreadable_delete_file_refuses_the_change_and_restores_no_row(tmp_path: Path) -> None:
-    metadata = table(tmp_path, SCHEMA)
+    metadata = build_metadata(tmp_path, SCHEMA)
     first = write_deletes(
-        target(metadata), [DeletedRows("file:///a", 0, [], longs(1, 2))], Deletes(Storage(), metadata)
+        build_target(metadata), [DeletedRows("file:///a", 0, [], build_positions(1, 2))], Deletes(Storage(), metadata)
     )
-    data = bytearray(path_of(first.files[0]).read_bytes())
+    data = bytearray(to_path(first.files[0]).read_bytes())
     data[first.files[0]["content-offset"] + 20] ^= 1
-    path_of(first.files[0]).write_bytes(data)
-    row = DeletedRows("file:///a", 0, [], longs(5), first.files)
+    to_path(first.files[0]).write_bytes(data)
+    row = DeletedRows("file:///a", 0, [], build_positions(5), first.files)
     with pytest.raises(Unreadable, match="checksum"):
-        write_deletes(target(metadata), [row], Deletes(Storage(), metadata))
+        write_deletes(build_target(metadata), [row], Deletes(Storage(), metadata))
     first.discard(Storage())
     with pytest.raises(Unreadable, match="puffin"):
-        write_deletes(target(metadata), [row], Deletes(Storage(), metadata))
-    assert files_in(tmp_path) == []
+        write_deletes(build_target(metadata), [row], Deletes(Storage(), metadata))
+    assert list_files(tmp_path) == []
 
 
 @pytest.mark.parametrize("by_file", [False, True])
@@ -179,28 +197,28 @@ def test_position_deletes_are_sorted_and_have_bounds(tmp_path: Path, by_file: bo
         "write.delete.granularity": "file" if by_file else "partition",
         "write.delete.parquet.compression-codec": "gzip",
     }
-    metadata = table(tmp_path, SCHEMA, spec=spec(("identity", 2)), properties=properties, version=2)
+    metadata = build_metadata(tmp_path, SCHEMA, spec=build_spec(("identity", 2)), properties=properties, version=2)
     long = "file:///" + "x" * 5000
     partitions = [("file:///b", ["de"]), ("file:///a", ["de"]), ("file:///c", [None]), (long, ["fr"])]
-    rows = [DeletedRows(path, 0, where, longs(5, 1, 5, 2**40)) for path, where in partitions]
-    written = write_deletes(target(metadata), rows, Deletes(Storage(), metadata))
-    assert len(written.files) == (4 if by_file else 3)
+    rows = [DeletedRows(path, 0, where, build_positions(5, 1, 5, 2**40)) for path, where in partitions]
+    written_delete = write_deletes(build_target(metadata), rows, Deletes(Storage(), metadata))
+    assert len(written_delete.files) == (4 if by_file else 3)
     written_files = []
-    for file in written.files:
+    for file in written_delete.files:
         decode_content_file(file, metadata)
-        with pq.ParquetFile(path_of(file)) as opened:
-            assert [opened.schema_arrow.field(n).name for n in (0, 1)] == ["file_path", "pos"]
-            assert [int(opened.schema_arrow.field(n).metadata[b"PARQUET:field_id"]) for n in (0, 1)] == [
+        with pq.ParquetFile(to_path(file)) as parquet_file:
+            assert [parquet_file.schema_arrow.field(n).name for n in (0, 1)] == ["file_path", "pos"]
+            assert [int(parquet_file.schema_arrow.field(n).metadata[b"PARQUET:field_id"]) for n in (0, 1)] == [
                 2147483546,
                 2147483545,
             ]
-            assert opened.metadata.row_group(0).column(0).compression == "GZIP"
-            assert opened.metadata.metadata[b"delete-type"] == b"position"
-            rows_in = opened.read().to_pydict()
+            assert parquet_file.metadata.row_group(0).column(0).compression == "GZIP"
+            assert parquet_file.metadata.metadata[b"delete-type"] == b"position"
+            rows_in = parquet_file.read().to_pydict()
         paths = sorted(set(rows_in["file_path"]))
         pairs = list(zip(rows_in["file_path"], rows_in["pos"], strict=True))
         assert pairs == [(path, position) for path in paths for position in (1, 5, 2**40)]
-        lower, upper = by_column(file["lower-bounds"]), by_column(file["upper-bounds"])
+        lower, upper = index_by_column(file["lower-bounds"]), index_by_column(file["upper-bounds"])
         assert (lower[2147483546].decode(), upper[2147483546].decode()) == (paths[0], paths[-1])
         assert struct.unpack("<qq", lower[2147483545] + upper[2147483545]) == (1, 2**40)
         assert file.get("referenced-data-file") == (paths[0] if len(paths) == 1 else None)
@@ -210,19 +228,19 @@ def test_position_deletes_are_sorted_and_have_bounds(tmp_path: Path, by_file: bo
 
 
 def test_equality_deletes_are_written_to_the_partitions_of_their_keys(tmp_path: Path) -> None:
-    metadata = table(tmp_path, SCHEMA, spec=spec(("identity", 2), ("bucket[2]", 1)))
-    to = target(metadata)
+    metadata = build_metadata(tmp_path, SCHEMA, spec=build_spec(("identity", 2), ("bucket[2]", 1)))
+    write_target = build_target(metadata)
     keys = pa.table({"land": ["de", "fr", None, "de"], "id": [1, 1, None, 7], "ratio": [0.0] * 4})
-    written = write_equality_deletes(to, keys, ["id", "land"])
+    written_files = write_equality_deletes(write_target, keys, ["id", "land"])
     held_rows = []
-    for file in written.files:
+    for file in written_files.files:
         assert decode_content_file(file, metadata).equality_ids == (1, 2)
-        with pq.ParquetFile(path_of(file)) as opened:
-            rows = opened.read().to_pylist()
+        with pq.ParquetFile(to_path(file)) as parquet_file:
+            rows = parquet_file.read().to_pylist()
         assert {row["land"] for row in rows} == {file["partition"][0]}
         held_rows.extend(rows)
     assert sorted(held_rows, key=str) == sorted(keys.select(["id", "land"]).to_pylist(), key=str)
-    everywhere = write_equality_deletes(to, keys, ["id"], spec=UNPARTITIONED)
+    everywhere = write_equality_deletes(write_target, keys, ["id"], spec=UNPARTITIONED)
     assert [file["partition"] for file in everywhere.files] == [[]]
     assert everywhere.files[0]["record-count"] == 4
 
@@ -238,47 +256,49 @@ def test_equality_deletes_are_written_to_the_partitions_of_their_keys(tmp_path: 
     ],
 )
 def test_columns_that_cannot_be_a_key_are_refused(tmp_path: Path, columns: list[str], message: str) -> None:
-    metadata = table(tmp_path, SCHEMA, spec=spec(("identity", 2)))
+    metadata = build_metadata(tmp_path, SCHEMA, spec=build_spec(("identity", 2)))
     keys = pa.table({"id": [1], "land": ["de"], "ratio": [0.5]})
     with pytest.raises(Unwritable, match=message):
-        write_equality_deletes(target(metadata), keys, columns)
-    assert files_in(tmp_path) == []
+        write_equality_deletes(build_target(metadata), keys, columns)
+    assert list_files(tmp_path) == []
 
 
 def test_each_format_version_has_its_own_kind_of_deletes(tmp_path: Path) -> None:
     def table_and_deletes(version: int) -> tuple[TableMetadata, Deletes]:
-        metadata = table(tmp_path, SCHEMA, version=version)
+        metadata = build_metadata(tmp_path, SCHEMA, version=version)
         return metadata, Deletes(Storage(), metadata)
 
-    row = [DeletedRows("file:///a", 0, [], longs(1))]
+    row = [DeletedRows("file:///a", 0, [], build_positions(1))]
     for version, form in ((2, "PARQUET"), (3, "PUFFIN")):
         metadata, reader = table_and_deletes(version)
-        assert write_deletes(target(metadata), row, reader).files[0]["file-format"] == form
-    for refused in (
+        assert write_deletes(build_target(metadata), row, reader).files[0]["file-format"] == form
+    for refused_deletes in (
         lambda to: write_deletes(to, row, table_and_deletes(1)[1]),
         lambda to: write_equality_deletes(to, pa.table({"id": [1]}), ["id"]),
     ):
         with pytest.raises(Unwritable, match="version 1"):
-            refused(target(table_and_deletes(1)[0]))
+            refused_deletes(build_target(table_and_deletes(1)[0]))
 
 
 def test_negative_and_repeated_positions_are_refused(tmp_path: Path) -> None:
-    metadata = table(tmp_path, SCHEMA)
+    metadata = build_metadata(tmp_path, SCHEMA)
     reader = Deletes(Storage(), metadata)
     with pytest.raises(ValueError, match="no row -1"):
-        write_deletes(target(metadata), [DeletedRows("file:///a", 0, [], longs(3, -1))], reader)
+        write_deletes(build_target(metadata), [DeletedRows("file:///a", 0, [], build_positions(3, -1))], reader)
     with pytest.raises(ValueError, match="occurs twice"):
-        write_deletes(target(metadata), [DeletedRows("file:///a", 0, [], longs(3))] * 2, reader)
+        write_deletes(build_target(metadata), [DeletedRows("file:///a", 0, [], build_positions(3))] * 2, reader)
 
 
 def test_seamarks_reader_leaves_out_deleted_rows(tmp_path: Path) -> None:
-    metadata = table(tmp_path, SCHEMA)
-    to, reader = target(metadata), Deletes(Storage(), metadata)
-    (file,) = write_batches(to, pa.table({"id": list(range(10))}).to_batches()).files
+    metadata = build_metadata(tmp_path, SCHEMA)
+    write_target, reader = build_target(metadata), Deletes(Storage(), metadata)
+    (file,) = write_batches(write_target, pa.table({"id": list(range(10))}).to_batches()).files
     path = file["file-path"]
     deletes: tuple[dict[str, Any], ...] = ()
     for removed_ids in ((3, 4), (4, 9), (0,)):
-        deletes = write_deletes(to, [DeletedRows(path, 0, [], longs(*removed_ids), deletes)], reader).files
+        deletes = write_deletes(
+            write_target, [DeletedRows(path, 0, [], build_positions(*removed_ids), deletes)], reader
+        ).files
     mask = reader.load(path, deletes).by_position(0, 10)
     assert mask is not None
     assert np.flatnonzero(~mask).tolist() == [1, 2, 5, 6, 7, 8]
@@ -286,35 +306,44 @@ def test_seamarks_reader_leaves_out_deleted_rows(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", [2, 3])
 def test_data_file_without_remaining_rows_is_removed(tmp_path: Path, version: int) -> None:
-    metadata = table(tmp_path, SCHEMA, version=version)
-    new_target, reader = target(metadata), Deletes(Storage(), metadata)
+    metadata = build_metadata(tmp_path, SCHEMA, version=version)
+    new_target, reader = build_target(metadata), Deletes(Storage(), metadata)
     a, b = "file:///a.parquet", "file:///b.parquet"
     first = write_deletes(
-        new_target, [DeletedRows(a, 0, [], longs(0, 2), (), 4), DeletedRows(b, 0, [], longs(1), (), 2)], reader
+        new_target,
+        [DeletedRows(a, 0, [], build_positions(0, 2), (), 4), DeletedRows(b, 0, [], build_positions(1), (), 2)],
+        reader,
     )
     assert first.removed == ()
     before = {one: [file for file in first.files if file.get("referenced-data-file") in (one, None)] for one in (a, b)}
-    files_before = files_in(tmp_path)
-    second = write_deletes(new_target, [DeletedRows(a, 0, [], longs(1, 3), before[a], 4)], reader)
+    files_before = list_files(tmp_path)
+    second = write_deletes(new_target, [DeletedRows(a, 0, [], build_positions(1, 3), before[a], 4)], reader)
     assert (second.files, second.removed) == ((), ({"file-path": a},)), (
         "the data file's own deletes are removed with it"
     )
-    assert files_in(tmp_path) == files_before
-    rows = [DeletedRows(a, 0, [], longs(1), before[a], 4), DeletedRows(b, 0, [], longs(0), before[b], 2)]
+    assert list_files(tmp_path) == files_before
+    rows = [
+        DeletedRows(a, 0, [], build_positions(1), before[a], 4),
+        DeletedRows(b, 0, [], build_positions(0), before[b], 2),
+    ]
     third = write_deletes(new_target, rows, reader)
     assert third.removed[0] == {"file-path": b}
-    assert [rows_of(file, a) for file in third.files] == [[0, 1, 2] if version == 3 else [1]]
-    assert all(rows_of(file, b) == [] for file in third.files if version == 2)
+    assert [read_deleted_positions(file, a) for file in third.files] == [[0, 1, 2] if version == 3 else [1]]
+    assert all(read_deleted_positions(file, b) == [] for file in third.files if version == 2)
 
 
 def test_data_file_is_kept_if_its_remaining_rows_are_unknown(tmp_path: Path) -> None:
     """Equality deletes have no positions, and rows that are deleted twice count once."""
-    metadata = table(tmp_path, SCHEMA)
-    new_target, reader, a = target(metadata), Deletes(Storage(), metadata), "file:///a.parquet"
+    metadata = build_metadata(tmp_path, SCHEMA)
+    new_target, reader, a = build_target(metadata), Deletes(Storage(), metadata), "file:///a.parquet"
     by_key = write_equality_deletes(new_target, pa.table({"id": [1]}), ["id"]).files
-    (written,) = write_deletes(new_target, [DeletedRows(a, 0, [], longs(0, 1), by_key, 3)], reader).files
-    assert rows_of(written, a) == [0, 1]
-    second_deletes = write_deletes(new_target, [DeletedRows(a, 0, [], longs(0, 1), [written], 4)], reader)
+    (written_files,) = write_deletes(
+        new_target, [DeletedRows(a, 0, [], build_positions(0, 1), by_key, 3)], reader
+    ).files
+    assert read_deleted_positions(written_files, a) == [0, 1]
+    second_deletes = write_deletes(
+        new_target, [DeletedRows(a, 0, [], build_positions(0, 1), [written_files], 4)], reader
+    )
     assert second_deletes == WrittenDeletes()
-    unknown = write_deletes(new_target, [DeletedRows(a, 0, [], longs(0, 1, 2))], reader)
+    unknown = write_deletes(new_target, [DeletedRows(a, 0, [], build_positions(0, 1, 2))], reader)
     assert (len(unknown.files), unknown.removed) == (1, ())

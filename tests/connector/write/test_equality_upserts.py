@@ -27,13 +27,13 @@ from seamark.connector.write.table_writer import write_batches
 from seamark.connector.write.target import target_of
 from seamark.connector.write.upserts import delete, upsert
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_upserts import ARROW, BY_ID, FIELDS, MODES, create, read_rows, rows
-from tests.connector.write.test_upserts_at_once import meanwhile
+from tests.connector.write.test_upserts import ARROW, BY_ID, FIELDS, MODES, build_rows, create, read_rows
+from tests.connector.write.test_upserts_at_once import run_before_commits
 from tests.connector.write.test_upserts_history import RECORD, Shape, Step, evolve, judge, steps
 from tests.seeds import quick
 
 
-def lands(client: IndexClient) -> dict[int, str]:
+def read_lands(client: IndexClient) -> dict[int, str]:
     actual_rows = read_rows(client)
     assert len({row[0] for row in actual_rows}) == len(actual_rows)
     return {row[0]: row[1] for row in actual_rows}
@@ -46,28 +46,28 @@ def test_equality_upsert_replaces_rows_with_its_keys_and_reads_no_file(
     client: IndexClient, version: int, spec: list[tuple[str, int]]
 ) -> None:
     create(client, version=version, spec=spec)
-    append(client, "db.t", rows(*((key, "old") for key in range(30))))
+    append(client, "db.t", build_rows(*((key, "old") for key in range(30))))
     report = upsert(
-        client, "db.t", rows((5, "lost"), (5, "new"), (6, "new"), (99, "new")), keys=["id"], strategy=EQUALITY
+        client, "db.t", build_rows((5, "lost"), (5, "new"), (6, "new"), (99, "new")), keys=["id"], strategy=EQUALITY
     )
     expected = dict.fromkeys(range(30), "old") | {5: "new", 6: "new", 99: "new"}
-    assert lands(client) == expected
+    assert read_lands(client) == expected
     assert (report.attempts, report.files_read, report.duplicate) == (1, 0, False)
-    upsert(client, "db.t", rows((5, "newer")), keys=["id"], strategy=EQUALITY)
-    assert lands(client) == expected | {5: "newer"}
+    upsert(client, "db.t", build_rows((5, "newer")), keys=["id"], strategy=EQUALITY)
+    assert read_lands(client) == expected | {5: "newer"}
     removed_delete = delete(client, "db.t", keys=pa.table({"id": [6, 7, 555]}), strategy=EQUALITY)
     assert removed_delete.files_written > 0
     remaining_lands = {key: land for key, land in (expected | {5: "newer"}).items() if key not in (6, 7)}
-    assert lands(client) == remaining_lands
-    report = upsert(client, "db.t", rows((5, "located"), (6, "back")), keys=["id"], mode="merge-on-read")
+    assert read_lands(client) == remaining_lands
+    report = upsert(client, "db.t", build_rows((5, "located"), (6, "back")), keys=["id"], mode="merge-on-read")
     assert (report.updated, report.inserted) == (1, 1)
-    assert lands(client) == remaining_lands | {5: "located", 6: "back"}
+    assert read_lands(client) == remaining_lands | {5: "located", 6: "back"}
 
 
 def test_equality_upsert_replaces_keys_within_their_partitions(client: IndexClient) -> None:
     create(client, spec=[("identity", 2), ("bucket[2]", 1)])
-    append(client, "db.t", rows((1, "de", 1), (1, "fr", 1), (2, "de", 1)))
-    upsert(client, "db.t", rows((1, "fr", 2), (2, "it", 2)), keys=["id", "land"], strategy=EQUALITY)
+    append(client, "db.t", build_rows((1, "de", 1), (1, "fr", 1), (2, "de", 1)))
+    upsert(client, "db.t", build_rows((1, "fr", 2), (2, "it", 2)), keys=["id", "land"], strategy=EQUALITY)
     values = scan(client, "db.t", ["id", "land", "ts"]).to_arrow().to_pylist()
     assert sorted(tuple(value.values()) for value in values) == [(1, "de", 1), (1, "fr", 2), (2, "de", 1), (2, "it", 2)]
 
@@ -76,21 +76,21 @@ def test_equality_upsert_replaces_rows_of_all_former_specs(client: IndexClient) 
     create(client, spec=[("bucket[2]", 1)])
     for number, count in enumerate((2, 4, 8)):
         resize(client, "db.t", buckets=count)
-        append(client, "db.t", rows(*((key, "old") for key in range(20 * number, 20 * number + 20))))
-    upsert(client, "db.t", rows(*((key, "new") for key in range(0, 60, 3))), keys=["id"], strategy=EQUALITY)
-    assert lands(client) == {key: "old" if key % 3 else "new" for key in range(60)}
+        append(client, "db.t", build_rows(*((key, "old") for key in range(20 * number, 20 * number + 20))))
+    upsert(client, "db.t", build_rows(*((key, "new") for key in range(0, 60, 3))), keys=["id"], strategy=EQUALITY)
+    assert read_lands(client) == {key: "old" if key % 3 else "new" for key in range(60)}
 
 
 def test_equality_upsert_requires_a_spec_without_fields_or_with_key_fields(client: IndexClient) -> None:
     create(client, spec=[("identity", 2)])
-    append(client, "db.t", rows((1, "de"), (2, "fr")))
+    append(client, "db.t", build_rows((1, "de"), (2, "fr")))
     with pytest.raises(Unwritable, match="spec 0 of the table has the field p0, which is not derived from the key id"):
-        upsert(client, "db.t", rows((1, "it")), keys=["id"], strategy=EQUALITY)
+        upsert(client, "db.t", build_rows((1, "it")), keys=["id"], strategy=EQUALITY)
     evolve(client, "t", "", 0, 1)
-    append(client, "db.t", rows((3, "de")))
+    append(client, "db.t", build_rows((3, "de")))
     evolve(client, "t", "identity", 2, 2)
-    upsert(client, "db.t", rows((1, "it"), (3, "it")), keys=["id"], strategy=EQUALITY)
-    assert lands(client) == {1: "it", 2: "fr", 3: "it"}
+    upsert(client, "db.t", build_rows((1, "it"), (3, "it")), keys=["id"], strategy=EQUALITY)
+    assert read_lands(client) == {1: "it", 2: "fr", 3: "it"}
 
 
 def test_equality_upsert_of_a_promoted_int_key_near_the_minimum_is_refused(client: IndexClient) -> None:
@@ -98,7 +98,7 @@ def test_equality_upsert_of_a_promoted_int_key_near_the_minimum_is_refused(clien
     ints = [{**one, "type": "int"} if one["name"] == "id" else one for one in FIELDS]
     create(client, spec=[("truncate[10]", 1)], fields=ints)
     minimum = -(2**31)
-    append(client, "db.t", rows((minimum, "de"), (5, "de")))
+    append(client, "db.t", build_rows((minimum, "de"), (5, "de")))
     updates = [
         {"action": "add-schema", "schema": {"type": "struct", "schema-id": 1, "fields": FIELDS}},
         {"action": "set-current-schema", "schema-id": -1},
@@ -106,43 +106,43 @@ def test_equality_upsert_of_a_promoted_int_key_near_the_minimum_is_refused(clien
     body = json.dumps({"requirements": [], "updates": updates}).encode()
     client._request("POST", "/v1/namespaces/db/tables/t", {}, body)
     with pytest.raises(Unwritable, match="a key of column id is next to the smallest int"):
-        upsert(client, "db.t", rows((minimum, "fr"), (5, "fr")), keys=["id"], strategy=EQUALITY)
-    upsert(client, "db.t", rows((5, "fr"), (minimum + 8, "fr")), keys=["id"], strategy=EQUALITY)
-    upsert(client, "db.t", rows((minimum, "it")), keys=["id"])
-    assert lands(client) == {minimum: "it", 5: "fr", minimum + 8: "fr"}
+        upsert(client, "db.t", build_rows((minimum, "fr"), (5, "fr")), keys=["id"], strategy=EQUALITY)
+    upsert(client, "db.t", build_rows((5, "fr"), (minimum + 8, "fr")), keys=["id"], strategy=EQUALITY)
+    upsert(client, "db.t", build_rows((minimum, "it")), keys=["id"])
+    assert read_lands(client) == {minimum: "it", 5: "fr", minimum + 8: "fr"}
     assert scan(client, "db.t", ["id"], where="id < 0").to_arrow().num_rows == 2
 
 
 def test_equality_upsert_with_a_wide_truncation_of_a_promoted_int_is_refused(client: IndexClient) -> None:
     create(client, spec=[("truncate[1500000000]", 1)])
     with pytest.raises(Unwritable, match="a key of column id is in the range of ints"):
-        upsert(client, "db.t", rows((1_100_000_000, "de")), keys=["id"], strategy=EQUALITY)
-    upsert(client, "db.t", rows((2**31, "de")), keys=["id"], strategy=EQUALITY)
-    assert lands(client) == {2**31: "de"}
+        upsert(client, "db.t", build_rows((1_100_000_000, "de")), keys=["id"], strategy=EQUALITY)
+    upsert(client, "db.t", build_rows((2**31, "de")), keys=["id"], strategy=EQUALITY)
+    assert read_lands(client) == {2**31: "de"}
 
 
 def test_equality_upsert_treats_a_spec_of_void_fields_as_unpartitioned(client: IndexClient) -> None:
     create(client, spec=[("void", 2)])
-    append(client, "db.t", rows((1, "de"), (2, "fr")))
-    upsert(client, "db.t", rows((1, "it"), (3, "it")), keys=["id"], strategy=EQUALITY)
-    assert lands(client) == {1: "it", 2: "fr", 3: "it"}
+    append(client, "db.t", build_rows((1, "de"), (2, "fr")))
+    upsert(client, "db.t", build_rows((1, "it"), (3, "it")), keys=["id"], strategy=EQUALITY)
+    assert read_lands(client) == {1: "it", 2: "fr", 3: "it"}
     evolve(client, "t", "identity", 2, 1)
-    append(client, "db.t", rows((4, "de"), (5, "de")))
+    append(client, "db.t", build_rows((4, "de"), (5, "de")))
     delete(client, "db.t", keys=pa.table({"id": [1, 4]}), strategy=EQUALITY)
-    assert lands(client) == {2: "fr", 3: "it", 5: "de"}
+    assert read_lands(client) == {2: "fr", 3: "it", 5: "de"}
 
 
 def test_equality_upsert_ignores_void_fields_beside_those_of_the_key(client: IndexClient) -> None:
     create(client, spec=[("void", 2), ("bucket[4]", 1)])
-    append(client, "db.t", rows(*((key, "old") for key in range(10))))
-    upsert(client, "db.t", rows((1, "new"), (99, "new")), keys=["id"], strategy=EQUALITY)
-    assert lands(client) == dict.fromkeys(range(10), "old") | {1: "new", 99: "new"}
+    append(client, "db.t", build_rows(*((key, "old") for key in range(10))))
+    upsert(client, "db.t", build_rows((1, "new"), (99, "new")), keys=["id"], strategy=EQUALITY)
+    assert read_lands(client) == dict.fromkeys(range(10), "old") | {1: "new", 99: "new"}
 
 
 def test_changes_that_equality_deletes_cannot_express_are_refused(client: IndexClient, server: ServerThread) -> None:
     create(client, version=1)
     with pytest.raises(Unwritable, match="it has no delete files; upgrade it"):
-        upsert(client, "db.t", rows((1, "de")), keys=["id"], strategy=EQUALITY)
+        upsert(client, "db.t", build_rows((1, "de")), keys=["id"], strategy=EQUALITY)
     fields = [
         {"id": 1, "name": "x", "required": False, "type": "double"},
         {"id": 2, "name": "y", "required": False, "type": "int"},
@@ -171,7 +171,7 @@ def test_equality_upsert_refuses_options_that_need_the_stored_rows(
 ) -> None:
     create(client)
     with pytest.raises(ValueError, match=message):
-        upsert(client, "db.t", rows((1, "de")), keys=["id"], strategy=EQUALITY, **expected)
+        upsert(client, "db.t", build_rows((1, "de")), keys=["id"], strategy=EQUALITY, **expected)
     with pytest.raises(ValueError, match="rows are deleted by keys, not by a predicate"):
         delete(client, "db.t", where="id = 1", strategy=EQUALITY)
 
@@ -183,10 +183,12 @@ def test_equality_upsert_has_no_conflict_and_the_last_commit_wins(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client, spec=[("bucket[4]", 1)])
-    append(client, "db.t", rows((1, "old"), (2, "old")))
-    meanwhile(monkeypatch, lambda: upsert(client, "db.t", rows((1, "theirs"), (2, "theirs")), keys=["id"]))
-    assert upsert(client, "db.t", rows((1, "ours")), keys=["id"], strategy=EQUALITY).attempts == 1
-    assert lands(client) == {1: "ours", 2: "theirs"}
+    append(client, "db.t", build_rows((1, "old"), (2, "old")))
+    run_before_commits(
+        monkeypatch, lambda: upsert(client, "db.t", build_rows((1, "theirs"), (2, "theirs")), keys=["id"])
+    )
+    assert upsert(client, "db.t", build_rows((1, "ours")), keys=["id"], strategy=EQUALITY).attempts == 1
+    assert read_lands(client) == {1: "ours", 2: "theirs"}
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -194,9 +196,11 @@ def test_located_upsert_is_repeated_after_a_concurrent_equality_upsert(
     client: IndexClient, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client, spec=[("bucket[4]", 1)], properties=BY_ID)
-    append(client, "db.t", rows((1, "old", 1), (2, "old", 1)))
-    meanwhile(monkeypatch, lambda: upsert(client, "db.t", rows((1, "theirs", 2)), keys=["id"], strategy=EQUALITY))
-    report = upsert(client, "db.t", rows((1, "ours")), keys=["id"], columns=["land"], mode=mode)
+    append(client, "db.t", build_rows((1, "old", 1), (2, "old", 1)))
+    run_before_commits(
+        monkeypatch, lambda: upsert(client, "db.t", build_rows((1, "theirs", 2)), keys=["id"], strategy=EQUALITY)
+    )
+    report = upsert(client, "db.t", build_rows((1, "ours")), keys=["id"], columns=["land"], mode=mode)
     assert report.attempts == 2
     assert read_rows(client) == [(1, "ours", 2, None), (2, "old", 1, None)]
 
@@ -205,20 +209,20 @@ def test_equality_upsert_replaces_rows_of_a_concurrent_new_spec(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client, spec=[("bucket[4]", 1)])
-    append(client, "db.t", rows((1, "old"), (2, "old")))
+    append(client, "db.t", build_rows((1, "old"), (2, "old")))
     new_keys: set[Any] = set()
 
     def resize_and_upsert() -> None:
         before = server.written_files()
         resize(client, "db.t", buckets=8)
-        upsert(client, "db.t", rows((1, "theirs"), (3, "theirs")), keys=["id"], mode="merge-on-read")
+        upsert(client, "db.t", build_rows((1, "theirs"), (3, "theirs")), keys=["id"], mode="merge-on-read")
         new_keys.update(server.written_files() - before)
 
     before = server.written_files()
-    meanwhile(monkeypatch, resize_and_upsert)
-    report = upsert(client, "db.t", rows((1, "ours"), (3, "ours")), keys=["id"], strategy=EQUALITY)
+    run_before_commits(monkeypatch, resize_and_upsert)
+    report = upsert(client, "db.t", build_rows((1, "ours"), (3, "ours")), keys=["id"], strategy=EQUALITY)
     assert report.attempts == 2
-    assert lands(client) == {1: "ours", 2: "old", 3: "ours"}
+    assert read_lands(client) == {1: "ours", 2: "old", 3: "ours"}
     assert len(server.written_files() - before - new_keys) == report.files_written  # The first attempt left no file.
 
 
@@ -226,31 +230,31 @@ def test_equality_upsert_replaces_rows_that_a_concurrent_compaction_moved(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client, spec=[("bucket[2]", 1)])
-    append(client, "db.t", rows(*((key, "old") for key in range(10))))
+    append(client, "db.t", build_rows(*((key, "old") for key in range(10))))
 
     def compact() -> None:
         """Split the buckets as a table service does."""
         resize(client, "db.t", buckets=4)
-        opened = open_table(client, "db.t", CURRENT)
+        opened_table = open_table(client, "db.t", CURRENT)
         stored_rows = scan(client, "db.t").to_arrow()
-        written = write_batches(target_of(opened.metadata, opened.storage), stored_rows.to_batches())
-        removed = [{"file-path": task.path} for task in plan(client, opened)]
-        body = {"operation": "replace", "add": list(written.files), "remove": removed}
-        commit(client, "db.t", {**body, "read-snapshot-id": opened.snapshot_id}, lambda: None)
+        written_files = write_batches(target_of(opened_table.metadata, opened_table.storage), stored_rows.to_batches())
+        removed_files = [{"file-path": task.path} for task in plan(client, opened_table)]
+        body = {"operation": "replace", "add": list(written_files.files), "remove": removed_files}
+        commit(client, "db.t", {**body, "read-snapshot-id": opened_table.snapshot_id}, lambda: None)
 
-    meanwhile(monkeypatch, compact)
-    report = upsert(client, "db.t", rows((1, "new"), (2, "new")), keys=["id"], strategy=EQUALITY)
+    run_before_commits(monkeypatch, compact)
+    report = upsert(client, "db.t", build_rows((1, "new"), (2, "new")), keys=["id"], strategy=EQUALITY)
     assert report.attempts == 2
-    assert lands(client) == dict.fromkeys(range(10), "old") | {1: "new", 2: "new"}
+    assert read_lands(client) == dict.fromkeys(range(10), "old") | {1: "new", 2: "new"}
     assert {task.spec_id for task in plan(client, open_table(client, "db.t", CURRENT))} == {1}
 
 
 def test_repeated_equality_upsert_of_a_producer_is_committed_once(client: IndexClient) -> None:
     create(client)
     for land, duplicate in (("de", False), ("fr", True)):
-        report = upsert(client, "db.t", rows((1, land)), keys=["id"], producer=("job", 1), strategy=EQUALITY)
+        report = upsert(client, "db.t", build_rows((1, land)), keys=["id"], producer=("job", 1), strategy=EQUALITY)
         assert report.duplicate == duplicate
-    assert lands(client) == {1: "de"}
+    assert read_lands(client) == {1: "de"}
 
 
 # Histories
@@ -310,17 +314,19 @@ def run_steps(client: IndexClient, seed: int, shape: Shape, count: int, *, write
         }
     clients = [IndexClient(client.url) for _ in range(writers)]
     with ThreadPoolExecutor(writers + 1) as pool:
-        for turn in range(turns):
-            mine = [value for value in steps_by_number.values() if value.number * turns // count == turn]
-            for start in range(0, len(mine), writers):
-                at_once = zip(mine[start : start + writers], clients, strict=False)
-                futures = [pool.submit(step.take, own, "db.t") for step, own in at_once]
-                if turn and not start:
-                    pool.submit(evolve, client, "t", *shape.specs[turn], turn).result(60)
-                for step, future in zip(mine[start:], futures, strict=False):
+        for round_number in range(turns):
+            worker_steps = [
+                value for value in steps_by_number.values() if value.number * turns // count == round_number
+            ]
+            for start in range(0, len(worker_steps), writers):
+                at_once = zip(worker_steps[start : start + writers], clients, strict=False)
+                futures = [pool.submit(step.take, own_client, "db.t") for step, own_client in at_once]
+                if round_number and not start:
+                    pool.submit(evolve, client, "t", *shape.specs[round_number], round_number).result(60)
+                for step, future in zip(worker_steps[start:], futures, strict=False):
                     assert future.exception(120) is None, f"{note}, {step}: {future.exception()!r}"
-    for own in clients:
-        own.close()
+    for own_client in clients:
+        own_client.close()
     judge(client, "t", steps_by_number, note, version=3, every=every, writers=writers)
 
 

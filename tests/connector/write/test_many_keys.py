@@ -18,7 +18,7 @@ from seamark.connector.write.appends import append, open_destination
 from seamark.connector.write.row_locations import RANGES_MAX, BatchKeys, find_key_fields, locate
 from seamark.connector.write.table_writer import WrittenFiles, write_batches
 from seamark.connector.write.upserts import MERGE_ON_READ, delete
-from tests.connector.write.test_upserts import BY_ID, create, rows
+from tests.connector.write.test_upserts import BY_ID, build_rows, create
 
 FILES, ROWS = 120, 4
 
@@ -30,14 +30,17 @@ def test_plan_names_more_keys_than_ranges_if_they_are_short_enough(
     monkeypatch.setattr("seamark.connector.write.row_locations.FEW_VALUES_MAX", 5)
     monkeypatch.setattr("seamark.connector.write.row_locations._VALUES_BYTES_MAX", bytes_max)
     create(client)
-    into = open_destination(client, "db.t")
+    destination = open_destination(client, "db.t")
     parts = [range(ROWS * number, ROWS * (number + 1)) for number in range(FILES)]
-    written = [write_batches(into.target, rows(*((one, "de", 1, "n") for one in part)).to_batches()) for part in parts]
-    into.commit(client, WrittenFiles.join(written))
-    chosen = [ROWS * number + number % ROWS for number in range(0, FILES, 2)]
-    assert len(chosen) > RANGES_MAX
-    report = delete(client, "db.t", keys=pa.table({"id": chosen}), mode=MERGE_ON_READ)
-    assert report.deleted == len(chosen)
+    written_files = [
+        write_batches(destination.target, build_rows(*((one, "de", 1, "n") for one in part)).to_batches())
+        for part in parts
+    ]
+    destination.commit(client, WrittenFiles.join(written_files))
+    keys = [ROWS * number + number % ROWS for number in range(0, FILES, 2)]
+    assert len(keys) > RANGES_MAX
+    report = delete(client, "db.t", keys=pa.table({"id": keys}), mode=MERGE_ON_READ)
+    assert report.deleted == len(keys)
     assert read - RANGES_MAX <= report.files_read <= read
 
 
@@ -46,7 +49,7 @@ def test_lookup_answers_with_more_path_text_than_a_string_array_holds_are_accept
 ) -> None:
     """One path of a MiB represents thousands of usual length. Each answer has its own dictionary."""
     create(client, properties=BY_ID)
-    append(client, "db.t", rows((1, "de")))
+    append(client, "db.t", build_rows((1, "de")))
     count, path = 2100, "p" * (1 << 20)
     requests: list[int] = []
 
@@ -55,21 +58,21 @@ def test_lookup_answers_with_more_path_text_than_a_string_array_holds_are_accept
         requests.append(min(700, count - first))
         paths = ["q", path][:: 1 if len(requests) % 2 else -1]
         codes = pa.array([paths.index(path)] * requests[-1], pa.int32())
-        result = {
+        expected = {
             "key": pa.array(range(requests[-1])),
             "file_path": pa.DictionaryArray.from_arrays(codes, pa.array(paths)),
             "position": pa.array(range(first, first + requests[-1])),
             "undecided": pa.array([False] * requests[-1]),
         }
-        return LookupAnswer(1, "ids", pa.table(result), 0, True, 0, (), 0, ())
+        return LookupAnswer(1, "ids", pa.table(expected), 0, True, 0, (), 0, ())
 
     monkeypatch.setattr("seamark.connector.write.row_locations._LOOKUP_KEYS_MAX", 700)
     monkeypatch.setattr("seamark.connector.client.client.SeamarkClient.lookup", answer)
     task = ScanTask({"file-path": path, "record-count": count}, ())
     monkeypatch.setattr("seamark.connector.write.row_locations.plan", lambda *_: iter([task]))
-    opened = open_table(client, "db.t", CURRENT)
+    opened_table = open_table(client, "db.t", CURRENT)
     location_result = locate(
-        client, opened, BatchKeys(find_key_fields(opened.schema, ["id"]), [pa.array(range(count))])
+        client, opened_table, BatchKeys(find_key_fields(opened_table.schema, ["id"]), [pa.array(range(count))])
     )
     (file,) = location_result.files  # The path that no row uses is left out.
     assert file.positions.tolist() == file.keys.tolist() == list(range(count))

@@ -36,13 +36,13 @@ from seamark.formats.runtime.errors import BadRequest
 from tests.connector.read import typed
 from tests.connector.write.written import (
     EVERY_TYPE,
-    by_column,
+    build_metadata,
+    build_order,
+    build_target,
     conform_rows,
     every_type,
-    order,
+    index_by_column,
     read_by_pyiceberg,
-    table,
-    target,
     their_file,
     their_metadata,
 )
@@ -51,72 +51,77 @@ from tests.seeds import examples
 KINDS = list(typed.SAMPLES)
 
 
-def random_rows(seed: int, count: int, nulls: float = 0.2) -> pa.Table:
+def draw_rows(seed: int, count: int, nulls: float = 0.2) -> pa.Table:
     rng = random.Random(seed)
     columns = {kind: typed.column(rng, kind, count, nulls) for kind in KINDS}
     return every_type(columns, [rng.randrange(12) for _ in range(count)])
 
 
 def write_data_file(
-    rows: pa.Table, to: WriteTarget, location: str, *, row_group_rows: int | None = None
+    rows: pa.Table, write_target: WriteTarget, location: str, *, row_group_rows: int | None = None
 ) -> dict[str, Any]:
     """Write one unpartitioned data file and return its ContentFile."""
-    written_table = pa.Table.from_batches([conform(one, to.schema, to.arrow) for one in rows.to_batches()], to.arrow)
-    if to.ordering is not None:
-        written_table = to.ordering.sort(written_table)
-    writer = open_data_file_writer(to, location)
+    written_table = pa.Table.from_batches(
+        [conform(one, write_target.schema, write_target.arrow) for one in rows.to_batches()], write_target.arrow
+    )
+    if write_target.ordering is not None:
+        written_table = write_target.ordering.sort(written_table)
+    writer = open_data_file_writer(write_target, location)
     try:
         step = row_group_rows or max(1, written_table.num_rows)
         for start in range(0, written_table.num_rows, step):
             writer.write(written_table.slice(start, step))
-        return finish_data_file(writer, to, ())
+        return finish_data_file(writer, write_target, ())
     except BaseException:
         writer.abort()
         raise
 
 
 def write(folder: Path, rows: pa.Table, schema: Schema = EVERY_TYPE, **arguments: Any) -> tuple[dict[str, Any], Any]:
-    metadata = table(folder, schema, **arguments)
-    to = target(metadata)
-    return write_data_file(rows, to, to.generate_location(()), row_group_rows=7), metadata
+    metadata = build_metadata(folder, schema, **arguments)
+    write_target = build_target(metadata)
+    return write_data_file(rows, write_target, write_target.generate_location(()), row_group_rows=7), metadata
 
 
 @pytest.mark.parametrize(("seed", "count"), [(0, 0), (1, 1), (2, 7), (3, 100)])
 def test_pyiceberg_reads_the_written_values(tmp_path: Path, seed: int, count: int) -> None:
-    rows = random_rows(seed, count)
+    rows = draw_rows(seed, count)
     file, metadata = write(tmp_path, rows)
-    read = read_by_pyiceberg(metadata, [file])
-    assert read.num_rows == count
+    actual_table = read_by_pyiceberg(metadata, [file])
+    assert actual_table.num_rows == count
     for place, kind in enumerate(KINDS):
         name = f"c{place} {kind}"
-        assert typed.are_all_same(typed.to_plain(kind, read[name]), typed.to_plain(kind, rows[name])), (seed, kind)
+        assert typed.are_all_same(typed.to_plain(kind, actual_table[name]), typed.to_plain(kind, rows[name])), (
+            seed,
+            kind,
+        )
     for name in ("st", "list", "lists"):
-        assert read[name].to_pylist() == rows[name].to_pylist(), (seed, name)
+        assert actual_table[name].to_pylist() == rows[name].to_pylist(), (seed, name)
     # PyIceberg reads a null map with struct values as an empty map.
-    assert read["map"].to_pylist() == [value or [] for value in rows["map"].to_pylist()]
-    assert str(read["deep"].to_pylist()) == str(rows["deep"].to_pylist()), seed
+    assert actual_table["map"].to_pylist() == [value or [] for value in rows["map"].to_pylist()]
+    assert str(actual_table["deep"].to_pylist()) == str(rows["deep"].to_pylist()), seed
 
 
 def test_duckdb_reads_the_written_values(tmp_path: Path) -> None:
-    rows = random_rows(4, 100)
+    rows = draw_rows(4, 100)
     file, _ = write(tmp_path, rows)
     path = file["file-path"].removeprefix("file://")
     with duckdb.connect() as connection:
         connection.execute("SET TimeZone = 'UTC'")
-        read = connection.sql(f"SELECT * FROM '{path}'").to_arrow_table()
+        actual_table = connection.sql(f"SELECT * FROM '{path}'").to_arrow_table()
     for place, kind in enumerate(KINDS):
         name = file_name_of(f"c{place} {kind}")
-        mine, theirs = typed.to_plain(kind, rows.column(place)), read[name]
+        written_values, read_values = typed.to_plain(kind, rows.column(place)), actual_table[name]
         if kind == "uuid":
-            values = theirs.to_pylist()
-            assert [None if value is None else UUID(str(value)).bytes for value in values] == mine
+            values = read_values.to_pylist()
+            assert [None if value is None else UUID(str(value)).bytes for value in values] == written_values
         elif kind == "timestamptz_ns":  # DuckDB 1.5 reads microseconds, and the last value as infinity.
-            micros = typed.to_plain("timestamptz", theirs)
-            for actual, nanos in zip(micros, mine, strict=True):
+            micros = typed.to_plain("timestamptz", read_values)
+            for actual, nanos in zip(micros, written_values, strict=True):
                 assert actual == nanos or abs(actual * 1000 - nanos) < 1000, kind
         else:
-            assert typed.are_all_same(typed.to_plain(kind, theirs), mine), kind
-    assert read["list"].to_pylist() == rows["list"].to_pylist()
+            assert typed.are_all_same(typed.to_plain(kind, read_values), written_values), kind
+    assert actual_table["list"].to_pylist() == rows["list"].to_pylist()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -132,19 +137,19 @@ def test_bounds_include_every_value_of_the_file(tmp_path: Path, kind: str) -> No
         rows = pa.table({"c": typed.array(kind, values)})
         file, metadata = write(tmp_path, rows, schema, properties={"write.metadata.metrics.default": mode})
         decode_content_file(file, metadata)
-        lower, upper = by_column(file["lower-bounds"]), by_column(file["upper-bounds"])
-        present = [value for value in values if value is not None and value == value]
-        if not present:
+        lower, upper = index_by_column(file["lower-bounds"]), index_by_column(file["upper-bounds"])
+        present_values = [value for value in values if value is not None and value == value]
+        if not present_values:
             assert (lower, upper) == ({}, {})
             return
         minimum, maximum = decode(kind, lower[1]), decode(kind, upper[1]) if 1 in upper else None
-        assert all(minimum <= one for one in present)
-        assert maximum is None or all(one <= maximum for one in present)
+        assert all(minimum <= one for one in present_values)
+        assert maximum is None or all(one <= maximum for one in present_values)
         if kind not in ("string", "binary", "fixed[3]") or mode == "full":
-            assert (minimum, maximum) == (min(present), max(present))
-        assert by_column(file["null-value-counts"])[1] == values.count(None)
+            assert (minimum, maximum) == (min(present_values), max(present_values))
+        assert index_by_column(file["null-value-counts"])[1] == values.count(None)
         if kind in FLOATS:
-            assert by_column(file["nan-value-counts"])[1] == sum(
+            assert index_by_column(file["nan-value-counts"])[1] == sum(
                 value is not None and value != value for value in values
             )
 
@@ -159,7 +164,7 @@ def test_pyiceberg_prunes_no_file_that_has_the_value(tmp_path: Path, kind: str) 
     for seed in range(8):
         values = typed.column(random.Random(seed), kind, 5, 0.3)
         file, metadata = write(tmp_path, pa.table({"c": typed.array(kind, values)}), schema)
-        theirs = their_metadata(metadata).schema()
+        expected_schema = their_metadata(metadata).schema()
         for value in values:
             if kind == "float" and value in (float("inf"), float("-inf")):
                 continue  # PyIceberg accepts no infinite float.
@@ -171,7 +176,7 @@ def test_pyiceberg_prunes_no_file_that_has_the_value(tmp_path: Path, kind: str) 
                 literal = _literal(kind, value)
                 predicates = [EqualTo("c", literal), GreaterThanOrEqual("c", literal), LessThanOrEqual("c", literal)]
             for predicate in predicates:
-                assert _InclusiveMetricsEvaluator(theirs, predicate).eval(their_file(file)), (seed, predicate)
+                assert _InclusiveMetricsEvaluator(expected_schema, predicate).eval(their_file(file)), (seed, predicate)
 
 
 def _literal(kind: str, value: Any) -> Any:
@@ -189,22 +194,22 @@ def _literal(kind: str, value: Any) -> Any:
 def test_metrics_equal_those_of_pyicebergs_writer(tmp_path: Path) -> None:
     """The bounds of zeros differ, because they have signs here. PyIceberg writes no bounds for fields of structs."""
     kept_fields = [field for field in EVERY_TYPE.fields if field.id < 30 and not field.name.endswith(("uuid", "_ns"))]
-    rows = random_rows(5, 60).select([field.name for field in kept_fields])
+    rows = draw_rows(5, 60).select([field.name for field in kept_fields])
     file, metadata = write(tmp_path, rows, Schema(tuple(kept_fields)))
-    theirs = sanitize_column_names(their_metadata(metadata).schema())
+    expected_schema = sanitize_column_names(their_metadata(metadata).schema())
     expected_statistics = data_file_statistics_from_parquet_metadata(
         pq.read_metadata(file["file-path"].removeprefix("file://")),
-        compute_statistics_plan(theirs, {}),
-        parquet_path_to_id_mapping(theirs),
+        compute_statistics_plan(expected_schema, {}),
+        parquet_path_to_id_mapping(expected_schema),
     ).to_serialized_dict()
-    assert by_column(file["column-sizes"]) == expected_statistics["column_sizes"]
-    assert by_column(file["value-counts"]) == expected_statistics["value_counts"]
-    assert by_column(file["null-value-counts"]) == expected_statistics["null_value_counts"]
+    assert index_by_column(file["column-sizes"]) == expected_statistics["column_sizes"]
+    assert index_by_column(file["value-counts"]) == expected_statistics["value_counts"]
+    assert index_by_column(file["null-value-counts"]) == expected_statistics["null_value_counts"]
     assert file["split-offsets"] == expected_statistics["split_offsets"]
     assert file["record-count"] == 60
-    for ours, their_bounds in (("lower-bounds", "lower_bounds"), ("upper-bounds", "upper_bounds")):
+    for lower_key, their_bounds in (("lower-bounds", "lower_bounds"), ("upper-bounds", "upper_bounds")):
         expected = expected_statistics[their_bounds]
-        actual = by_column(file[ours])
+        actual = index_by_column(file[lower_key])
         fixed = next(field.id for field in kept_fields if "fixed" in field.name)
         assert {field_id: actual[field_id] for field_id in expected if field_id != fixed} == {
             field_id: value for field_id, value in expected.items() if field_id != fixed
@@ -213,11 +218,11 @@ def test_metrics_equal_those_of_pyicebergs_writer(tmp_path: Path) -> None:
 
 
 def test_columns_in_structs_have_metrics_and_those_in_lists_have_only_sizes(tmp_path: Path) -> None:
-    file, _ = write(tmp_path, random_rows(6, 60, nulls=0.0))
-    assert set(by_column(file["column-sizes"])) == {*range(1, len(KINDS) + 1), 31, 32, 35, 37, 39, 41, 44}
-    assert set(by_column(file["value-counts"])) == {*range(1, len(KINDS) + 1), 31, 32, 35}
-    assert decode("double", by_column(file["lower-bounds"])[35]) == 0
-    assert by_column(file["lower-bounds"])[35] == by_column(file["upper-bounds"])[35][:-1] + b"\x80"
+    file, _ = write(tmp_path, draw_rows(6, 60, nulls=0.0))
+    assert set(index_by_column(file["column-sizes"])) == {*range(1, len(KINDS) + 1), 31, 32, 35, 37, 39, 41, 44}
+    assert set(index_by_column(file["value-counts"])) == {*range(1, len(KINDS) + 1), 31, 32, 35}
+    assert decode("double", index_by_column(file["lower-bounds"])[35]) == 0
+    assert index_by_column(file["lower-bounds"])[35] == index_by_column(file["upper-bounds"])[35][:-1] + b"\x80"
 
 
 @pytest.mark.parametrize("length", [4095, 4096, 4097, 100_000])
@@ -225,7 +230,7 @@ def test_long_values_have_bounds_although_the_footer_has_none(tmp_path: Path, le
     schema = Schema((Field(1, "s", False, "string"), Field(2, "b", False, "binary")))
     rows = pa.table({"s": ["m", "a" * length, "zz", None] * 4, "b": [b"m", b"\xff" * length, b"z", b"a"] * 4})
     file, _ = write(tmp_path, rows, schema)
-    lower, upper = by_column(file["lower-bounds"]), by_column(file["upper-bounds"])
+    lower, upper = index_by_column(file["lower-bounds"]), index_by_column(file["upper-bounds"])
     assert lower == {1: b"a" * 16, 2: b"a"}
     assert upper == {1: b"zz"}
     assert decode_full(tmp_path, rows, schema) == ("a" * length, "zz", b"a", b"\xff" * length)
@@ -233,7 +238,7 @@ def test_long_values_have_bounds_although_the_footer_has_none(tmp_path: Path, le
 
 def decode_full(folder: Path, rows: pa.Table, schema: Schema) -> tuple[Any, ...]:
     file, _ = write(folder, rows, schema, properties={"write.metadata.metrics.default": "full"})
-    lower, upper = by_column(file["lower-bounds"]), by_column(file["upper-bounds"])
+    lower, upper = index_by_column(file["lower-bounds"]), index_by_column(file["upper-bounds"])
     return lower[1].decode(), upper[1].decode(), lower[2], upper[2]
 
 
@@ -302,9 +307,9 @@ def test_properties_decide_which_columns_have_metrics(
 
 
 def test_columns_of_the_sort_order_always_have_bounds() -> None:
-    by = order(("identity", 110, "asc", "nulls-first"), ("bucket[4]", 111, "asc", "nulls-first"))
-    assert {one for one, mode in modes_of(WIDE_SCHEMA, {}, by).items() if mode.bounds} == {*range(1, 101), 110}
-    sparse = modes_of(WIDE_SCHEMA, {"write.metadata.metrics.default": "none"}, by)
+    sort_order = build_order(("identity", 110, "asc", "nulls-first"), ("bucket[4]", 111, "asc", "nulls-first"))
+    assert {one for one, mode in modes_of(WIDE_SCHEMA, {}, sort_order).items() if mode.bounds} == {*range(1, 101), 110}
+    sparse = modes_of(WIDE_SCHEMA, {"write.metadata.metrics.default": "none"}, sort_order)
     assert {one for one, mode in sparse.items() if mode.bounds} == {110}
 
 
@@ -319,17 +324,17 @@ def test_files_are_encoded_as_the_properties_say(tmp_path: Path) -> None:
             "write.parquet.bloom-filter-enabled.column.tags.element": "true",
             "write.parquet.bloom-filter-fpp.column.id": "0.1",
         }
-        metadata = table(tmp_path, schema, properties=properties)
-        to = target(metadata)
-        file = write_data_file(rows, to, to.generate_location(()))
-        with pq.ParquetFile(file["file-path"].removeprefix("file://")) as opened:
-            chunks = [opened.metadata.row_group(0).column(place) for place in (0, 1)]
+        metadata = build_metadata(tmp_path, schema, properties=properties)
+        write_target = build_target(metadata)
+        file = write_data_file(rows, write_target, write_target.generate_location(()))
+        with pq.ParquetFile(file["file-path"].removeprefix("file://")) as parquet_file:
+            chunks = [parquet_file.metadata.row_group(0).column(place) for place in (0, 1)]
             assert {chunk.compression for chunk in chunks} == {
                 {"uncompressed": "UNCOMPRESSED", "lz4": "LZ4"}.get(codec, codec.upper())
             }
             assert all(chunk.bloom_filter_length for chunk in chunks)
             assert all(chunk.has_offset_index and chunk.has_column_index for chunk in chunks)
-            assert opened.read().num_rows == 40_000
+            assert parquet_file.read().num_rows == 40_000
 
 
 @pytest.mark.parametrize(
@@ -355,7 +360,7 @@ def test_invalid_property_is_refused_by_name(tmp_path: Path, properties: dict[st
 # Rows that do not fit
 
 
-def single_column(kind: Any, required: bool = False) -> Schema:
+def build_single_column(kind: Any, required: bool = False) -> Schema:
     return Schema((Field(1, "c", required, kind),))
 
 
@@ -407,7 +412,7 @@ def test_value_that_a_cast_would_change_is_refused_with_its_column(
     tmp_path: Path, kind: Any, column: pa.Array, message: str
 ) -> None:
     with pytest.raises(Unwritable, match=message):
-        write(tmp_path, pa.table({"c": column}), single_column(kind))
+        write(tmp_path, pa.table({"c": column}), build_single_column(kind))
     assert not list(tmp_path.rglob("*.parquet"))
 
 
@@ -436,7 +441,7 @@ def test_value_that_a_cast_would_change_is_refused_with_its_column(
     ],
 )
 def test_value_is_cast_if_it_stays_the_same(tmp_path: Path, kind: str, column: pa.Array, expected: Any) -> None:
-    file, metadata = write(tmp_path, pa.table({"c": column}), single_column(kind))
+    file, metadata = write(tmp_path, pa.table({"c": column}), build_single_column(kind))
     assert typed.are_all_same(typed.to_plain(kind, read_by_pyiceberg(metadata, [file])["c"]), expected)
 
 
@@ -453,20 +458,22 @@ def test_value_is_cast_if_it_stays_the_same(tmp_path: Path, kind: str, column: p
     ids=["large", "view", "a slice", "a null with elements"],
 )
 def test_every_list_type_of_arrow_is_written(tmp_path: Path, column: pa.Array) -> None:
-    file, metadata = write(tmp_path, pa.table({"c": column}), single_column(ListType(2, "long", True)))
+    file, metadata = write(tmp_path, pa.table({"c": column}), build_single_column(ListType(2, "long", True)))
     assert read_by_pyiceberg(metadata, [file])["c"].to_pylist() == [[1, 2], None, []]
 
 
 def test_required_field_can_be_null_only_if_its_struct_is_null(tmp_path: Path) -> None:
-    schema = single_column(StructType((Field(2, "x", True, "string"), Field(3, "y", True, ListType(4, "int", True)))))
+    schema = build_single_column(
+        StructType((Field(2, "x", True, "string"), Field(3, "y", True, ListType(4, "int", True))))
+    )
     rows = pa.table({"c": [None, {"x": "a", "y": [1]}, {"x": "", "y": []}]})
     file, metadata = write(tmp_path, rows, schema)
     assert read_by_pyiceberg(metadata, [file])["c"].to_pylist() == rows["c"].to_pylist()
-    assert by_column(file["null-value-counts"]) == {2: 1}
+    assert index_by_column(file["null-value-counts"]) == {2: 1}
     with pytest.raises(Unwritable, match=r"column c is required, but 1 .* row 1"):
-        write(tmp_path, pa.table({"c": [1, None, 3]}), single_column("int", required=True))
+        write(tmp_path, pa.table({"c": [1, None, 3]}), build_single_column("int", required=True))
     with pytest.raises(Unwritable, match=r"column c\.c is required, but the data does not have it"):
-        write(tmp_path, pa.table({"c": [{}]}), single_column(StructType((Field(2, "c", True, "int"),))))
+        write(tmp_path, pa.table({"c": [{}]}), build_single_column(StructType((Field(2, "c", True, "int"),))))
 
 
 def test_missing_column_has_the_write_default_or_null(tmp_path: Path) -> None:
@@ -496,26 +503,26 @@ def test_missing_column_has_the_write_default_or_null(tmp_path: Path) -> None:
             Field(55, "nothing", False, "unknown"),
         )
     )
-    metadata = table(tmp_path, schema)
-    to = target(metadata)
-    file = write_data_file(pa.table({"given": [1, 2]}), to, to.generate_location(()))
-    with pq.ParquetFile(file["file-path"].removeprefix("file://"), arrow_extensions_enabled=False) as opened:
-        read = opened.read()
+    metadata = build_metadata(tmp_path, schema)
+    write_target = build_target(metadata)
+    file = write_data_file(pa.table({"given": [1, 2]}), write_target, write_target.generate_location(()))
+    with pq.ParquetFile(file["file-path"].removeprefix("file://"), arrow_extensions_enabled=False) as parquet_file:
+        actual_table = parquet_file.read()
     expected = [True, 7, 123456789012345678900000000001, 18_321, 36_001_000_000, 1_577_836_800_000_000]
     expected += [1_577_836_800_000_000_001, "é", bytes(range(16)), b"abc", 0.5]
     for n, (kind, value) in enumerate(zip(defaults, expected, strict=True)):
-        assert typed.are_all_same(typed.to_plain(kind, read[f"d{n}"]), [value] * 2), kind
-    assert read["st"].to_pylist() == [{"x": 5, "y": None}] * 2
-    assert read["none"].to_pylist() == [None, None]
-    assert "nothing" not in read.column_names
+        assert typed.are_all_same(typed.to_plain(kind, actual_table[f"d{n}"]), [value] * 2), kind
+    assert actual_table["st"].to_pylist() == [{"x": 5, "y": None}] * 2
+    assert actual_table["none"].to_pylist() == [None, None]
+    assert "nothing" not in actual_table.column_names
 
 
 def test_column_that_the_table_lacks_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Unwritable, match="no column d; it has c"):
-        write(tmp_path, pa.table({"c": [1], "d": [2]}), single_column("int"))
+        write(tmp_path, pa.table({"c": [1], "d": [2]}), build_single_column("int"))
     twice = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["c", "c"])
     with pytest.raises(Unwritable, match="several columns named c"):
-        write(tmp_path, twice, single_column("int"))
+        write(tmp_path, twice, build_single_column("int"))
 
 
 def test_column_names_are_escaped_as_in_iceberg_without_conflicts() -> None:
@@ -533,20 +540,22 @@ def test_rows_are_written_in_the_sort_order_of_the_table(tmp_path: Path, kind: s
     values = typed.column(random.Random(f"{kind} {how} {nulls}"), kind, 60)
     rows = pa.table({"c": typed.array(kind, values), "n": list(range(60))})
     schema = Schema((Field(1, "c", False, kind), Field(2, "n", False, "long")))
-    by = order(("identity", 1, how, nulls), ("truncate[10]", 2, "desc", "nulls-last"))
-    file, metadata = write(tmp_path, rows, schema, order=by)
+    sort_order = build_order(("identity", 1, how, nulls), ("truncate[10]", 2, "desc", "nulls-last"))
+    file, metadata = write(tmp_path, rows, schema, order=sort_order)
     assert file["sort-order-id"] == 1
-    read = read_by_pyiceberg(metadata, [file])
+    actual_table = read_by_pyiceberg(metadata, [file])
     expected = sorted(range(60), key=lambda row: -(row // 10))
-    present = [row for row in expected if values[row] is not None]
-    present.sort(key=lambda row: _rank(values[row]), reverse=how == "desc")
+    present_rows = [row for row in expected if values[row] is not None]
+    present_rows.sort(key=lambda row: _rank(values[row]), reverse=how == "desc")
     # A reversed stable sort also reverses equal rows.
     ties: dict[Any, list[int]] = {}
     for row in expected:
         ties.setdefault(None if values[row] is None else _rank(values[row]), []).append(row)
-    absent = ties.pop(None, [])
-    sorted_rows = [row for key in dict.fromkeys(_rank(values[row]) for row in present) for row in ties[key]]
-    assert read["n"].to_pylist() == (absent + sorted_rows if nulls == "nulls-first" else sorted_rows + absent)
+    absent_rows = ties.pop(None, [])
+    sorted_rows = [row for key in dict.fromkeys(_rank(values[row]) for row in present_rows) for row in ties[key]]
+    assert actual_table["n"].to_pylist() == (
+        absent_rows + sorted_rows if nulls == "nulls-first" else sorted_rows + absent_rows
+    )
 
 
 def _rank(value: Any) -> Any:
@@ -559,17 +568,17 @@ def _rank(value: Any) -> Any:
 
 def test_file_contains_exactly_the_conformed_rows(tmp_path: Path) -> None:
     """The expected rows are those that `conform` returns."""
-    rows = random_rows(8, 50)
-    metadata = table(tmp_path, EVERY_TYPE)
-    to = target(metadata)
-    file = write_data_file(rows, to, to.generate_location(()))
-    with pq.ParquetFile(file["file-path"].removeprefix("file://")) as opened:
-        assert opened.schema_arrow.names == to.arrow.names
-        read = opened.read()
-    expected = conform_rows(rows, to)
+    rows = draw_rows(8, 50)
+    metadata = build_metadata(tmp_path, EVERY_TYPE)
+    write_target = build_target(metadata)
+    file = write_data_file(rows, write_target, write_target.generate_location(()))
+    with pq.ParquetFile(file["file-path"].removeprefix("file://")) as parquet_file:
+        assert parquet_file.schema_arrow.names == write_target.arrow.names
+        actual_table = parquet_file.read()
+    expected = conform_rows(rows, write_target)
     for name in ("st", "list", "map", "lists"):
-        assert read[name].to_pylist() == expected[name].to_pylist()
-    assert read["map"].to_pylist() == rows["map"].to_pylist()
+        assert actual_table[name].to_pylist() == expected[name].to_pylist()
+    assert actual_table["map"].to_pylist() == rows["map"].to_pylist()
 
 
 def test_column_without_repeated_values_has_no_dictionary(tmp_path: Path) -> None:
@@ -585,10 +594,10 @@ def test_column_without_repeated_values_has_no_dictionary(tmp_path: Path) -> Non
     )
     kinds = {"id": "long", "run": "long", "word": "string", "unique": "string"}
     schema = Schema(tuple(Field(place, name, False, kind) for place, (name, kind) in enumerate(kinds.items(), 1)))
-    to = target(table(tmp_path, schema))
-    for count, without in ((rows, {"id", "unique"}), (1000, {"id", "unique"}), (100, {"id", "unique", "word"})):
-        file = write_data_file(input_table.slice(0, count), to, to.generate_location(()))
-        with pq.ParquetFile(file["file-path"].removeprefix("file://")) as opened:
-            chunks = [opened.metadata.row_group(0).column(place) for place in range(len(kinds))]
-            assert {chunk.path_in_schema for chunk in chunks if not chunk.has_dictionary_page} == without
-            assert opened.read().equals(input_table.slice(0, count).cast(opened.schema_arrow))
+    write_target = build_target(build_metadata(tmp_path, schema))
+    for count, unbounded in ((rows, {"id", "unique"}), (1000, {"id", "unique"}), (100, {"id", "unique", "word"})):
+        file = write_data_file(input_table.slice(0, count), write_target, write_target.generate_location(()))
+        with pq.ParquetFile(file["file-path"].removeprefix("file://")) as parquet_file:
+            chunks = [parquet_file.metadata.row_group(0).column(place) for place in range(len(kinds))]
+            assert {chunk.path_in_schema for chunk in chunks if not chunk.has_dictionary_page} == unbounded
+            assert parquet_file.read().equals(input_table.slice(0, count).cast(parquet_file.schema_arrow))

@@ -53,15 +53,15 @@ def test_transform_of_a_column_equals_the_transform_of_each_value(transform: str
 )
 def test_pyiceberg_computes_the_same_partition_values(transform: str, kind: str) -> None:
     """Types whose values are PyIceberg's own objects are left out; `test_transforms.py` compares their functions."""
-    theirs: IcebergType = IcebergType.handle_primitive_type(kind, lambda name: name)
-    judge = parse_transform(transform).transform(theirs)
+    iceberg_type: IcebergType = IcebergType.handle_primitive_type(kind, lambda name: name)
+    judge = parse_transform(transform).transform(iceberg_type)
     values = typed.column(random.Random(7), kind, 60)
     partition_values = results(transform, kind, typed.array(kind, values))
-    for value, ours in zip(values, partition_values, strict=True):
+    for value, actual_value in zip(values, partition_values, strict=True):
         expected = judge(value)
         if transform.startswith("truncate") and value in (-(2**31), -(2**63)):
             continue  # The truncation overflows: PyIceberg has unbounded integers, Java and Seamark do not.
-        assert typed.are_same(expected, ours), (value, expected, ours)
+        assert typed.are_same(expected, actual_value), (value, expected, actual_value)
 
 
 def test_hash_of_bytes_is_murmur3() -> None:
@@ -125,20 +125,20 @@ def test_every_row_is_in_the_partition_of_its_values(fields: list[tuple[str, int
             column = SCHEMA.column(source)
             assert column is not None
             assert isinstance(column.type, str)
-            at = ("id", "name", "at", "st", "", "ratio").index(column.name.partition(".")[0])
-            array = batch.column(at if at < 4 else 4)
-            flat = (
+            column_number = ("id", "name", "at", "st", "", "ratio").index(column.name.partition(".")[0])
+            array = batch.column(column_number if column_number < 4 else 4)
+            flat_values = (
                 pa.array([None if value is None else value["land"] for value in array.to_pylist()])
-                if at == 3
+                if column_number == 3
                 else array
             )
-            columns.append([apply(transform, column.type, value) for value in typed.to_plain(column.type, flat)])
+            columns.append([apply(transform, column.type, value) for value in typed.to_plain(column.type, flat_values)])
         partition_numbers: list[int] = []
-        for partition, chosen in split:
-            mine = list(range(count)) if chosen is None else chosen.tolist()
-            assert mine == sorted(mine)
-            partition_numbers.extend(mine)
-            for row in mine:
+        for partition, row_indexes in split:
+            row_numbers = list(range(count)) if row_indexes is None else row_indexes.tolist()
+            assert row_numbers == sorted(row_numbers)
+            partition_numbers.extend(row_numbers)
+            for row in row_numbers:
                 assert typed.are_all_same([column[row] for column in columns], list(partition)), (seed, row)
         assert sorted(partition_numbers) == list(range(count))
         keys = [repr([column[row] for column in columns]) for row in range(count)]

@@ -16,7 +16,7 @@ from seamark.connector.write.appends import append, overwrite_partitions
 from seamark.connector.write.equality_upserts import EQUALITY
 from seamark.connector.write.upserts import delete, upsert
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_upserts import create, read_rows, rows
+from tests.connector.write.test_upserts import build_rows, create, read_rows
 
 
 @pytest.mark.parametrize(
@@ -47,26 +47,26 @@ def test_invalid_producer_or_key_list_is_refused_without_a_request() -> None:
 @pytest.mark.parametrize("version", [1, 2, 3])
 def test_append_of_no_rows_is_recorded_and_its_repeat_appends_nothing(client: IndexClient, version: int) -> None:
     create(client, version=version)
-    first = append(client, "db.t", rows(), producer=("job", 4))
+    first = append(client, "db.t", build_rows(), producer=("job", 4))
     assert first is not None
-    second_report = append(client, "db.t", rows((1, "a")), producer=("job", 4))
+    second_report = append(client, "db.t", build_rows((1, "a")), producer=("job", 4))
     assert second_report is not None
     assert (second_report["duplicate"], second_report["snapshot-id"]) == (True, first["snapshot-id"])
-    assert append(client, "db.t", rows()) is None, "without a producer there is nothing to record"
+    assert append(client, "db.t", build_rows()) is None, "without a producer there is nothing to record"
     assert read_rows(client) == []
 
 
 CHANGES: dict[str, Callable[..., Any]] = {
     "delete": lambda client, **how: delete(client, "db.t", keys=pa.table({"id": [5]}), **how),
     "delete by predicate": lambda client, **how: delete(client, "db.t", where="id = 5", **how),
-    "delete of no keys": lambda client, **how: delete(client, "db.t", keys=rows().select(["id"]), **how),
+    "delete of no keys": lambda client, **how: delete(client, "db.t", keys=build_rows().select(["id"]), **how),
     "delete of no batches": lambda client, **how: delete(client, "db.t", keys=[], **how),
-    "upsert": lambda client, **how: upsert(client, "db.t", rows(), keys=["id"], **how),
+    "upsert": lambda client, **how: upsert(client, "db.t", build_rows(), keys=["id"], **how),
     "stale upsert": lambda client, **how: upsert(
-        client, "db.t", rows((9, "b", 1)), keys=["id"], precombine="ts", **how
+        client, "db.t", build_rows((9, "b", 1)), keys=["id"], precombine="ts", **how
     ),
-    "unlocated": lambda client, **how: upsert(client, "db.t", rows(), keys=["id"], strategy=EQUALITY, **how),
-    "overwrite": lambda client, **how: overwrite_partitions(client, "db.t", rows(), **how),
+    "unlocated": lambda client, **how: upsert(client, "db.t", build_rows(), keys=["id"], strategy=EQUALITY, **how),
+    "overwrite": lambda client, **how: overwrite_partitions(client, "db.t", build_rows(), **how),
 }
 
 
@@ -75,11 +75,11 @@ CHANGES: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_repeat_of_a_change_without_effect_changes_no_later_rows(client: IndexClient, name: str, version: int) -> None:
     create(client, version=version)
-    append(client, "db.t", rows((9, "a", 7)))
+    append(client, "db.t", build_rows((9, "a", 7)))
     if name == "upsert":
-        assert upsert(client, "db.t", rows(), keys=["id"]).snapshot_id is None
+        assert upsert(client, "db.t", build_rows(), keys=["id"]).snapshot_id is None
     CHANGES[name](client, producer=("job", 1))
-    append(client, "db.t", rows((5, "new", 7)))
+    append(client, "db.t", build_rows((5, "new", 7)))
     second_report = CHANGES[name](client, producer=("job", 1))
     assert second_report["duplicate"] if isinstance(second_report, dict) else second_report.duplicate
     assert delete(client, "db.t", where="id = 5 or id = 9", producer=("job", 1)).duplicate, (
@@ -92,12 +92,12 @@ def test_change_without_effect_is_found_in_the_snapshots_after_the_database_is_l
     client: IndexClient, server: ServerThread
 ) -> None:
     create(client)
-    append(client, "db.t", rows((9, "a", 7)))
+    append(client, "db.t", build_rows((9, "a", 7)))
     delete(client, "db.t", keys=pa.table({"id": [5]}), producer=("job", 1))
     location = json.loads(client._request("GET", "/v1/namespaces/db/tables/t", {}))["metadata-location"]
     client._request("DELETE", "/v1/namespaces/db/tables/t", {})
     body = json.dumps({"name": "t2", "metadata-location": location}).encode()
     client._request("POST", "/v1/namespaces/db/register", {}, body)
-    append(client, "db.t2", rows((5, "new", 7)))
+    append(client, "db.t2", build_rows((5, "new", 7)))
     assert delete(client, "db.t2", keys=pa.table({"id": [5]}), producer=("job", 1)).duplicate
     assert [row[0] for row in read_rows(client, "db.t2")] == [5, 9]

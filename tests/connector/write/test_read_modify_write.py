@@ -16,24 +16,24 @@ from seamark.connector.write.appends import append
 from seamark.connector.write.equality_upserts import EQUALITY
 from seamark.connector.write.upserts import MODES, delete, upsert
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_upserts import BY_ID, create, read_rows, rows
-from tests.connector.write.test_upserts_at_once import meanwhile
+from tests.connector.write.test_upserts import BY_ID, build_rows, create, read_rows
+from tests.connector.write.test_upserts_at_once import run_before_commits
 from tests.seeds import quick
 
 
 def read(client: IndexClient, key: int) -> tuple[int | None, int | None]:
     """Return the snapshot, and the counter of a key."""
-    result = scan(client, "db.t", ["ts"], where=f"id = {key}")
-    values = result.to_arrow()["ts"].to_pylist()
-    return result.snapshot_id, values[0] if values else None
+    timestamps = scan(client, "db.t", ["ts"], where=f"id = {key}")
+    values = timestamps.to_arrow()["ts"].to_pylist()
+    return timestamps.snapshot_id, values[0] if values else None
 
 
 OTHERS: dict[str, Any] = {
-    "upsert": lambda client: upsert(client, "db.t", rows((1, "b", 9)), keys=["id"], mode="merge-on-read"),
-    "copy": lambda client: upsert(client, "db.t", rows((1, "b", 9)), keys=["id"], mode="copy-on-write"),
-    "equality": lambda client: upsert(client, "db.t", rows((1, "b", 9)), keys=["id"], strategy=EQUALITY),
+    "upsert": lambda client: upsert(client, "db.t", build_rows((1, "b", 9)), keys=["id"], mode="merge-on-read"),
+    "copy": lambda client: upsert(client, "db.t", build_rows((1, "b", 9)), keys=["id"], mode="copy-on-write"),
+    "equality": lambda client: upsert(client, "db.t", build_rows((1, "b", 9)), keys=["id"], strategy=EQUALITY),
     "delete": lambda client: delete(client, "db.t", where="id = 1"),
-    "second row": lambda client: append(client, "db.t", rows((1, "a", 1))),
+    "second row": lambda client: append(client, "db.t", build_rows((1, "a", 1))),
 }
 
 
@@ -53,14 +53,14 @@ def test_change_of_a_row_that_changed_since_it_was_read_is_refused(
     client: IndexClient, server: ServerThread, version: int, other: str, mode: str, during: bool, monkeypatch: Any
 ) -> None:
     create(client, version=version, properties=BY_ID if during else {})
-    append(client, "db.t", rows((1, "a", 1), (2, "a", 1), (3, "a", 1)))
+    append(client, "db.t", build_rows((1, "a", 1), (2, "a", 1), (3, "a", 1)))
     snapshot, _ = read(client, 1)
     if during:
-        meanwhile(monkeypatch, lambda: OTHERS[other](client))
+        run_before_commits(monkeypatch, lambda: OTHERS[other](client))
     else:
         OTHERS[other](client)
     with pytest.raises(Conflict, match="changed since snapshot") as error:
-        upsert(client, "db.t", rows((1, "c", 2), (2, "c", 2)), keys=["id"], mode=mode, read_snapshot_id=snapshot)
+        upsert(client, "db.t", build_rows((1, "c", 2), (2, "c", 2)), keys=["id"], mode=mode, read_snapshot_id=snapshot)
     assert (error.value.status, error.value.kind) == (409, "RowsChangedException")
     before = server.written_files()
     with pytest.raises(Conflict, match="changed since snapshot"):
@@ -72,10 +72,12 @@ def test_change_of_a_row_that_changed_since_it_was_read_is_refused(
 @pytest.mark.parametrize("mode", MODES)
 def test_changes_of_other_rows_and_rewrites_are_no_conflict(client: IndexClient, mode: str) -> None:
     create(client)
-    append(client, "db.t", rows((1, "a", 1), (2, "a", 1)))
+    append(client, "db.t", build_rows((1, "a", 1), (2, "a", 1)))
     snapshot, _ = read(client, 1)
-    upsert(client, "db.t", rows((2, "b", 2), (5, "b", 2)), keys=["id"], mode="copy-on-write")  # This also moves row 1.
-    report = upsert(client, "db.t", rows((1, "c", 2)), keys=["id"], mode=mode, read_snapshot_id=snapshot)
+    upsert(
+        client, "db.t", build_rows((2, "b", 2), (5, "b", 2)), keys=["id"], mode="copy-on-write"
+    )  # This also moves row 1.
+    report = upsert(client, "db.t", build_rows((1, "c", 2)), keys=["id"], mode=mode, read_snapshot_id=snapshot)
     assert (report.updated, report.attempts) == (1, 1)
     assert read_rows(client) == [(1, "c", 2, None), (2, "b", 2, None), (5, "b", 2, None)]
 
@@ -83,23 +85,23 @@ def test_changes_of_other_rows_and_rewrites_are_no_conflict(client: IndexClient,
 def test_row_that_did_not_exist_when_read_must_still_not_exist(client: IndexClient) -> None:
     create(client)
     assert read(client, 1) == (None, None)
-    upsert(client, "db.t", rows((1, "a", 1)), keys=["id"], read_snapshot_id=None)
+    upsert(client, "db.t", build_rows((1, "a", 1)), keys=["id"], read_snapshot_id=None)
     with pytest.raises(Conflict):
-        upsert(client, "db.t", rows((1, "b", 1)), keys=["id"], read_snapshot_id=None)
+        upsert(client, "db.t", build_rows((1, "b", 1)), keys=["id"], read_snapshot_id=None)
     snapshot, _ = read(client, 2)
-    upsert(client, "db.t", rows((2, "a", 1)), keys=["id"], read_snapshot_id=snapshot)
+    upsert(client, "db.t", build_rows((2, "a", 1)), keys=["id"], read_snapshot_id=snapshot)
     with pytest.raises(Conflict):
-        upsert(client, "db.t", rows((2, "b", 1)), keys=["id"], read_snapshot_id=snapshot)
+        upsert(client, "db.t", build_rows((2, "b", 1)), keys=["id"], read_snapshot_id=snapshot)
     assert read_rows(client) == [(1, "a", 1, None), (2, "a", 1, None)]
 
 
 def test_read_snapshot_outside_the_history_is_refused(client: IndexClient) -> None:
     create(client)
-    append(client, "db.t", rows((1, "a", 1)))
+    append(client, "db.t", build_rows((1, "a", 1)))
     with pytest.raises(Conflict, match="has expired"):
-        upsert(client, "db.t", rows((1, "b", 1)), keys=["id"], read_snapshot_id=4711)
+        upsert(client, "db.t", build_rows((1, "b", 1)), keys=["id"], read_snapshot_id=4711)
     with pytest.raises(ValueError, match="needs the stored rows"):
-        upsert(client, "db.t", rows((1, "b", 1)), keys=["id"], strategy=EQUALITY, read_snapshot_id=4711)
+        upsert(client, "db.t", build_rows((1, "b", 1)), keys=["id"], strategy=EQUALITY, read_snapshot_id=4711)
     with pytest.raises(ValueError, match="by keys, not by a predicate"):
         delete(client, "db.t", where="id = 1", read_snapshot_id=4711)
 
@@ -110,27 +112,27 @@ def test_concurrent_increments_of_counters_lose_none(
     client: IndexClient, mode: str, spec: list[tuple[str, int]]
 ) -> None:
     create(client, spec=spec)
-    append(client, "db.t", rows(*((key, "counter", 0) for key in range(4))))
+    append(client, "db.t", build_rows(*((key, "counter", 0) for key in range(4))))
     failed: list[Exception] = []
 
     def increment(number: int) -> None:
-        mine = IndexClient(client.url)
+        own_client = IndexClient(client.url)
         try:
             for step in range(4):
                 key = (number + step) % 2
                 while True:
-                    snapshot, value = read(mine, key)
+                    snapshot, value = read(own_client, key)
                     assert value is not None
                     try:
-                        new_row = rows((key, "counter", value + 1))
-                        upsert(mine, "db.t", new_row, keys=["id"], mode=mode, read_snapshot_id=snapshot)
+                        new_row = build_rows((key, "counter", value + 1))
+                        upsert(own_client, "db.t", new_row, keys=["id"], mode=mode, read_snapshot_id=snapshot)
                         break
                     except Conflict:
                         continue
         except Exception as error:  # noqa: BLE001  told by the test
             failed.append(error)
         finally:
-            mine.close()
+            own_client.close()
 
     threads = [threading.Thread(target=increment, args=(number,)) for number in range(3)]
     for thread in threads:
@@ -145,7 +147,7 @@ def test_concurrent_increments_of_counters_lose_none(
 
 
 REPEATABLE_CHANGES: dict[str, Any] = {
-    "upsert": lambda client, **how: upsert(client, "db.t", rows((1, "c", 2)), keys=["id"], **how),
+    "upsert": lambda client, **how: upsert(client, "db.t", build_rows((1, "c", 2)), keys=["id"], **how),
     "delete": lambda client, **how: delete(client, "db.t", keys=pa.table({"id": [1]}), **how),
 }
 
@@ -159,12 +161,12 @@ def test_repeated_change_of_a_producer_is_a_duplicate_although_it_changed_the_ro
 ) -> None:
     """After a lost reply, the producer does not know that its change was committed."""
     create(client)
-    append(client, "db.t", rows((1, "a", 1), (2, "a", 1)))
+    append(client, "db.t", build_rows((1, "a", 1), (2, "a", 1)))
     snapshot, _ = read(client, 1)
     how: dict[str, Any] = {"mode": mode, "read_snapshot_id": snapshot}
     first = REPEATABLE_CHANGES[name](client, **how, producer=("counter", 3))
     if since:
-        upsert(client, "db.t", rows((1, "d", 3)), keys=["id"])
+        upsert(client, "db.t", build_rows((1, "d", 3)), keys=["id"])
     before, written_files = read_rows(client), server.written_files()
     second_report = REPEATABLE_CHANGES[name](client, **how, producer=("counter", 3))
     assert (second_report.duplicate, second_report.snapshot_id) == (True, first.snapshot_id)

@@ -20,7 +20,7 @@ from seamark.connector.write.compaction import CompactionPolicy, compact
 from seamark.connector.write.upserts import MERGE_ON_READ, delete, upsert
 from tests.connector.lake import catalog_at
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_compaction import BY_PART, create, read, rows
+from tests.connector.write.test_compaction import BY_PART, build_rows, create, read
 from tests.seeds import first_seed, quick
 
 
@@ -65,10 +65,10 @@ def test_puffin_file_is_marked_as_removed_with_its_last_vector(
             action = rng.random()
             if action < 0.3:
                 new_ids = list(range(100 * step + 100, 100 * step + 110))
-                append(client, "db.t", rows(new_ids, f"{step}:"))
+                append(client, "db.t", build_rows(new_ids, f"{step}:"))
                 model.update((deleted_id, f"{step}:{deleted_id}") for deleted_id in new_ids)
             elif action < 0.6:
-                upsert(client, "db.t", rows(ids, f"{step}:"), keys=["id"], mode=MERGE_ON_READ)
+                upsert(client, "db.t", build_rows(ids, f"{step}:"), keys=["id"], mode=MERGE_ON_READ)
                 model.update((id_, f"{step}:{id_}") for id_ in ids)
             elif action < 0.9:
                 deleted_ids = [*ids, *rng.sample(sorted(model), min(len(model), 6))]

@@ -56,7 +56,7 @@ def create(
     client._request("POST", "/v1/namespaces/db/tables", {}, json.dumps(body).encode())
 
 
-def rows(*arguments: tuple[Any, ...]) -> pa.Table:
+def build_rows(*arguments: tuple[Any, ...]) -> pa.Table:
     """Return rows of (id, land, ts, note); trailing values may be missing."""
     return pa.Table.from_pylist([dict(zip(COLUMNS, one, strict=False)) for one in arguments], ARROW)
 
@@ -67,17 +67,17 @@ def read_rows(client: IndexClient, name: str = "db.t", at: At = CURRENT) -> list
 
 
 @pytest.mark.each_pair
-@pytest.mark.parametrize("indexed", [False, True])
+@pytest.mark.parametrize("is_indexed", [False, True])
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("mode", MODES)
 def test_upsert_replaces_rows_with_its_keys_and_inserts_others(
-    client: IndexClient, mode: str, version: int, indexed: bool
+    client: IndexClient, mode: str, version: int, is_indexed: bool
 ) -> None:
-    create(client, version=version, properties=BY_ID if indexed else {})
-    first = upsert(client, "db.t", rows((1, "de", 1), (2, "fr", 1), (3, None, 1)), keys=["id"], mode=mode)
+    create(client, version=version, properties=BY_ID if is_indexed else {})
+    first = upsert(client, "db.t", build_rows((1, "de", 1), (2, "fr", 1), (3, None, 1)), keys=["id"], mode=mode)
     assert (first.inserted, first.updated, first.files_read, first.files_removed) == (3, 0, 0, 0)
-    append(client, "db.t", rows((7, "it", 1)))
-    report = upsert(client, "db.t", rows((2, "es", 2), (9, "at", 2)), keys=["id"], mode=mode)
+    append(client, "db.t", build_rows((7, "it", 1)))
+    report = upsert(client, "db.t", build_rows((2, "es", 2), (9, "at", 2)), keys=["id"], mode=mode)
     assert read_rows(client) == [
         (1, "de", 1, None),
         (2, "es", 2, None),
@@ -86,7 +86,7 @@ def test_upsert_replaces_rows_with_its_keys_and_inserts_others(
         (9, "at", 2, None),
     ]
     assert (report.inserted, report.updated, report.deleted, report.stale) == (1, 1, 0, 0)
-    second_report = upsert(client, "db.t", rows((2, "x", 3), (1, "y", 3)), keys=["id"], mode=mode)
+    second_report = upsert(client, "db.t", build_rows((2, "x", 3), (1, "y", 3)), keys=["id"], mode=mode)
     assert read_rows(client)[:2] == [(1, "y", 3, None), (2, "x", 3, None)]
     assert second_report.updated == 2
     removed_delete = delete(client, "db.t", keys=pa.table({"id": [1, 3, 555]}), mode=mode)
@@ -113,30 +113,32 @@ def create_seeded(client: IndexClient, files: int, rows_each: int, *, sorted_key
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("indexed", quick([True, False], 1))
-def test_upsert_reads_and_writes_only_files_that_hold_its_keys(client: IndexClient, mode: str, indexed: bool) -> None:
-    files, each = 40, 250
-    create_seeded(client, files, each, sorted_keys=not indexed, properties=BY_ID if indexed else {})
+@pytest.mark.parametrize("is_indexed", quick([True, False], 1))
+def test_upsert_reads_and_writes_only_files_that_hold_its_keys(
+    client: IndexClient, mode: str, is_indexed: bool
+) -> None:
+    files, rows_per_file = 40, 250
+    create_seeded(client, files, rows_per_file, sorted_keys=not is_indexed, properties=BY_ID if is_indexed else {})
     keys = list(range(3, 10_000, 997))
-    holding = {(key % files if indexed else key // each) for key in keys}
+    holding = {(key % files if is_indexed else key // rows_per_file) for key in keys}
     table = pa.table({"id": keys, "note": [f"new {key}" for key in keys]})
     report = upsert(client, "db.t", table, keys=["id"], mode=mode)
     assert (report.updated, report.inserted) == (len(keys), 0)
     if mode == "merge-on-read":
-        assert report.files_read == (0 if indexed else len(holding))
+        assert report.files_read == (0 if is_indexed else len(holding))
         assert (report.files_written, report.files_removed) == (2, 0)
     else:
         assert (report.files_read, report.files_removed) == (len(holding), len(holding))
         assert report.files_written <= len(holding)
     actual_rows = scan(client, "db.t", ["id", "note"]).to_arrow()
-    assert actual_rows.num_rows == files * each
+    assert actual_rows.num_rows == files * rows_per_file
     notes = dict(zip(actual_rows["id"].to_pylist(), actual_rows["note"].to_pylist(), strict=True))
-    assert notes == {key: f"new {key}" if key in keys else "old" for key in range(files * each)}
+    assert notes == {key: f"new {key}" if key in keys else "old" for key in range(files * rows_per_file)}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("mode", "indexed"),
+    ("mode", "is_indexed"),
     [
         (COPY_ON_WRITE, False),
         (MERGE_ON_READ, True),
@@ -145,15 +147,15 @@ def test_upsert_reads_and_writes_only_files_that_hold_its_keys(client: IndexClie
     ],
 )
 def test_upsert_of_100_rows_in_400_files_changes_only_the_files_of_its_keys(
-    client: IndexClient, mode: str, indexed: bool
+    client: IndexClient, mode: str, is_indexed: bool
 ) -> None:
     """This was the first use case of the project.
 
     Either each file has 250 consecutive keys, or each file has every 400th key, so that only an index finds the files.
     """
-    create(client, spec=[("identity", 2)], properties=BY_ID if indexed else {})
+    create(client, spec=[("identity", 2)], properties=BY_ID if is_indexed else {})
     ids = range(100_000)
-    lands = [f"{key % 400 if indexed else key // 250:03d}" for key in ids]
+    lands = [f"{key % 400 if is_indexed else key // 250:03d}" for key in ids]
     append(client, "db.t", pa.table({"id": ids, "land": lands, "note": ["old"] * len(ids)}))
     assert client.files("db.t").num_rows == 400
     keys = list(range(7, 100_000, 1_000))
@@ -165,22 +167,24 @@ def test_upsert_of_100_rows_in_400_files_changes_only_the_files_of_its_keys(
     assert report.files_read <= len(holding)
     assert report.files_written <= len(holding) + (mode == "merge-on-read")  # One more file has all the vectors.
     assert report.files_removed == (0 if mode == "merge-on-read" else len(holding))
-    if indexed and mode == "merge-on-read":
+    if is_indexed and mode == "merge-on-read":
         assert report.files_read == 0
     actual_rows = scan(client, "db.t", ["id", "note"]).to_arrow()
     notes = dict(zip(actual_rows["id"].to_pylist(), actual_rows["note"].to_pylist(), strict=True))
     assert len(notes) == actual_rows.num_rows
-    changed = set(keys)
-    assert notes == {key: f"new {key}" if key in changed else "old" for key in ids}
+    changed_keys = set(keys)
+    assert notes == {key: f"new {key}" if key in changed_keys else "old" for key in ids}
 
 
 def test_upsert_reads_only_the_buckets_of_its_keys(client: IndexClient) -> None:
     create(client, spec=[("bucket[16]", 1)])
     for start in range(0, 4000, 1000):
         append(client, "db.t", pa.table({"id": list(range(start, start + 1000))}))
-    report = upsert(client, "db.t", rows((77, "de")), keys=["id"], mode="merge-on-read")
+    report = upsert(client, "db.t", build_rows((77, "de")), keys=["id"], mode="merge-on-read")
     assert (report.updated, report.files_read) == (1, 1)  # Bounds leave out the other three files of the bucket.
-    report = upsert(client, "db.t", rows((77, "fr"), (3999, "fr"), (10_000, "fr")), keys=["id"], mode="merge-on-read")
+    report = upsert(
+        client, "db.t", build_rows((77, "fr"), (3999, "fr"), (10_000, "fr")), keys=["id"], mode="merge-on-read"
+    )
     assert (report.updated, report.inserted) == (2, 1)
     # The table has 65 files. Only those of three buckets are read, if their bounds include a key.
     assert report.files_read <= 7
@@ -201,11 +205,11 @@ def test_too_many_keys_to_name_are_located_by_ranges_and_buckets(
     for start in range(0, 2000, 200):
         append(client, "db.ranged", pa.table({"id": key_array(list(range(start, start + 200)))}))
     append(client, "db.t", pa.table({"id": key_array(list(range(2000)))}))
-    chosen = [3, 5, *range(1000, 1008), 1995]
-    for name, maximum in (("ranged", 3), ("t", len(chosen))):  # The tables have 10 and 64 files.
-        table = pa.table({"id": key_array(chosen)})
+    chosen_ids = [3, 5, *range(1000, 1008), 1995]
+    for name, maximum in (("ranged", 3), ("t", len(chosen_ids))):  # The tables have 10 and 64 files.
+        table = pa.table({"id": key_array(chosen_ids)})
         report = upsert(client, f"db.{name}", table, keys=["id"], mode="merge-on-read")
-        assert (report.updated, report.inserted) == (len(chosen), 0)
+        assert (report.updated, report.inserted) == (len(chosen_ids), 0)
         assert 0 < report.files_read <= maximum
         values = scan(client, f"db.{name}", ["id"]).to_arrow()["id"].to_pylist()
         assert sorted(values) == key_array(list(range(2000))).to_pylist()
@@ -213,25 +217,25 @@ def test_too_many_keys_to_name_are_located_by_ranges_and_buckets(
 
 def test_upsert_reads_files_that_the_index_does_not_cover(client: IndexClient, server: ServerThread) -> None:
     create(client)
-    append(client, "db.t", rows((1, "old"), (2, "old")))
+    append(client, "db.t", build_rows((1, "old"), (2, "old")))
     client.put_index("db.t", "ids", kind="record", columns=["id"])
-    append(client, "db.t", rows((3, "old"), (4, "old")))
+    append(client, "db.t", build_rows((3, "old"), (4, "old")))
     lookup = client.lookup("db.t", {"id": [1, 3]})
     assert (lookup.complete, lookup.rows.num_rows) == (False, 1)
-    report = upsert(client, "db.t", rows((1, "new"), (3, "new"), (5, "new")), keys=["id"], mode="merge-on-read")
+    report = upsert(client, "db.t", build_rows((1, "new"), (3, "new"), (5, "new")), keys=["id"], mode="merge-on-read")
     assert (report.updated, report.inserted, report.files_read) == (2, 1, 1)
     assert [row[:2] for row in read_rows(client)] == [(1, "new"), (2, "old"), (3, "new"), (4, "old"), (5, "new")]
 
 
 def test_upsert_with_a_damaged_index_loses_no_row(client: IndexClient, server: ServerThread) -> None:
     create(client, properties=BY_ID)
-    append(client, "db.t", rows((1, "old"), (2, "old")))
+    append(client, "db.t", build_rows((1, "old"), (2, "old")))
     for file in server.written_files():
         if "_seamark" in file.parts:
             data = bytearray(file.read_bytes())
             data[len(data) // 2 :] = bytes(len(data) - len(data) // 2)
             file.write_bytes(data)
-    report = upsert(client, "db.t", rows((2, "new"), (3, "new")), keys=["id"], mode="merge-on-read")
+    report = upsert(client, "db.t", build_rows((2, "new"), (3, "new")), keys=["id"], mode="merge-on-read")
     assert (report.updated, report.inserted) == (1, 1)
     assert [row[:2] for row in read_rows(client)] == [(1, "old"), (2, "new"), (3, "new")]
 
@@ -241,10 +245,10 @@ def test_file_without_remaining_rows_is_removed_without_a_read(
     client: IndexClient, server: ServerThread, version: int
 ) -> None:
     create(client, version=version, properties=BY_ID)
-    append(client, "db.t", rows((1, "a"), (2, "a")))
-    (whole,) = (written_file for written_file in server.written_files() if written_file.suffix == ".parquet")
-    append(client, "db.t", rows((3, "a"), (4, "a")))
-    whole.unlink()
+    append(client, "db.t", build_rows((1, "a"), (2, "a")))
+    (first_file,) = (written_file for written_file in server.written_files() if written_file.suffix == ".parquet")
+    append(client, "db.t", build_rows((3, "a"), (4, "a")))
+    first_file.unlink()
     report = delete(client, "db.t", keys=pa.table({"id": [1, 2, 3]}), mode="copy-on-write")
     assert (report.deleted, report.files_read, report.files_written, report.files_removed) == (3, 1, 1, 2)
     assert [row[0] for row in read_rows(client)] == [4]
@@ -256,8 +260,10 @@ def test_file_without_remaining_rows_is_removed_without_a_read(
 @pytest.mark.parametrize("mode", MODES)
 def test_row_with_the_latest_precombine_value_wins(client: IndexClient, mode: str) -> None:
     create(client)
-    upsert(client, "db.t", rows((1, "a", 5), (2, "a", None), (3, "a", 5), (4, "a", None), (6, "a", 5)), keys=["id"])
-    input_rows = rows(
+    upsert(
+        client, "db.t", build_rows((1, "a", 5), (2, "a", None), (3, "a", 5), (4, "a", None), (6, "a", 5)), keys=["id"]
+    )
+    input_rows = build_rows(
         (1, "b", 4),  # This row is older than the stored row.
         (2, "b", None),  # This row is as late as the stored row.
         (3, "x", 9),
@@ -276,9 +282,9 @@ def test_row_with_the_latest_precombine_value_wins(client: IndexClient, mode: st
 @pytest.mark.parametrize("mode", MODES)
 def test_upsert_without_effect_reports_the_rows_it_found(client: IndexClient, mode: str) -> None:
     create(client)
-    append(client, "db.t", rows((1, "a", 5), (3, "a", 5)))
+    append(client, "db.t", build_rows((1, "a", 5), (3, "a", 5)))
     before = client.load_table("db.t").location
-    late_report = upsert(client, "db.t", rows((1, "b", 4), (3, "b", 4)), keys=["id"], precombine="ts", mode=mode)
+    late_report = upsert(client, "db.t", build_rows((1, "b", 4), (3, "b", 4)), keys=["id"], precombine="ts", mode=mode)
     assert late_report == Report(stale=2, files_read=1)
     assert delete(client, "db.t", keys=pa.table({"id": [2]}), mode=mode) == Report(files_read=1)
     assert delete(client, "db.t", where="land > 'a' OR id = 2", mode=mode) == Report(files_read=1)
@@ -288,22 +294,24 @@ def test_upsert_without_effect_reports_the_rows_it_found(client: IndexClient, mo
 @pytest.mark.parametrize("mode", MODES)
 def test_partial_upsert_keeps_the_other_columns(client: IndexClient, mode: str) -> None:
     create(client, spec=[("identity", 2)])
-    upsert(client, "db.t", rows((1, "de", 1, "a"), (2, None, 2, "b"), (3, "fr", 3, "c")), keys=["id"])
-    input_rows = rows((2, "ignored", 9, "B"), (4, "ignored", 9, "D"))
+    upsert(client, "db.t", build_rows((1, "de", 1, "a"), (2, None, 2, "b"), (3, "fr", 3, "c")), keys=["id"])
+    input_rows = build_rows((2, "ignored", 9, "B"), (4, "ignored", 9, "D"))
     report = upsert(client, "db.t", input_rows, keys=["id"], columns=["note"], mode=mode)
     assert read_rows(client) == [(1, "de", 1, "a"), (2, None, 2, "B"), (3, "fr", 3, "c"), (4, None, None, "D")]
     assert (report.inserted, report.updated) == (1, 1)
     assert report.files_read == 1
-    every = upsert(client, "db.t", rows((1, "it", 7, "z")), keys=["id"], columns=["ts", "note", "land"], mode=mode)
+    all_report = upsert(
+        client, "db.t", build_rows((1, "it", 7, "z")), keys=["id"], columns=["ts", "note", "land"], mode=mode
+    )
     assert read_rows(client)[0] == (1, "it", 7, "z")
-    assert every.updated == 1
+    assert all_report.updated == 1
 
 
 def test_upsert_of_a_repeated_key_leaves_one_row(client: IndexClient) -> None:
     create(client, properties=BY_ID)
-    append(client, "db.t", rows((1, "a", 1, "x"), (1, "b", 3, "y"), (1, "c", 2, "z")))
-    append(client, "db.t", rows((1, "d", None, "w"), (2, "e", 1)))
-    report = upsert(client, "db.t", rows((1, "", 3, "new")), keys=["id"], columns=["note"], precombine="ts")
+    append(client, "db.t", build_rows((1, "a", 1, "x"), (1, "b", 3, "y"), (1, "c", 2, "z")))
+    append(client, "db.t", build_rows((1, "d", None, "w"), (2, "e", 1)))
+    report = upsert(client, "db.t", build_rows((1, "", 3, "new")), keys=["id"], columns=["note"], precombine="ts")
     assert read_rows(client) == [(1, "b", 3, "new"), (2, "e", 1, None)]
     assert (report.updated, report.deleted) == (1, 3)
 
@@ -352,8 +360,8 @@ def test_keys_of_every_type_are_found(client: IndexClient, strategy: str) -> Non
         table = pa.table({"k": typed.array(kind, chosen_values), "v": pa.array([1] * len(chosen_values))})
         report = upsert(client, f"db.{name}", table, keys=["k"], mode="merge-on-read", strategy=strategy)
         assert (report.updated, report.inserted) == (len(chosen_values), 0), kind
-        read = scan(client, f"db.{name}").to_arrow()
-        pairs = zip(typed.to_plain(kind, read["k"]), read["v"].to_pylist(), strict=True)
+        actual_table = scan(client, f"db.{name}").to_arrow()
+        pairs = zip(typed.to_plain(kind, actual_table["k"]), actual_table["v"].to_pylist(), strict=True)
         expected = [(values[0], 0), (None, 0), *((value, 1) for value in chosen_values)]
         assert sorted(map(repr, pairs)) == sorted(map(repr, expected)), kind
         removed_delete = delete(client, f"db.{name}", keys=table.select(["k"]), mode="copy-on-write", strategy=strategy)
@@ -363,36 +371,36 @@ def test_keys_of_every_type_are_found(client: IndexClient, strategy: str) -> Non
 @pytest.mark.parametrize("properties", [{}, {"seamark.index.k": "record(land, id)"}])
 def test_keys_of_several_columns_are_compared_as_a_whole(client: IndexClient, properties: dict[str, str]) -> None:
     create(client, properties=properties, spec=[("identity", 2)])
-    append(client, "db.t", rows((1, "de", 0), (1, "fr", 0), (2, "de", 0), (2, None, 0)))
-    report = upsert(client, "db.t", rows((1, "fr", 1), (2, "fr", 1)), keys=["id", "land"])
+    append(client, "db.t", build_rows((1, "de", 0), (1, "fr", 0), (2, "de", 0), (2, None, 0)))
+    report = upsert(client, "db.t", build_rows((1, "fr", 1), (2, "fr", 1)), keys=["id", "land"])
     assert (report.updated, report.inserted) == (1, 1)
     actual = sorted((row[0], str(row[1]), row[2]) for row in read_rows(client))
     assert actual == [(1, "de", 0), (1, "fr", 1), (2, "None", 0), (2, "de", 0), (2, "fr", 1)]
 
 
 def repeat_column(name: str) -> pa.Table:
-    return rows((1, "de", 1, "x")).append_column(ARROW.field(name), rows((2, "fr", 2, "y"))[name])
+    return build_rows((1, "de", 1, "x")).append_column(ARROW.field(name), build_rows((2, "fr", 2, "y"))[name])
 
 
 def test_invalid_upsert_is_refused_and_leaves_no_file(client: IndexClient, server: ServerThread) -> None:
     create(client)
-    append(client, "db.t", rows((1, "de")))
+    append(client, "db.t", build_rows((1, "de")))
     before = server.written_files()
     cases: list[tuple[Any, dict[str, Any], str]] = [
-        (rows((1, "de"), (None, "fr")), {"keys": ["id"]}, "column id is null in 1 of the rows"),
-        (rows((1, "de")), {"keys": ["nothing"]}, "no key column nothing"),
-        (rows((1, "de")), {"keys": []}, "at least one"),
-        (rows((1, "de")), {"keys": ["id", "id"]}, "each column only once"),
-        (rows((1, "de")).select(["land"]), {"keys": ["id"]}, "the rows have no column id"),
-        (rows((1, "de")), {"keys": ["id"], "precombine": "when"}, "no column when"),
-        (rows((1, "de")), {"keys": ["id"], "columns": ["price"]}, "no column price"),
+        (build_rows((1, "de"), (None, "fr")), {"keys": ["id"]}, "column id is null in 1 of the rows"),
+        (build_rows((1, "de")), {"keys": ["nothing"]}, "no key column nothing"),
+        (build_rows((1, "de")), {"keys": []}, "at least one"),
+        (build_rows((1, "de")), {"keys": ["id", "id"]}, "each column only once"),
+        (build_rows((1, "de")).select(["land"]), {"keys": ["id"]}, "the rows have no column id"),
+        (build_rows((1, "de")), {"keys": ["id"], "precombine": "when"}, "no column when"),
+        (build_rows((1, "de")), {"keys": ["id"], "columns": ["price"]}, "no column price"),
         (repeat_column("note"), {"keys": ["id"], "columns": ["note"]}, "the rows have 2 columns note"),
         (repeat_column("note"), {"keys": ["id"]}, "the rows have 2 columns note"),
         (repeat_column("id"), {"keys": ["id"]}, "the rows have 2 columns id"),
         (pa.table({"id": [1], "price": [2]}), {"keys": ["id"]}, "the table has no column price"),
         (pa.table({"id": ["one"]}), {"keys": ["id"]}, "column id is long"),
-        ([pa.table({"id": [1]}), rows((1, "de"))], {"keys": ["id"]}, "other columns than the first"),
-        (rows((1, "de")), {"keys": ["id"], "strategy": "lookup"}, "there is no record index on the key id"),
+        ([pa.table({"id": [1]}), build_rows((1, "de"))], {"keys": ["id"]}, "other columns than the first"),
+        (build_rows((1, "de")), {"keys": ["id"], "strategy": "lookup"}, "there is no record index on the key id"),
     ]
     for value, how, message in cases:
         with pytest.raises(Unwritable, match=message):
@@ -404,19 +412,19 @@ def test_invalid_upsert_is_refused_and_leaves_no_file(client: IndexClient, serve
 def test_unknown_modes_and_strategies_are_refused(client: IndexClient) -> None:
     create(client, properties={"write.merge.mode": "sometimes"})
     with pytest.raises(Unwritable, match=r"write.merge.mode is 'sometimes'"):
-        upsert(client, "db.t", rows((1, "de")), keys=["id"])
+        upsert(client, "db.t", build_rows((1, "de")), keys=["id"])
     with pytest.raises(ValueError, match="mode is 'fast'"):
-        upsert(client, "db.t", rows((1, "de")), keys=["id"], mode="fast")
+        upsert(client, "db.t", build_rows((1, "de")), keys=["id"], mode="fast")
     with pytest.raises(ValueError, match="strategy is 'guess'"):
-        delete(client, "db.t", keys=rows((1, "de")).select(["id"]), strategy="guess")
+        delete(client, "db.t", keys=build_rows((1, "de")).select(["id"]), strategy="guess")
     with pytest.raises(ValueError, match="set either keys or a predicate"):
         delete(client, "db.t")
 
 
 def test_mode_of_a_change_comes_from_the_tables_properties(client: IndexClient) -> None:
     create(client, properties={"write.update.mode": "merge-on-read", "write.delete.mode": "merge-on-read"})
-    upsert(client, "db.t", rows((1, "a"), (2, "a"), (3, "a")), keys=["id"])
-    report = upsert(client, "db.t", rows((1, "b")), keys=["id"])
+    upsert(client, "db.t", build_rows((1, "a"), (2, "a"), (3, "a")), keys=["id"])
+    report = upsert(client, "db.t", build_rows((1, "b")), keys=["id"])
     assert (report.files_written, report.files_removed) == (2, 0)
     report = delete(client, "db.t", keys=pa.table({"id": [2]}))
     assert (report.files_written, report.files_removed) == (1, 1)  # A new deletion vector replaces the first one.
@@ -430,12 +438,12 @@ def test_change_with_too_many_index_files_succeeds_with_fewer(
     for where in ("seamark.connector.write.table_writer", "seamark.metaserver.commit.change_requests.change"):
         monkeypatch.setattr(f"{where}.INDEX_FILES_MAX", 1)
     create(client, properties={**BY_ID, "seamark.index.notes": "bloom(note)"})
-    append(client, "db.t", rows((1, "a"), (2, "a"), (3, "a")))
+    append(client, "db.t", build_rows((1, "a"), (2, "a"), (3, "a")))
     if mode == "unlocated":
-        upsert(client, "db.t", rows((1, "b")), keys=["id"], strategy=EQUALITY)
+        upsert(client, "db.t", build_rows((1, "b")), keys=["id"], strategy=EQUALITY)
         delete(client, "db.t", keys=pa.table({"id": [2]}), strategy=EQUALITY)
     else:
-        upsert(client, "db.t", rows((1, "b")), keys=["id"], mode=mode)
+        upsert(client, "db.t", build_rows((1, "b")), keys=["id"], mode=mode)
         delete(client, "db.t", keys=pa.table({"id": [2]}), mode=mode)
     assert [row[:2] for row in read_rows(client)] == [(1, "b"), (3, "a")]
     brought = [written_file for written_file in server.written_files() if "_seamark" in written_file.parts]
@@ -445,7 +453,7 @@ def test_change_with_too_many_index_files_succeeds_with_fewer(
 
 
 @pytest.mark.parametrize(
-    "new_rows", [[], rows(), pa.RecordBatch.from_pylist([], ARROW)], ids=["no batch", "no chunk", "no row"]
+    "new_rows", [[], build_rows(), pa.RecordBatch.from_pylist([], ARROW)], ids=["no batch", "no chunk", "no row"]
 )
 def test_upsert_of_no_rows_changes_nothing_with_any_options(client: IndexClient, new_rows: Any) -> None:
     """A stream can send an empty batch."""
@@ -461,7 +469,7 @@ def test_upsert_of_no_rows_changes_nothing_with_any_options(client: IndexClient,
 
 def test_change_without_effect_makes_no_snapshot(client: IndexClient, server: ServerThread) -> None:
     create(client)
-    assert upsert(client, "db.t", rows(), keys=["id"]) == Report()
+    assert upsert(client, "db.t", build_rows(), keys=["id"]) == Report()
     assert delete(client, "db.t", keys=[]) == Report()
     assert delete(client, "db.t", keys=pa.table({"id": [5]})) == Report()
     assert delete(client, "db.t", where="id = 5") == Report()

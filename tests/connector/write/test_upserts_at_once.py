@@ -23,16 +23,16 @@ from seamark.connector.write.equality_upserts import EQUALITY
 from seamark.connector.write.row_changes import Report
 from seamark.connector.write.upserts import delete, upsert
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_upserts import BY_ID, FIELDS, MODES, create, read_rows, rows
+from tests.connector.write.test_upserts import BY_ID, FIELDS, MODES, build_rows, create, read_rows
 from tests.seeds import quick
 
 
-def meanwhile(monkeypatch: pytest.MonkeyPatch, *works: Any) -> list[int]:
+def run_before_commits(monkeypatch: pytest.MonkeyPatch, *operations: Any) -> list[int]:
     """Run the first of the works before the next commit, the second before the commit after it, and so on.
 
     Return a list with the number of commit attempts.
     """
-    real, remaining, attempts = CommitClient.commit, list(works), [0]
+    real, remaining, attempts = CommitClient.commit, list(operations), [0]
 
     def commit(self: CommitClient, table: Any, body: dict[str, Any]) -> dict[str, Any]:
         attempts[0] += 1
@@ -53,17 +53,17 @@ def test_conflicting_upsert_is_repeated_on_the_new_snapshot(
     client: IndexClient, server: ServerThread, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client)
-    upsert(client, "db.t", rows((1, "a", 1), (2, "a", 1)), keys=["id"])
+    upsert(client, "db.t", build_rows((1, "a", 1), (2, "a", 1)), keys=["id"])
     files_before = server.written_files()
     new_files: list[Path] = []
 
     def write_concurrently() -> None:
         before = server.written_files()
-        upsert(client, "db.t", rows((1, "b", 2), (3, "b", 2)), keys=["id"], mode="merge-on-read")
+        upsert(client, "db.t", build_rows((1, "b", 2), (3, "b", 2)), keys=["id"], mode="merge-on-read")
         new_files.extend(server.written_files() - before)
 
-    attempts = meanwhile(monkeypatch, write_concurrently)
-    report = upsert(client, "db.t", rows((1, "c", 3), (3, "c", 3)), keys=["id"], columns=["land"], mode=mode)
+    attempts = run_before_commits(monkeypatch, write_concurrently)
+    report = upsert(client, "db.t", build_rows((1, "c", 3), (3, "c", 3)), keys=["id"], columns=["land"], mode=mode)
     assert (report.attempts, attempts[0]) == (2, 2)
     assert (report.updated, report.inserted) == (2, 0)
     assert read_rows(client) == [(1, "c", 2, None), (2, "a", 1, None), (3, "c", 2, None)]
@@ -76,11 +76,13 @@ def test_upsert_is_repeated_after_a_concurrent_append_of_its_keys(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client)
-    append(client, "db.t", rows((1, "a")))
-    meanwhile(
-        monkeypatch, lambda: append(client, "db.t", rows((7, "a"))), lambda: append(client, "db.t", rows((8, "a")))
+    append(client, "db.t", build_rows((1, "a")))
+    run_before_commits(
+        monkeypatch,
+        lambda: append(client, "db.t", build_rows((7, "a"))),
+        lambda: append(client, "db.t", build_rows((8, "a"))),
     )
-    report = upsert(client, "db.t", rows((7, "b")), keys=["id"])
+    report = upsert(client, "db.t", build_rows((7, "b")), keys=["id"])
     assert (report.attempts, report.updated) == (2, 1)  # Row 8 does not have one of the upserted keys.
     assert [row[:2] for row in read_rows(client)] == [(1, "a"), (7, "b"), (8, "a")]
 
@@ -89,18 +91,18 @@ def test_upsert_gives_up_after_its_attempts_and_leaves_no_file(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client)
-    upsert(client, "db.t", rows((1, "a")), keys=["id"])
+    upsert(client, "db.t", build_rows((1, "a")), keys=["id"])
     remaining = set()
 
     def write_concurrently() -> None:
         before = server.written_files()
-        upsert(client, "db.t", rows((1, "b")), keys=["id"])
+        upsert(client, "db.t", build_rows((1, "b")), keys=["id"])
         remaining.update(server.written_files() - before)
 
     before = server.written_files()
-    meanwhile(monkeypatch, write_concurrently, write_concurrently, write_concurrently)
+    run_before_commits(monkeypatch, write_concurrently, write_concurrently, write_concurrently)
     with pytest.raises(Refused) as error:
-        upsert(client, "db.t", rows((1, "c")), keys=["id"], attempts=3)
+        upsert(client, "db.t", build_rows((1, "c")), keys=["id"], attempts=3)
     assert error.value.status == 409
     assert read_rows(client)[0][1] == "b"
     assert server.written_files() == before | remaining
@@ -109,9 +111,9 @@ def test_upsert_gives_up_after_its_attempts_and_leaves_no_file(
 @pytest.mark.parametrize(
     "change",
     [
-        lambda client: upsert(client, "db.t", rows((1, "b")), keys=["id"]),
+        lambda client: upsert(client, "db.t", build_rows((1, "b")), keys=["id"]),
         lambda client: delete(client, "db.t", keys=pa.table({"id": [1]})),
-        lambda client: upsert(client, "db.t", rows((1, "b")), keys=["id"], strategy=EQUALITY),
+        lambda client: upsert(client, "db.t", build_rows((1, "b")), keys=["id"], strategy=EQUALITY),
     ],
     ids=["upsert", "delete", "unlocated"],
 )
@@ -119,7 +121,7 @@ def test_change_of_a_table_that_is_recreated_during_it_is_refused(
     client: IndexClient, server: ServerThread, change: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client)
-    append(client, "db.t", rows((1, "a")))
+    append(client, "db.t", build_rows((1, "a")))
 
     def write_concurrently() -> None:
         """Recreate the table with other columns and without the key."""
@@ -127,7 +129,7 @@ def test_change_of_a_table_that_is_recreated_during_it_is_refused(
         create(client, fields=[FIELDS[1]])
 
     before = server.written_files()
-    attempts = meanwhile(monkeypatch, write_concurrently)
+    attempts = run_before_commits(monkeypatch, write_concurrently)
     with pytest.raises(Conflict):
         change(client)
     assert attempts[0] == 1
@@ -139,14 +141,14 @@ def test_change_without_effect_on_a_recreated_table_is_refused(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client)
-    append(client, "db.t", rows((1, "a")))
+    append(client, "db.t", build_rows((1, "a")))
 
     def write_concurrently() -> None:
         client._request("DELETE", "/v1/namespaces/db/tables/t", {})
         create(client)
-        append(client, "db.t", rows((5, "a")))
+        append(client, "db.t", build_rows((5, "a")))
 
-    meanwhile(monkeypatch, write_concurrently)
+    run_before_commits(monkeypatch, write_concurrently)
     with pytest.raises(Conflict):
         delete(client, "db.t", keys=pa.table({"id": [1]}))
     assert [row[0] for row in read_rows(client)] == [5]
@@ -157,10 +159,10 @@ def test_change_during_an_upgrade_uses_the_new_format_version(
     client: IndexClient, server: ServerThread, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client, version=2)
-    append(client, "db.t", rows((1, "a"), (2, "a")))
+    append(client, "db.t", build_rows((1, "a"), (2, "a")))
     before = server.written_files()
-    meanwhile(monkeypatch, lambda: upgrade(client, 3))
-    report = upsert(client, "db.t", rows((1, "b")), keys=["id"], mode=mode)
+    run_before_commits(monkeypatch, lambda: upgrade(client, 3))
+    report = upsert(client, "db.t", build_rows((1, "b")), keys=["id"], mode=mode)
     assert read_rows(client) == [(1, "b", None, None), (2, "a", None, None)]
     assert len(server.written_files() - before) == report.files_written  # No attempt left a file.
 
@@ -169,9 +171,9 @@ def test_upsert_refused_for_a_reason_other_than_a_conflict_is_not_repeated(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client, version=2)
-    attempts = meanwhile(monkeypatch)
+    attempts = run_before_commits(monkeypatch)
     with pytest.raises(InvalidRequest):
-        upsert(client, "db.t", rows((1, "b")), keys=["id"], summary={"total-records": "8"})
+        upsert(client, "db.t", build_rows((1, "b")), keys=["id"], summary={"total-records": "8"})
     assert attempts[0] == 1
 
 
@@ -185,31 +187,33 @@ def test_upsert_with_a_lost_reply_is_committed_once(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client)
-    append(client, "db.t", rows((1, "a"), (2, "a")))
+    append(client, "db.t", build_rows((1, "a"), (2, "a")))
     real, lost = type(client)._request, [0]
 
-    def request(self: Any, method: str, path: str, *args: Any, **more: Any) -> bytes:
-        answer = real(self, method, path, *args, **more)
+    def request(self: Any, method: str, path: str, *args: Any, **options: Any) -> bytes:
+        answer = real(self, method, path, *args, **options)
         if path.endswith("/commit") and not lost[0]:
             lost[0] += 1
             raise ServerFailed("gone", status=502)
         return answer
 
     monkeypatch.setattr("seamark.connector.client.client.SeamarkClient._request", request)
-    report = upsert(client, "db.t", rows((1, "b"), (3, "b")), keys=["id"], producer=("job", 1), mode="merge-on-read")
+    report = upsert(
+        client, "db.t", build_rows((1, "b"), (3, "b")), keys=["id"], producer=("job", 1), mode="merge-on-read"
+    )
     assert (lost[0], report.duplicate, report.attempts) == (1, True, 1)
     assert [row[:2] for row in read_rows(client)] == [(1, "b"), (2, "a"), (3, "b")]
     written_files = server.written_files()
-    second_report = upsert(client, "db.t", rows((1, "x")), keys=["id"], producer=("job", 1))
+    second_report = upsert(client, "db.t", build_rows((1, "x")), keys=["id"], producer=("job", 1))
     assert server.written_files() == written_files
     assert (second_report.duplicate, second_report.snapshot_id) == (True, report.snapshot_id)
     assert [row[:2] for row in read_rows(client)] == [(1, "b"), (2, "a"), (3, "b")]
 
 
-def run_in_threads(client: IndexClient, works: Sequence[Any]) -> None:
+def run_in_threads(client: IndexClient, operations: Sequence[Any]) -> None:
     """Run each of the works in its own thread, with its own client."""
-    with ThreadPoolExecutor(len(works)) as pool:
-        futures = [pool.submit(work, IndexClient(client.url)) for work in works]
+    with ThreadPoolExecutor(len(operations)) as pool:
+        futures = [pool.submit(work, IndexClient(client.url)) for work in operations]
     for future in futures:
         future.result()
 
@@ -223,10 +227,10 @@ def test_concurrent_upserts_to_different_buckets_have_no_conflicts(client: Index
     reports: list[Report] = []
 
     def writer(keys: list[int]) -> Any:
-        def work(own: IndexClient) -> None:
-            for turn in range(1, 6):
-                input_rows = rows(*((key, None, turn) for key in keys[turn::3]))
-                reports.append(upsert(own, "db.t", input_rows, keys=["id"], precombine="ts", mode=mode))
+        def work(own_client: IndexClient) -> None:
+            for round_number in range(1, 6):
+                input_rows = build_rows(*((key, None, round_number) for key in keys[round_number::3]))
+                reports.append(upsert(own_client, "db.t", input_rows, keys=["id"], precombine="ts", mode=mode))
 
         return work
 
@@ -235,8 +239,8 @@ def test_concurrent_upserts_to_different_buckets_have_no_conflicts(client: Index
     assert {report.attempts for report in reports} == {1}
     expected = dict.fromkeys(range(400), 0)
     for keys in by_bucket:
-        for turn in range(1, 6):
-            expected |= dict.fromkeys(keys[turn::3], turn)
+        for round_number in range(1, 6):
+            expected |= dict.fromkeys(keys[round_number::3], round_number)
     assert {row[0]: row[2] for row in read_rows(client)} == expected
     assert len(read_rows(client)) == 400
 
@@ -254,12 +258,16 @@ def test_concurrent_upserts_to_one_bucket_all_succeed(client: IndexClient, mode:
     attempts: list[int] = []
 
     def writer(number: int) -> Any:
-        def work(own: IndexClient) -> None:
-            for turn in range(4):
-                input_rows = rows(
-                    (1, None, turn * 8 + number), (2 + number % 2, None, turn * 8 + number), (number + 10, None, turn)
+        def work(own_client: IndexClient) -> None:
+            for round_number in range(4):
+                input_rows = build_rows(
+                    (1, None, round_number * 8 + number),
+                    (2 + number % 2, None, round_number * 8 + number),
+                    (number + 10, None, round_number),
                 )
-                attempts.append(upsert(own, "db.t", input_rows, keys=["id"], precombine="ts", mode=mode).attempts)
+                attempts.append(
+                    upsert(own_client, "db.t", input_rows, keys=["id"], precombine="ts", mode=mode).attempts
+                )
 
         return work
 

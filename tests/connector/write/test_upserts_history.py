@@ -94,22 +94,22 @@ class Step:
             if row["id"] not in best or not self.is_older(row, best[row["id"]]):
                 best[row["id"]] = row
         for number, row in best.items():
-            stored = new_model.get(number)
-            if stored is not None and self.is_older(row, stored):
+            stored_row = new_model.get(number)
+            if stored_row is not None and self.is_older(row, stored_row):
                 continue
             if self.kind == "partial":
-                named = {"id": number, "note": row["note"]} | ({self.by: row[self.by]} if self.by else {})
-                row = (stored or dict.fromkeys(COLUMNS)) | named
+                identity = {"id": number, "note": row["note"]} | ({self.by: row[self.by]} if self.by else {})
+                row = (stored_row or dict.fromkeys(COLUMNS)) | identity
             new_model[number] = row
         return new_model
 
     def is_older(self, row: Row, other: Row) -> bool:
         if self.by is None:
             return False
-        mine, theirs = row[self.by], other[self.by]
-        if mine is None or theirs is None:
-            return mine is None and theirs is not None
-        return bool(mine < theirs)
+        own_key, other_key = row[self.by], other[self.by]
+        if own_key is None or other_key is None:
+            return own_key is None and other_key is not None
+        return bool(own_key < other_key)
 
 
 def steps(rng: random.Random, count: int, modes: tuple[str, ...], *, unlocated: bool = False) -> Iterator[Step]:
@@ -159,14 +159,14 @@ def judge(
     client: IndexClient, name: str, taken_steps: dict[int, Step], note: str, *, version: int, every: int, writers: int
 ) -> None:
     """Check each snapshot with Seamark's reader, and every few snapshots with PyIceberg if it supports the version."""
-    loaded = json.loads(client.load_table(f"db.{name}", history=True).metadata)
+    metadata = json.loads(client.load_table(f"db.{name}", history=True).metadata)
     model: dict[int, Row] = {}
     numbers: set[int] = set()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with RestCatalog("sea", uri=client.url) as catalog:
-            theirs = catalog.load_table(f"db.{name}") if version == 2 else None
-            snapshots = sorted(loaded.get("snapshots", []), key=lambda one: one["sequence-number"])
+            pyiceberg_table = catalog.load_table(f"db.{name}") if version == 2 else None
+            snapshots = sorted(metadata.get("snapshots", []), key=lambda one: one["sequence-number"])
             for place, snapshot in enumerate(snapshots):
                 number = int(snapshot["summary"]["step"])
                 assert number not in numbers, f"{note}: step {number} is in two snapshots"
@@ -174,11 +174,11 @@ def judge(
                 model = taken_steps[number].on(model)
                 expected, snapshot_id = model_rows(model), snapshot["snapshot-id"]
                 message = f"{note}, after step {taken_steps[number]}"
-                last = place == len(snapshots) - 1
-                if place % every == 0 or last:
+                is_last = place == len(snapshots) - 1
+                if place % every == 0 or is_last:
                     assert read_rows(client, f"db.{name}", At(snapshot_id=snapshot_id)) == expected, message
-                if theirs is not None and (place % (5 * every) == 0 or last):
-                    rows = theirs.scan(snapshot_id=snapshot_id, selected_fields=COLUMNS).to_arrow()
+                if pyiceberg_table is not None and (place % (5 * every) == 0 or is_last):
+                    rows = pyiceberg_table.scan(snapshot_id=snapshot_id, selected_fields=COLUMNS).to_arrow()
                     assert [
                         tuple(value.values()) for value in rows.select(COLUMNS).sort_by("id").to_pylist()
                     ] == expected, message
@@ -235,19 +235,21 @@ def run_steps(
     turns = max(1, len(shape.specs))
     clients = [IndexClient(client.url) for _ in range(writers)]
     with ThreadPoolExecutor(writers) as pool:
-        for turn in range(turns):
-            if turn:
-                evolve(client, name, *shape.specs[turn], turn)
-            mine = [value for value in steps_by_number.values() if value.number * turns // count == turn]
-            for start in range(0, len(mine), writers):
-                at_once = zip(mine[start : start + writers], clients, strict=False)
+        for round_number in range(turns):
+            if round_number:
+                evolve(client, name, *shape.specs[round_number], round_number)
+            worker_steps = [
+                value for value in steps_by_number.values() if value.number * turns // count == round_number
+            ]
+            for start in range(0, len(worker_steps), writers):
+                at_once = zip(worker_steps[start : start + writers], clients, strict=False)
                 futures = [pool.submit(step.take, own, f"db.{name}") for step, own in at_once]
-                for step, future in zip(mine[start:], futures, strict=False):
+                for step, future in zip(worker_steps[start:], futures, strict=False):
                     assert future.exception(120) is None, f"{note}, {step}: {future.exception()!r}"
                     attempts = getattr(future.result(), "attempts", 1)
                     assert attempts <= ATTEMPTS_MAX, f"{note}, {step}: it needed {attempts} attempts"
                 if start and rng.random() < 0.3:
-                    rng.choice(mine[:start]).repeat(clients[0], f"db.{name}")
+                    rng.choice(worker_steps[:start]).repeat(clients[0], f"db.{name}")
     for open_client in clients:
         open_client.close()
     judge(client, name, steps_by_number, note, version=shape.version, every=every, writers=writers)

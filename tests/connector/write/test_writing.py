@@ -14,7 +14,7 @@ import pytest
 from pyiceberg.partitioning import PartitionKey
 from pyiceberg.table.locations import load_location_provider
 
-from seamark.connector.arrow.casting import Unwritable
+from seamark.connector.arrow.casting import Unwritable, arrow_schema, conform
 from seamark.connector.client.storage import Storage
 from seamark.connector.index.files import DataFile, index_data_files
 from seamark.connector.write.appends import to_batches
@@ -28,7 +28,7 @@ from seamark.formats.iceberg.types.schema import Field, Schema
 from seamark.formats.iceberg.types.transforms import apply
 from seamark.formats.index.index_file import open_index_file
 from seamark.formats.protocol.wire import INDEX_FOLDER
-from tests.connector.write.written import order, read_by_pyiceberg, spec, table, target
+from tests.connector.write.written import build_metadata, build_order, build_spec, build_target, read_by_pyiceberg
 from tests.services.s3 import S3
 
 SCHEMA = Schema((Field(1, "id", True, "long"), Field(2, "name", False, "string"), Field(3, "day", False, "date")))
@@ -39,7 +39,7 @@ INDEX_PROPERTIES = {
 }
 
 
-def rows(count: int, seed: int = 1) -> pa.Table:
+def build_rows(count: int, seed: int = 1) -> pa.Table:
     """Return rows with unique ids, so that a test can identify each row."""
     rng = random.Random(seed)
     return pa.table(
@@ -51,23 +51,23 @@ def rows(count: int, seed: int = 1) -> pa.Table:
     )
 
 
-def rows_by_id(read: pa.Table) -> list[dict[str, Any]]:
-    values: list[dict[str, Any]] = read.sort_by("id").to_pylist()
+def rows_by_id(table: pa.Table) -> list[dict[str, Any]]:
+    values: list[dict[str, Any]] = table.sort_by("id").to_pylist()
     return values
 
 
 def ids_of(file: dict[str, Any]) -> list[int]:
-    with pq.ParquetFile(file["file-path"].removeprefix("file://")) as opened:
-        ids: list[int] = opened.read(columns=["id"])["id"].to_pylist()
+    with pq.ParquetFile(file["file-path"].removeprefix("file://")) as parquet_file:
+        ids: list[int] = parquet_file.read(columns=["id"])["id"].to_pylist()
     return ids
 
 
-def check(metadata: TableMetadata, written: WrittenFiles, input_table: pa.Table) -> None:
+def check(metadata: TableMetadata, written_files: WrittenFiles, input_table: pa.Table) -> None:
     """Check that each row is written once, in its partition, and that the files match their description."""
-    assert rows_by_id(read_by_pyiceberg(metadata, written.files)) == rows_by_id(input_table)
-    assert written.rows == input_table.num_rows
+    assert rows_by_id(read_by_pyiceberg(metadata, written_files.files)) == rows_by_id(input_table)
+    assert written_files.rows == input_table.num_rows
     values = {one["id"]: one for one in input_table.to_pylist()}
-    for json in written.files:
+    for json in written_files.files:
         file = decode_content_file(json, metadata)
         path = Path(file.file_path.removeprefix("file://"))
         assert path.stat().st_size == file.file_size_in_bytes
@@ -123,74 +123,78 @@ LONG = {
 def test_every_row_is_written_once_into_its_partition(
     tmp_path: Path, fields: Any, sorted_by: Any, limits: WriteLimits
 ) -> None:
-    by = order(*sorted_by) if sorted_by else order()
-    metadata = table(
+    sort_order = build_order(*sorted_by) if sorted_by else build_order()
+    metadata = build_metadata(
         tmp_path,
         SCHEMA,
-        spec=spec(*fields),
-        order=by if sorted_by else _make_unsorted_order(),
+        spec=build_spec(*fields),
+        order=sort_order if sorted_by else _make_unsorted_order(),
         properties=INDEX_PROPERTIES,
     )
-    input_rows = rows(1500)
-    written = write_batches(target(metadata), input_rows.to_batches(max_chunksize=200), limits=limits)
-    check(metadata, written, input_rows)
-    check_indexes(target(metadata), written)
-    assert {file["sort-order-id"] for file in written.files} == {1 if sorted_by else 0}
-    for file in written.files if sorted_by else ():
+    input_rows = build_rows(1500)
+    written_files = write_batches(build_target(metadata), input_rows.to_batches(max_chunksize=200), limits=limits)
+    check(metadata, written_files, input_rows)
+    check_indexes(build_target(metadata), written_files)
+    assert {file["sort-order-id"] for file in written_files.files} == {1 if sorted_by else 0}
+    for file in written_files.files if sorted_by else ():
         names = _column(file, "name")
-        present = [name for name in names if name is not None]
-        assert names == present + [None] * (len(names) - len(present))
-        assert present == sorted(present, key=str.encode, reverse=True)
+        present_values = [name for name in names if name is not None]
+        assert names == present_values + [None] * (len(names) - len(present_values))
+        assert present_values == sorted(present_values, key=str.encode, reverse=True)
 
 
 def _make_unsorted_order() -> Any:
-    return table("file:///nowhere", SCHEMA).sort_orders[0]
+    return build_metadata("file:///nowhere", SCHEMA).sort_orders[0]
 
 
 def _column(file: dict[str, Any], name: str) -> list[Any]:
-    with pq.ParquetFile(file["file-path"].removeprefix("file://")) as opened:
-        values: list[Any] = opened.read(columns=[name])[name].to_pylist()
+    with pq.ParquetFile(file["file-path"].removeprefix("file://")) as parquet_file:
+        values: list[Any] = parquet_file.read(columns=[name])[name].to_pylist()
     return values
 
 
-def check_indexes(to: WriteTarget, written: WrittenFiles) -> None:
+def check_indexes(write_target: WriteTarget, written_files: WrittenFiles) -> None:
     """Check that index files equal those that a builder makes of the same files, in the right folder."""
-    assert written.skipped == ()
-    assert len(written.index_files) == len(to.indexes)
-    files = [DataFile(file["file-path"], file["file-size-in-bytes"], file["record-count"]) for file in written.files]
+    assert written_files.skipped == ()
+    assert len(written_files.index_files) == len(write_target.indexes)
+    files = [
+        DataFile(file["file-path"], file["file-size-in-bytes"], file["record-count"]) for file in written_files.files
+    ]
     objects_by_key = {}
-    for task in to.indexes:
+    for task in write_target.indexes:
         location = index_data_files(task, files).location
         assert location is not None
         objects_by_key[task.definition.id] = Path(location.removeprefix("file://")).read_bytes()
-    for json in written.index_files:
-        assert json["location"].startswith(f"{to.location}/{INDEX_FOLDER}/")
+    for json in written_files.index_files:
+        assert json["location"].startswith(f"{write_target.location}/{INDEX_FOLDER}/")
         data = Path(json["location"].removeprefix("file://")).read_bytes()
         assert len(data) == json["size-in-bytes"]
-        opened = open_index_file(data, json["location"])
-        assert data == objects_by_key.pop(opened.header.definition)
+        index_file = open_index_file(data, json["location"])
+        assert data == objects_by_key.pop(index_file.header.definition)
     assert objects_by_key == {}
 
 
 def test_files_have_the_target_size(tmp_path: Path) -> None:
     size = 150_000
     properties = {"write.target-file-size-bytes": str(size), "write.parquet.row-group-size-bytes": "40000"}
-    for by in (_make_unsorted_order(), order(("identity", 2, "asc", "nulls-first"))):
-        metadata = table(tmp_path, SCHEMA, spec=spec(("bucket[2]", 1)), order=by, properties=properties)
-        input_rows = rows(120_000)
-        written = write_batches(target(metadata), input_rows.to_batches())
-        check(metadata, written, input_rows)
-        sizes = sorted(file["file-size-in-bytes"] for file in written.files)
+    for sort_order in (_make_unsorted_order(), build_order(("identity", 2, "asc", "nulls-first"))):
+        metadata = build_metadata(
+            tmp_path, SCHEMA, spec=build_spec(("bucket[2]", 1)), order=sort_order, properties=properties
+        )
+        input_rows = build_rows(120_000)
+        written_files = write_batches(build_target(metadata), input_rows.to_batches())
+        check(metadata, written_files, input_rows)
+        sizes = sorted(file["file-size-in-bytes"] for file in written_files.files)
         assert len(sizes) > 6
         assert sizes[-1] < 2 * size
         assert sizes[2] > size / 2, "all files but the last of each bucket are full"
-        groups = [len(file["split-offsets"]) for file in written.files]
+        groups = [len(file["split-offsets"]) for file in written_files.files]
         assert max(groups) >= 3
 
 
 def test_memory_of_a_writer_is_bounded(tmp_path: Path) -> None:
     """A writer uses at most some megabytes of Arrow's memory, and no memory after its end."""
-    metadata = table(tmp_path, SCHEMA, spec=spec(("bucket[16]", 1)))
+    metadata = build_metadata(tmp_path, SCHEMA, spec=build_spec(("bucket[16]", 1)))
 
     def batches() -> Iterator[pa.RecordBatch]:
         for seed in range(30):
@@ -201,67 +205,69 @@ def test_memory_of_a_writer_is_bounded(tmp_path: Path) -> None:
 
     before = pa.total_allocated_bytes()
     maximum = 0
-    with TableWriter(target(metadata), WriteLimits(buffered_bytes=4 << 20)) as writer:
+    with TableWriter(build_target(metadata), WriteLimits(buffered_bytes=4 << 20)) as writer:
         for batch in batches():
             writer.write(batch)
             del batch
             maximum = max(maximum, pa.total_allocated_bytes() - before)
-        written = writer.close()
-    assert written.rows == 600_000
+        written_files = writer.close()
+    assert written_files.rows == 600_000
     assert maximum < 40 << 20, "the input has 70 MB"
     del writer
     assert pa.total_allocated_bytes() - before < 1 << 20
 
 
 def test_writer_of_many_partitions_has_few_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: set[int] = set()
+    opened_numbers: set[int] = set()
     maximum = 0
     begin, close = FileWriter._open_writer, FileWriter.close
 
     def begin_and_record(self: FileWriter, count: int) -> Any:
         nonlocal maximum
-        opened.add(id(self))
-        maximum = max(maximum, len(opened))
+        opened_numbers.add(id(self))
+        maximum = max(maximum, len(opened_numbers))
         return begin(self, count)
 
     def close_and_forget(self: FileWriter) -> dict[str, Any]:
         data_file = close(self)
-        opened.discard(id(self))
+        opened_numbers.discard(id(self))
         return data_file
 
     monkeypatch.setattr(FileWriter, "_open_writer", begin_and_record)
     monkeypatch.setattr(FileWriter, "close", close_and_forget)
-    metadata = table(tmp_path, SCHEMA, spec=spec(("bucket[100]", 1)))
-    input_rows = rows(1000)
+    metadata = build_metadata(tmp_path, SCHEMA, spec=build_spec(("bucket[100]", 1)))
+    input_rows = build_rows(1000)
     limits = WriteLimits(buffered_bytes=300_000, open_files=7)
-    written = write_batches(target(metadata), input_rows.to_batches(max_chunksize=100), limits=limits)
-    check(metadata, written, input_rows)
+    written_files = write_batches(build_target(metadata), input_rows.to_batches(max_chunksize=100), limits=limits)
+    check(metadata, written_files, input_rows)
     assert maximum == 7
-    assert len(written.files) < 400, "there must not be a file for each batch and partition"
+    assert len(written_files.files) < 400, "there must not be a file for each batch and partition"
 
 
 def test_zeros_of_two_signs_are_two_partitions_and_nan_is_one(tmp_path: Path) -> None:
     schema = Schema((Field(1, "ratio", False, "double"),))
-    metadata = table(tmp_path, schema, spec=spec(("identity", 1)))
+    metadata = build_metadata(tmp_path, schema, spec=build_spec(("identity", 1)))
     batches = [pa.RecordBatch.from_pydict({"ratio": [0.0, -0.0, float("nan"), None]}) for _ in range(3)]
-    written = write_batches(target(metadata), batches)
-    assert sorted(str(file["partition"]) for file in written.files) == ["['NaN']", "[-0.0]", "[0.0]", "[None]"]
-    for file in written.files:
+    written_files = write_batches(build_target(metadata), batches)
+    assert sorted(str(file["partition"]) for file in written_files.files) == ["['NaN']", "[-0.0]", "[0.0]", "[None]"]
+    for file in written_files.files:
         assert {str(one) for one in _column(file, "ratio")} == {str(file["partition"][0]).replace("NaN", "nan")}
 
 
 def test_failed_write_of_an_invalid_row_leaves_no_file(tmp_path: Path) -> None:
-    metadata = table(tmp_path, SCHEMA, spec=spec(("identity", 2)), properties=INDEX_PROPERTIES)
+    metadata = build_metadata(tmp_path, SCHEMA, spec=build_spec(("identity", 2)), properties=INDEX_PROPERTIES)
     bad = pa.RecordBatch.from_pydict({"id": pa.array([None], pa.int64())})
     with pytest.raises(Unwritable, match="column id is required"):
         write_batches(
-            target(metadata), [*rows(2000).to_batches(), bad], limits=WriteLimits(buffered_bytes=1000, open_files=3)
+            build_target(metadata),
+            [*build_rows(2000).to_batches(), bad],
+            limits=WriteLimits(buffered_bytes=1000, open_files=3),
         )
     assert not [one for one in tmp_path.rglob("*") if one.is_file()]
 
 
 def test_storage_failure_during_a_write_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    metadata = table(tmp_path, SCHEMA, spec=spec(("bucket[4]", 1)), properties=INDEX_PROPERTIES)
+    metadata = build_metadata(tmp_path, SCHEMA, spec=build_spec(("bucket[4]", 1)), properties=INDEX_PROPERTIES)
     calls_left = 3
     write = FileWriter.write
 
@@ -274,7 +280,7 @@ def test_storage_failure_during_a_write_leaves_no_file(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(FileWriter, "write", failing)
     with pytest.raises(OSError, match="full"):
-        write_batches(target(metadata), rows(2000).to_batches(), limits=WriteLimits(buffered_bytes=5000))
+        write_batches(build_target(metadata), build_rows(2000).to_batches(), limits=WriteLimits(buffered_bytes=5000))
     assert not [one for one in tmp_path.rglob("*") if one.is_file()]
 
 
@@ -288,8 +294,10 @@ def test_files_are_written_to_s3_and_discarded(s3: S3, s3_bucket: str) -> None:
         }
     )
     location = f"s3://{s3_bucket}/db/t"
-    to = target_of(table(location, SCHEMA, spec=spec(("identity", 2)), properties=INDEX_PROPERTIES), storage)
-    input_rows = rows(300)
+    write_target = target_of(
+        build_metadata(location, SCHEMA, spec=build_spec(("identity", 2)), properties=INDEX_PROPERTIES), storage
+    )
+    input_rows = build_rows(300)
 
     def list_objects() -> dict[str, int]:
         objects = s3.client().list_objects_v2(Bucket=s3_bucket)
@@ -298,67 +306,71 @@ def test_files_are_written_to_s3_and_discarded(s3: S3, s3_bucket: str) -> None:
         ]  # Arrow does not delete the folders.
         return {f"s3://{s3_bucket}/{key['Key']}": key["Size"] for key in keys}
 
-    written = write_batches(to, input_rows.to_batches())
-    assert list_objects() == {file["file-path"]: file["file-size-in-bytes"] for file in written.files} | {
-        index_file["location"]: index_file["size-in-bytes"] for index_file in written.index_files
+    written_files = write_batches(write_target, input_rows.to_batches())
+    assert list_objects() == {file["file-path"]: file["file-size-in-bytes"] for file in written_files.files} | {
+        index_file["location"]: index_file["size-in-bytes"] for index_file in written_files.index_files
     }
-    tables = [pq.read_table(pa.BufferReader(storage.read(file["file-path"]))) for file in written.files]
+    tables = [pq.read_table(pa.BufferReader(storage.read(file["file-path"]))) for file in written_files.files]
     assert sorted(value for file in tables for value in file["id"].to_pylist()) == sorted(input_rows["id"].to_pylist())
-    written.discard(storage)
+    written_files.discard(storage)
     assert list_objects() == {}
     bad = pa.RecordBatch.from_pydict({"id": pa.array([None], pa.int64())})
     with pytest.raises(Unwritable, match="column id is required"):
-        write_batches(to, [*input_rows.to_batches(), bad], limits=WriteLimits(buffered_bytes=1000, open_files=3))
+        write_batches(
+            write_target, [*input_rows.to_batches(), bad], limits=WriteLimits(buffered_bytes=1000, open_files=3)
+        )
     assert list_objects() == {}
 
 
 def test_table_with_required_encryption_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(Unwritable, match="encrypted"):
-        target(table(tmp_path, SCHEMA, properties={"encryption.key-id": "k1"}))
+        build_target(build_metadata(tmp_path, SCHEMA, properties={"encryption.key-id": "k1"}))
 
 
 def test_written_files_can_be_discarded_twice(tmp_path: Path) -> None:
-    metadata = table(tmp_path, SCHEMA, properties=INDEX_PROPERTIES)
-    written = write_batches(target(metadata), rows(10).to_batches())
+    metadata = build_metadata(tmp_path, SCHEMA, properties=INDEX_PROPERTIES)
+    written_files = write_batches(build_target(metadata), build_rows(10).to_batches())
     assert len([one for one in tmp_path.rglob("*") if one.is_file()]) == 4
     for _ in range(2):
-        written.discard(Storage())
+        written_files.discard(Storage())
         assert not [one for one in tmp_path.rglob("*") if one.is_file()]
 
 
 def test_index_without_keys_for_a_column_fails_no_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    metadata = table(tmp_path, SCHEMA, properties={"seamark.index.more": "bloom(name)", **INDEX_PROPERTIES})
+    metadata = build_metadata(tmp_path, SCHEMA, properties={"seamark.index.more": "bloom(name)", **INDEX_PROPERTIES})
 
     def fail(*_: object) -> Any:
         raise ValueError("the key service does not answer")
 
     monkeypatch.setattr("seamark.connector.index.files.keys_of_term", fail)
-    written = write_batches(target(metadata), rows(10).to_batches())
-    assert written.rows == 10
-    assert written.index_files == ()
-    assert [path for path, _ in written.skipped] == [written.files[0]["file-path"]] * 4
-    assert all("the key service does not answer" in reason for _, reason in written.skipped)
+    written_files = write_batches(build_target(metadata), build_rows(10).to_batches())
+    assert written_files.rows == 10
+    assert written_files.index_files == ()
+    assert [path for path, _ in written_files.skipped] == [written_files.files[0]["file-path"]] * 4
+    assert all("the key service does not answer" in reason for _, reason in written_files.skipped)
 
 
 def test_used_target_can_be_pickled(tmp_path: Path) -> None:
-    metadata = table(tmp_path, SCHEMA, spec=spec(("day", 3)), order=order(("identity", 1, "asc", "nulls-first")))
-    to = target(metadata)
-    write_batches(to, rows(3).to_batches())
-    unpickled = pickle.loads(pickle.dumps(to))
-    assert unpickled == to
-    input_rows = rows(100)
+    metadata = build_metadata(
+        tmp_path, SCHEMA, spec=build_spec(("day", 3)), order=build_order(("identity", 1, "asc", "nulls-first"))
+    )
+    write_target = build_target(metadata)
+    write_batches(write_target, build_rows(3).to_batches())
+    unpickled = pickle.loads(pickle.dumps(write_target))
+    assert unpickled == write_target
+    input_rows = build_rows(100)
     check(metadata, write_batches(unpickled, input_rows.to_batches()), input_rows)
 
 
 def test_no_rows_make_no_file(tmp_path: Path) -> None:
-    metadata = table(tmp_path, SCHEMA, properties=INDEX_PROPERTIES)
-    assert write_batches(target(metadata), []) == WrittenFiles()
-    assert write_batches(target(metadata), rows(3).slice(0, 0).to_batches()) == WrittenFiles()
+    metadata = build_metadata(tmp_path, SCHEMA, properties=INDEX_PROPERTIES)
+    assert write_batches(build_target(metadata), []) == WrittenFiles()
+    assert write_batches(build_target(metadata), build_rows(3).slice(0, 0).to_batches()) == WrittenFiles()
     assert not list(tmp_path.rglob("*"))
 
 
 def test_rows_are_accepted_in_every_form_of_arrow() -> None:
-    input_rows = rows(10)
+    input_rows = build_rows(10)
     batch = input_rows.to_batches()[0]
     reader = pa.RecordBatchReader.from_batches(input_rows.schema, [batch, batch])
 
@@ -375,9 +387,9 @@ def test_rows_are_accepted_in_every_form_of_arrow() -> None:
     ]
     for form, count in forms:
         assert sum(one.num_rows for one in to_batches(form)) == count
-    for wrong in ({"id": [1]}, "rows", 7):
-        with pytest.raises(Unwritable, match=type(wrong).__name__):
-            list(to_batches(wrong))
+    for invalid_value in ({"id": [1]}, "rows", 7):
+        with pytest.raises(Unwritable, match=type(invalid_value).__name__):
+            list(to_batches(invalid_value))
 
 
 # Locations of files
@@ -415,8 +427,10 @@ def test_partition_folders_have_the_names_that_iceberg_gives_them(name: str) -> 
     ids=str,
 )
 def test_files_have_the_locations_that_pyiceberg_gives_them(properties: dict[str, str]) -> None:
-    theirs = load_location_provider("s3://lake/db/t", properties)
-    assert data_location("s3://lake/db/t", properties, "", "f.parquet") == theirs.new_data_location("f.parquet")
+    iceberg_provider = load_location_provider("s3://lake/db/t", properties)
+    assert data_location("s3://lake/db/t", properties, "", "f.parquet") == iceberg_provider.new_data_location(
+        "f.parquet"
+    )
 
     class Key(PartitionKey):
         def __init__(self) -> None: ...
@@ -424,7 +438,7 @@ def test_files_have_the_locations_that_pyiceberg_gives_them(properties: dict[str
         def to_path(self) -> str:
             return "p=1"
 
-    assert data_location("s3://lake/db/t", properties, "p=1", "f.parquet") == theirs.new_data_location(
+    assert data_location("s3://lake/db/t", properties, "p=1", "f.parquet") == iceberg_provider.new_data_location(
         "f.parquet", Key()
     )
 
@@ -438,8 +452,21 @@ def test_entropy_precedes_the_tables_name_in_a_shared_folder() -> None:
 
 
 def test_names_of_files_begin_with_their_bucket_number(tmp_path: Path) -> None:
-    to = target(table(tmp_path, SCHEMA, spec=spec(("day", 3), ("bucket[16]", 1))))
-    names = {to.generate_location((0, 7)).rpartition("/")[2] for _ in range(100)}
+    write_target = build_target(build_metadata(tmp_path, SCHEMA, spec=build_spec(("day", 3), ("bucket[16]", 1))))
+    names = {write_target.generate_location((0, 7)).rpartition("/")[2] for _ in range(100)}
     assert len(names) == 100
     assert all(name.startswith("00000007-") for name in names)
-    assert not to.generate_location((0, None)).rpartition("/")[2].startswith("0000000")
+    assert not write_target.generate_location((0, None)).rpartition("/")[2].startswith("0000000")
+
+
+def test_rows_that_need_no_cast_are_checked_as_other_rows() -> None:
+    schema = Schema((Field(1, "id", True, "long"), Field(2, "a b", False, "string")))
+    arrow = arrow_schema(schema)
+    ids, texts = pa.array([1, 2]), pa.array(["x", None], pa.large_string())
+    conformed = conform(pa.RecordBatch.from_arrays([ids, texts], names=["id", "a b"]), schema, arrow)
+    assert conformed.schema.equals(arrow, check_metadata=True)
+    assert conformed.to_pydict() == {"id": [1, 2], "a_x20b": ["x", None]}
+    with pytest.raises(Unwritable, match="column id is required"):
+        conform(pa.RecordBatch.from_arrays([pa.array([1, None]), texts], names=["id", "a b"]), schema, arrow)
+    with pytest.raises(Unwritable, match="no column a_x20b"):  # This is the name in files, and not the column.
+        conform(pa.RecordBatch.from_arrays([ids, texts], names=["id", "a_x20b"]), schema, arrow)

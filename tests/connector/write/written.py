@@ -39,7 +39,7 @@ EVERY_TYPE = Schema(
 """A schema with a column of each primitive type, in the order of `typed.SAMPLES`, and nested columns."""
 
 
-def spec(*fields: tuple[str, int]) -> PartitionSpec:
+def build_spec(*fields: tuple[str, int]) -> PartitionSpec:
     """Return a partition spec with fields of (transform, source id)."""
     partition_fields = [
         PartitionField(f"p{n}", transform, source, (), 1000 + n) for n, (transform, source) in enumerate(fields)
@@ -47,12 +47,12 @@ def spec(*fields: tuple[str, int]) -> PartitionSpec:
     return PartitionSpec(0, tuple(partition_fields))
 
 
-def order(*fields: tuple[str, int, str, str]) -> SortOrder:
+def build_order(*fields: tuple[str, int, str, str]) -> SortOrder:
     """Return a sort order with fields of (transform, source id, direction, null order)."""
     return SortOrder(1, tuple(SortField(transform, how, nulls, source) for transform, source, how, nulls in fields))
 
 
-def table(
+def build_metadata(
     folder: Path | str,
     schema: Schema,
     *,
@@ -79,7 +79,7 @@ def table(
     )
 
 
-def target(metadata: TableMetadata) -> WriteTarget:
+def build_target(metadata: TableMetadata) -> WriteTarget:
     return target_of(metadata, Storage())
 
 
@@ -91,8 +91,8 @@ def their_file(json: Mapping[str, Any]) -> DataFile:
     """Return the file in the form of PyIceberg's manifests."""
 
     def by_id(name: str) -> dict[int, Any] | None:
-        result = json.get(name)
-        return None if result is None else dict(zip(result["keys"], result["values"], strict=True))
+        field_value = json.get(name)
+        return None if field_value is None else dict(zip(field_value["keys"], field_value["values"], strict=True))
 
     def bounds(name: str) -> dict[int, bytes] | None:
         values = by_id(name)
@@ -122,8 +122,8 @@ def read_by_pyiceberg(
     metadata: TableMetadata, files: Iterable[Mapping[str, Any]], where: BooleanExpression | None = None
 ) -> pa.Table:
     """Return all columns of these files."""
-    theirs = their_metadata(metadata)
-    scan = ArrowScan(theirs, PyArrowFileIO(), theirs.schema(), where or AlwaysTrue())
+    parsed_metadata = their_metadata(metadata)
+    scan = ArrowScan(parsed_metadata, PyArrowFileIO(), parsed_metadata.schema(), where or AlwaysTrue())
     return scan.to_table([FileScanTask(their_file(file)) for file in files])  # The scan reads its tasks twice.
 
 
@@ -154,7 +154,7 @@ def conform_rows(rows: pa.Table, target: WriteTarget) -> pa.Table:
     return pa.Table.from_batches(batches, target.arrow)
 
 
-def by_column(metrics: Mapping[str, Any]) -> dict[int, Any]:
+def index_by_column(metrics: Mapping[str, Any]) -> dict[int, Any]:
     """Return a `CountMap` or `ValueMap` as a dict; bounds become bytes."""
     values = (bytes.fromhex(value) if isinstance(value, str) else value for value in metrics["values"])
     return dict(zip(metrics["keys"], values, strict=True))

@@ -15,10 +15,10 @@ from pyiceberg.catalog import load_catalog
 
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.builds import InProcessWorkers, build
-from tests.connector.sql.comparing import comparable
+from tests.connector.sql.comparing import to_comparable_value
 from tests.connector.sql.random_queries import SCHEMA
 from tests.connector.sql.test_cubes import RandomAggregates, exact_rows
-from tests.deploy.shop import eventually, post, rows_of
+from tests.deploy.shop import eventually, post, query_rows
 from tests.seeds import examples, first_seed
 from tests.services.needs import NEEDS_TRINO
 from tests.services.seamark import Seamark
@@ -38,10 +38,10 @@ class CubeRig:
     def read(self, sql: str, port: int, user: str = "anna") -> Counter[str] | str:
         """Return the names of the columns and the rows, or Trino's error message."""
         try:
-            rows = rows_of(port, sql, user=user, schema="cubed")
+            rows = query_rows(port, sql, user=user, schema="cubed")
         except trino.exceptions.TrinoQueryError as error:
             return f"{error.error_name}: {error.message}"
-        return Counter(repr([comparable(value) for value in row]) for row in rows)
+        return Counter(repr([to_comparable_value(value) for value in row]) for row in rows)
 
     def compare(self, sql: str, user: str = "anna") -> Counter[str] | str:
         """Check that the proxy returns what Trino returns without it."""
@@ -93,7 +93,7 @@ def test_random_queries_return_the_same_rows_from_cubes(rig: CubeRig) -> None:
         aggregates = RandomAggregates(rng)
         dimensions, measures = aggregates.cube()
         create(rig, f"random{seed}", SCHEMA, [exact_rows(rng, 30) for _ in range(3)], (dimensions, measures))
-        versions = rows_of(
+        versions = query_rows(
             rig.trino.port, f'SELECT snapshot_id FROM "random{seed}$snapshots"', user="anna", schema="cubed"
         )
         for _ in range(20):
@@ -120,7 +120,7 @@ def test_subtotals_and_constants_follow_from_a_cube(rig: CubeRig) -> None:
         assert isinstance(rig.compare(sql), Counter), sql
         assert "; cube=cube:2" in rig.outcome(sql), sql
         assert "cubed.facts=1/3" in rig.outcome(sql)
-    connection = [rows_of(port, "SELECT COUNTRY, count(*) FROM facts GROUP BY 1", user="anna", schema="cubed")
+    connection = [query_rows(port, "SELECT COUNTRY, count(*) FROM facts GROUP BY 1", user="anna", schema="cubed")
                   for port in (rig.trino.port, rig.proxy.port)]  # fmt: skip
     assert sorted(connection[0], key=repr) == sorted(connection[1], key=repr)
     assert "no-cube=cube: " in rig.outcome("SELECT n, count(*) FROM facts WHERE n > 0 GROUP BY n")
@@ -152,7 +152,7 @@ def test_rules_of_the_table_stay_in_force(rig: CubeRig) -> None:
     assert "Access Denied" in rig.compare(by_card, "dan")
     assert "Access Denied" in rig.compare(by_country, "sue")
     assert "cube" not in rig.outcome(by_country, "sue")
-    texts = rows_of(rig.trino.port, 'SELECT "user", query FROM system.runtime.queries', user="anna", schema="cubed")
+    texts = query_rows(rig.trino.port, 'SELECT "user", query FROM system.runtime.queries', user="anna", schema="cubed")
     with_groups = {(user, "card" in text) for user, text in texts if "seamark_groups" in text and "orders" in text}
     # Users find no groups in their statements that they may not read.
     assert with_groups == {("anna", True), ("anna", False), ("dan", False)}

@@ -15,7 +15,7 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.spark.query.queries import rewrite_query
 from seamark.spark import sql
 from tests.connector.lake import catalog_at
-from tests.connector.sql.comparing import comparable
+from tests.connector.sql.comparing import to_comparable_value
 from tests.connector.sql.test_cubes import RandomAggregates, World
 from tests.seeds import examples, first_seed
 from tests.services.seamark import Seamark
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 def counted(frame: DataFrame) -> Counter[str]:
-    return Counter(repr([comparable(value) for value in row]) for row in frame.collect())
+    return Counter(repr([to_comparable_value(value) for value in row]) for row in frame.collect())
 
 
 def compare(spark: SparkSession, text: str) -> str:

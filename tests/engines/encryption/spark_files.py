@@ -62,8 +62,8 @@ def main(folder: Path, classes: str) -> None:
     print("written", flush=True)
     sys.stdin.readline()
     for path in sorted(folder.glob("ours*.parquet")):
-        read = spark.read.parquet(str(path))
-        read.createOrReplaceTempView("t")
+        read_frame = spark.read.parquet(str(path))
+        read_frame.createOrReplaceTempView("t")
         row = spark.sql(
             "SELECT count(*), sum(long), count(DISTINCT text), sum(size(tags)), max(get(tags, 1)) FROM t"
         ).collect()[0]
@@ -72,13 +72,13 @@ def main(folder: Path, classes: str) -> None:
         print(json.dumps([path.stem, *row, by_text, *by_page]), flush=True)
     for path in sorted(folder.glob("replaced-*")):
         (file,) = path.glob("*.parquet")
-        read = spark.read.schema(SCHEMA).parquet(str(path))
+        read_frame = spark.read.schema(SCHEMA).parquet(str(path))
         try:
-            row = str(read.agg({"long": "sum"}).collect()[0][0])
+            row = str(read_frame.agg({"long": "sum"}).collect()[0][0])
         except Exception as error:  # noqa: BLE001
             row = "ChecksumException" if "ChecksumException" in str(error) else str(error)[:500]
         drop_checksums(str(file))
-        print(json.dumps([path.stem, row, read.agg({"long": "sum"}).collect()[0][0]]), flush=True)
+        print(json.dumps([path.stem, row, read_frame.agg({"long": "sum"}).collect()[0][0]]), flush=True)
     spark.stop()
 
 

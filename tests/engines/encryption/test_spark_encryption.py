@@ -22,7 +22,7 @@ from seamark.connector.parquet.encryption.keys import EncryptionScheme, ParquetK
 from seamark.connector.parquet.encryption.kms import MasterKeyFile
 from tests.connector.parquet.copied import merge
 from tests.engines.encryption.spark_files import CASES, MASTERS, ROWS
-from tests.services.java import java_17
+from tests.services.java import find_java_17
 
 FOLDER = Path(__file__).parent
 KEYS = ParquetKeys(MasterKeyFile({name: bytes([number]) * 16 for name, number in MASTERS.items()}))
@@ -49,7 +49,7 @@ def _scheme(path: Path) -> EncryptionScheme | None:
 
 @pytest.mark.slow
 def test_spark_reads_the_merged_form_of_its_encrypted_files(tmp_path: Path) -> None:
-    java_17()
+    find_java_17()
     jars = Path(pyspark.__file__).parent / "jars"
     classes = tmp_path / "classes"
     subprocess.run(["javac", "-cp", f"{jars}/*", "-d", str(classes), str(FOLDER / "LocalKms.java")], check=True)
@@ -68,9 +68,9 @@ def test_spark_reads_the_merged_form_of_its_encrypted_files(tmp_path: Path) -> N
             if scheme is None:
                 scheme = _scheme(next((tmp_path / "columns-0").glob("*.parquet")))
             else:
-                plain = tmp_path / f"ours-{name}-decrypted.parquet"
-                merge(parts, plain, SCHEMA, keys=KEYS)
-                files.append(plain)
+                decrypted_path = tmp_path / f"ours-{name}-decrypted.parquet"
+                merge(parts, decrypted_path, SCHEMA, keys=KEYS)
+                files.append(decrypted_path)
             assert scheme is not None
             out = tmp_path / f"ours-{name}.parquet"
             merge(parts, out, SCHEMA, keys=KEYS, encryption=KEYS.create_encryption(scheme))
@@ -90,8 +90,10 @@ def test_spark_reads_the_merged_form_of_its_encrypted_files(tmp_path: Path) -> N
         process.stdin.flush()
         answers = [json.loads(line) for line in process.stdout]
     assert process.returncode == 0
-    read, replaced = ([answer for answer in answers if answer[0].startswith(kind)] for kind in ("ours", "replaced"))
-    assert sorted(answer[0] for answer in read) == sorted(path.stem for path in files)
-    for name, *values in read:
+    read_answers, replaced = (
+        [answer for answer in answers if answer[0].startswith(kind)] for kind in ("ours", "replaced")
+    )
+    assert sorted(answer[0] for answer in read_answers) == sorted(path.stem for path in files)
+    for name, *values in read_answers:
         assert values == EXPECTED, name
     assert replaced == [[f"replaced-{name}", "ChecksumException", EXPECTED[1]] for name in sorted(SCHEMES)]

@@ -39,10 +39,10 @@ class Rig:
         return f"{self.catalog}.db"
 
     def run(self, text: str) -> list[str]:
-        return rows(self.spark.sql(text.replace("{db}", self.db)))
+        return collect_rows(self.spark.sql(text.replace("{db}", self.db)))
 
     def run_with_plans(self, text: str, args: Any = None, **options: Any) -> list[str]:
-        return rows(sql(self.spark, text.replace("{db}", self.db), args, **options))
+        return collect_rows(sql(self.spark, text.replace("{db}", self.db), args, **options))
 
     def rewrite(self, text: str, args: Any = None) -> RewrittenQuery:
         return rewrite_query(self.spark, text.replace("{db}", self.db), args)
@@ -50,7 +50,7 @@ class Rig:
     def check_same(self, text: str, args: Any = None, *, min_rows: int = 0) -> RewrittenQuery:
         """Check that the query returns Spark's own rows, and at least `min_rows`. Return how it was rewritten."""
         text = text.replace("{db}", self.db)
-        expected = rows(self.spark.sql(text, args) if args is not None else self.spark.sql(text))
+        expected = collect_rows(self.spark.sql(text, args) if args is not None else self.spark.sql(text))
         assert len(expected) >= min_rows, text
         rewrites: list[RewrittenQuery] = []
 
@@ -65,7 +65,7 @@ class Rig:
         return only
 
 
-def rows(frame: Any) -> list[str]:
+def collect_rows(frame: Any) -> list[str]:
     return sorted(repr(tuple(row)) for row in frame.collect())
 
 

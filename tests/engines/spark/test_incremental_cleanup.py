@@ -27,10 +27,10 @@ from seamark.connector.write.appends import append
 from seamark.connector.write.compaction import CompactionPolicy, compact
 from seamark.connector.write.upserts import MODES, delete, upsert
 from seamark.formats.iceberg.metadata.compaction import UNDONE_KEPT_MS
-from tests.connector.jobs.test_expiration import list_needed_files, list_stored_files, snapshots
+from tests.connector.jobs.test_expiration import list_needed_files, list_snapshot_ids, list_stored_files
 from tests.connector.lake import catalog_at
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_compaction import BY_PART, create, read, rows
+from tests.connector.write.test_compaction import BY_PART, build_rows, create, read
 from tests.connector.write.test_shared_puffins import Vectors
 from tests.seeds import first_seed
 from tests.server.rig import OffsetClock
@@ -126,7 +126,7 @@ def test_icebergs_clean_up_after_undone_jobs_keeps_live_files(lake: Lake, versio
                 assert lake.rows() == expected
             lake.clock.ahead_ms += 2 * UNDONE_KEPT_MS
             lake.expire(by_procedure=False)
-            assert len(snapshots(catalog.load_table("db.t"))) == 1
+            assert len(list_snapshot_ids(catalog.load_table("db.t"))) == 1
             assert lake.rows() == expected
             catalog.drop_table("db.t")
     assert outcomes["undone"], outcomes
@@ -145,7 +145,7 @@ def test_icebergs_clean_up_keeps_puffin_files_with_a_live_vector(lake: Lake, rou
             model: dict[int, str] = {}
             for step in range(3):
                 first = 20 * step
-                append(lake.client, "db.t", rows(range(first, first + 20)))
+                append(lake.client, "db.t", build_rows(range(first, first + 20)))
                 model.update((number, str(number)) for number in range(first, first + 20))
             lake.rows()
             for _ in range(5):
@@ -161,12 +161,12 @@ def test_icebergs_clean_up_keeps_puffin_files_with_a_live_vector(lake: Lake, rou
                 shared += sum(count > 1 for count in vectors.live.values())
                 assert not vectors.marked & vectors.live.keys()
                 assert vectors.all - vectors.live.keys() <= vectors.marked
-            append(lake.client, "db.t", rows([999]))
+            append(lake.client, "db.t", build_rows([999]))
             model[999] = "999"
             lake.spark.sql(f"REFRESH TABLE {name}")
             lake.expire(by_procedure=False)
             table = catalog.load_table("db.t")
-            assert len(snapshots(table)) == 1
+            assert len(list_snapshot_ids(table)) == 1
             assert [path for path in list_needed_files(table) if not path.exists()] == []
             puffins = {path for path in list_stored_files(table) if path.suffix == ".puffin"}
             assert puffins == {path for path in list_needed_files(table) if path.suffix == ".puffin"}
@@ -179,7 +179,7 @@ def test_icebergs_clean_up_keeps_puffin_files_with_a_live_vector(lake: Lake, rou
 def _change(client: IndexClient, rng: random.Random, model: dict[int, str], text: str) -> None:
     ids = rng.sample(range(40), rng.randint(1, 8))
     if rng.random() < 0.7:
-        upsert(client, "db.t", rows(ids, text), keys=["id"], mode=rng.choice(MODES))
+        upsert(client, "db.t", build_rows(ids, text), keys=["id"], mode=rng.choice(MODES))
         model.update((id_, f"{text}{id_}") for id_ in ids)
     else:
         delete(client, "db.t", keys=pa.table({"id": ids}), mode=rng.choice(MODES))
@@ -190,5 +190,5 @@ def _change(client: IndexClient, rng: random.Random, model: dict[int, str], text
 def _append(client: IndexClient, rng: random.Random, model: dict[int, str], text: str) -> None:
     first = 100 + len(model) + 1000 * rng.randint(0, 1000)
     ids = [number for number in range(first, first + 5) if number not in model]
-    append(client, "db.t", rows(ids, text))
+    append(client, "db.t", build_rows(ids, text))
     model.update((id_, f"{text}{id_}") for id_ in ids)

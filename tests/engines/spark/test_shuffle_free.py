@@ -31,8 +31,8 @@ def server(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ite
         connect(spark, "free", server.base_url)
         spark.sql("CREATE NAMESPACE free.db")
         for number, (name, buckets) in enumerate((("eight", 8), ("eleven", 8), ("four", 4), ("plain", 0))):
-            by = f"PARTITIONED BY (bucket({buckets}, id))" if buckets else ""
-            spark.sql(f"CREATE TABLE free.db.{name} (id bigint, v bigint) USING iceberg {by}")
+            partitioning = f"PARTITIONED BY (bucket({buckets}, id))" if buckets else ""
+            spark.sql(f"CREATE TABLE free.db.{name} (id bigint, v bigint) USING iceberg {partitioning}")
             for start in (0, ROWS // 2):  # Each bucket has two files, so that Spark has to read them as one group.
                 ids = range(start, start + ROWS // 2)
                 append(client, f"db.{name}", pa.table({"id": ids, "v": [(number + 1) * id_ for id_ in ids]}))
@@ -136,13 +136,13 @@ def test_join_with_a_resized_table_returns_the_right_rows(server: Seamark, spark
 def test_equality_on_the_key_reads_the_files_of_one_bucket(server: Seamark, spark: SparkSession) -> None:
     with RestCatalog("free", uri=server.base_url) as catalog:
         table = catalog.load_table("db.eight")
-        everything = [task.file.file_path for task in table.scan().plan_files()]
-        assert len(everything) == 16
+        all_paths = [task.file.file_path for task in table.scan().plan_files()]
+        assert len(all_paths) == 16
         for key in range(0, ROWS, 389):
             kept_file_paths = [task.file.file_path for task in table.scan(row_filter=f"id = {key}").plan_files()]
             # Each file has ids of one half of the table, so bounds keep one of the bucket's two files.
             assert len(kept_file_paths) == 1
-            other_paths = [Path(path.removeprefix("file://")) for path in everything if path not in kept_file_paths]
+            other_paths = [Path(path.removeprefix("file://")) for path in all_paths if path not in kept_file_paths]
             for path in other_paths:  # The test moves the other files away, which proves that Spark does not open them.
                 path.rename(path.with_suffix(".away"))
             try:

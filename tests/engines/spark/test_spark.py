@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.engines.conftest import Lake, rows
+from tests.engines.conftest import Lake, collect_rows
 from tests.faults.rigs.http import Client
 from tests.services.spark import new_catalog
 from tests.waits import block_until
@@ -33,7 +33,7 @@ def sql(spark: SparkSession, catalog: str) -> Any:
     """
 
     def run(statement: str) -> list[tuple[Any, ...]]:
-        return rows(spark.sql(statement.replace("{db}", f"{catalog}.db").replace("{cat}", catalog)))
+        return collect_rows(spark.sql(statement.replace("{db}", f"{catalog}.db").replace("{cat}", catalog)))
 
     return run
 

@@ -114,16 +114,16 @@ def test_spark_uses_page_indexes_and_bloom_filters_of_copied_files(spark: SparkS
     out = tmp_path / "out.parquet"
     concatenate(paths, out)
     copied = spark.read.parquet(str(out))
-    actual, read = collect_with_scanned_rows(copied.where("id = 30123"))
+    actual, scanned_rows = collect_with_scanned_rows(copied.where("id = 30123"))
     assert [row.id for row in actual] == [30123]
-    assert 0 < read <= 500
+    assert 0 < scanned_rows <= 500
     stored_keys = {row.k for row in copied.select("k").collect()}
-    absent = next(k for k in range(50_000, 100_003) if k not in stored_keys)
-    actual, read = collect_with_scanned_rows(copied.where(f"k = {absent}"))
-    assert (actual, read) == ([], 0)
-    actual, read = collect_with_scanned_rows(copied.where(f"k = {next(iter(stored_keys))}"))
+    absent_key = next(k for k in range(50_000, 100_003) if k not in stored_keys)
+    actual, scanned_rows = collect_with_scanned_rows(copied.where(f"k = {absent_key}"))
+    assert (actual, scanned_rows) == ([], 0)
+    actual, scanned_rows = collect_with_scanned_rows(copied.where(f"k = {next(iter(stored_keys))}"))
     assert len(actual) == 1
-    assert 0 < read <= 20_000
+    assert 0 < scanned_rows <= 20_000
 
 
 def test_tasks_merge_encrypted_files_with_the_keys_of_their_environment(
@@ -148,9 +148,11 @@ def test_tasks_merge_encrypted_files_with_the_keys_of_their_environment(
         monkeypatch.setitem(spark.sparkContext.environment, KEY_FILE, encrypted.key_file(tmp_path, "db"))
         report = sql(spark, f"ALTER TABLE {catalog}.db.t MERGE FILES").collect()[0]
         assert (report.files_before, report.files_after) == (3, 1)
-        opened = open_table(tables.client, "db.t", At())
-        reader = TaskReader(plan_read(opened, ["id", "payload"], TRUE), opened.storage, keys=encrypted.keys())
-        actual_rows = [row for batch in reader.read_all(plan(tables.client, opened)) for row in batch.to_pylist()]
+        opened_table = open_table(tables.client, "db.t", At())
+        reader = TaskReader(
+            plan_read(opened_table, ["id", "payload"], TRUE), opened_table.storage, keys=encrypted.keys()
+        )
+        actual_rows = [row for batch in reader.read_all(plan(tables.client, opened_table)) for row in batch.to_pylist()]
         assert sorted(row["id"] for row in actual_rows) == list(range(300))
         (path,) = tables.client.files("db.t", content="data")["file_path"].to_pylist()
         with pytest.raises(OSError, match=r"decrypt|encrypt"):

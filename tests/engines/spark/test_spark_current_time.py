@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from seamark.connector.spark.query.queries import rewrite_query
-from tests.engines.spark.star import Rig, rows, settings
+from tests.engines.spark.star import Rig, collect_rows, settings
 from tests.seeds import first_seed
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
@@ -77,22 +77,22 @@ def check(rig: Rig, conditions: Sequence[str], note: str) -> list[tuple[int, int
 
     Spark evaluates all conditions in one query on all rows, each as a column.
     """
-    judged = ", ".join(f"({where}) AS w{number}" for number, where in enumerate(conditions))
-    judging = f"SELECT id, {judged} FROM {rig.db}.t ORDER BY id"
+    condition_list = ", ".join(f"({where}) AS w{number}" for number, where in enumerate(conditions))
+    judging = f"SELECT id, {condition_list} FROM {rig.db}.t ORDER BY id"
     texts = [f"SELECT id FROM {rig.db}.t WHERE {where}" for where in conditions]
     while True:
         expected = rig.spark.sql(judging).collect()
-        reported, wrong = [], []
+        reports, wrong_queries = [], []
         for number, text in enumerate(texts):
             rewrite = rewrite_query(rig.spark, text)
-            reported.append(rewrite)
+            reports.append(rewrite)
             ids = sorted(repr((row["id"],)) for row in expected if row[f"w{number}"])
-            if rewrite.statement is not None and rows(rig.spark.sql(rewrite.statement)) != ids:
-                wrong.append(f"{note}: {conditions[number]}\n{rewrite}")
-        if not wrong or rig.spark.sql(judging).collect() == expected:
+            if rewrite.statement is not None and collect_rows(rig.spark.sql(rewrite.statement)) != ids:
+                wrong_queries.append(f"{note}: {conditions[number]}\n{rewrite}")
+        if not wrong_queries or rig.spark.sql(judging).collect() == expected:
             break  # Otherwise the day of a row has changed between the two queries.
-    assert wrong == []
-    return [(one.files, one.considered_files) for one in reported]
+    assert wrong_queries == []
+    return [(one.files, one.considered_files) for one in reports]
 
 
 def run_campaign(rig: Rig, seed: int, count: int, zone: str) -> Counter[str]:
@@ -100,8 +100,8 @@ def run_campaign(rig: Rig, seed: int, count: int, zone: str) -> Counter[str]:
     with settings(rig.spark, {"spark.sql.session.timeZone": zone}):
         for first in range(0, count, AT_ONCE):
             conditions = [condition(rng) for _ in range(min(AT_ONCE, count - first))]
-            for files, of in check(rig, conditions, f"seed {seed}, conditions from {first} on in {zone}"):
-                counts["fewer"] += files < of
+            for files, file_count in check(rig, conditions, f"seed {seed}, conditions from {first} on in {zone}"):
+                counts["fewer"] += files < file_count
     return counts
 
 
@@ -115,8 +115,8 @@ def test_common_conditions_on_the_current_time_leave_old_files_out(rig: Rig) -> 
     )
     for zone in ("UTC", "Pacific/Kiritimati"):
         with settings(rig.spark, {"spark.sql.session.timeZone": zone}):
-            for where, (files, of) in zip(conditions, check(rig, conditions, zone), strict=True):
-                assert files < of == FILES, (zone, where)
+            for where, (files, file_count) in zip(conditions, check(rig, conditions, zone), strict=True):
+                assert files < file_count == FILES, (zone, where)
 
 
 def test_random_conditions_on_the_current_time_return_sparks_own_rows(rig: Rig) -> None:

@@ -165,7 +165,7 @@ def test_session_with_another_daemon_keeps_it_and_reads_the_same_rows(
     line = next(
         (one for one in completed.stdout.splitlines() if one.startswith("told:")), completed.stdout + completed.stderr
     )
-    own, loaded, actual = json.loads(line.removeprefix("told:"))
-    assert own == ("yes" if module == "own_daemon" else None)
-    assert not loaded
+    own_texts, loaded_modules, actual = json.loads(line.removeprefix("told:"))
+    assert own_texts == ("yes" if module == "own_daemon" else None)
+    assert not loaded_modules
     assert actual == WANTED

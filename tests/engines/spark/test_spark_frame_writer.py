@@ -41,9 +41,9 @@ def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 def refusal_text(write: Any, *arguments: Any) -> str:
     """Return the error text of a write that is refused, and check that it is one sentence."""
-    with pytest.raises(AnalysisException) as caught:
+    with pytest.raises(AnalysisException) as error:
         write(*arguments)
-    text = str(caught.value)
+    text = str(error.value)
     assert "Traceback" not in text
     assert "\n" not in text.strip(), text
     return text

@@ -43,9 +43,9 @@ class Query:
 
     def forget_last_commit(self) -> None:
         """Delete Spark's record of the last batch, as if Spark had died after the append."""
-        last = max((self.checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
-        last.unlink()
-        last.with_name(f".{last.name}.crc").unlink()
+        last_commit = max((self.checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+        last_commit.unlink()
+        last_commit.with_name(f".{last_commit.name}.crc").unlink()
 
     def ids(self) -> list[int]:
         rows = seamark.scan(self._client, "db.t", ["id"]).to_arrow()

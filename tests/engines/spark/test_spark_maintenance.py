@@ -52,8 +52,8 @@ def test_remove_orphan_files_keeps_index_files_and_plan_files(spark: SparkSessio
         assert any(path.match("_seamark/index/*/*.puffin") for path in kept_paths)
         assert any("plans" in path.parts for path in kept_paths)
         catalog = tables.db.partition(".")[0]
-        removed = tables.sql(f"CALL {catalog}.system.remove_orphan_files(table => 'db.t')")
-        assert [path.rpartition("/")[2] for (path,) in removed] == ["orphan.parquet"]
+        removed_files = tables.sql(f"CALL {catalog}.system.remove_orphan_files(table => 'db.t')")
+        assert [path.rpartition("/")[2] for (path,) in removed_files] == ["orphan.parquet"]
         assert all(path.exists() for path in kept_paths)
         assert tables.client.index("db.t", "lands").health == "ok"
         assert tables.client.explain("db.t", "land = 'l9'").files == 0
@@ -69,7 +69,7 @@ def test_expiration_removes_only_snapshots_that_iceberg_would_expire(
 
     Spark counts a snapshot's age from its own commit, and Seamark from the commit that replaced it.
     """
-    rng, removed = random.Random(7), 0
+    rng, removed_count = random.Random(7), 0
     with SparkTables.open(spark, tmp_path) as tables:
         catalog = tables.db.partition(".")[0]
         for name in names:
@@ -94,7 +94,7 @@ def test_expiration_removes_only_snapshots_that_iceberg_would_expire(
             totals = expire(tables.client, f"db.{name}", older_than_ms=older_ms, retain_last=minimum)
             live_snapshots = {id_ for (id_,) in tables.sql(f"SELECT snapshot_id FROM {{db}}.{name}.snapshots")}
             assert len(contents) - len(live_snapshots) == totals.snapshots
-            removed += totals.snapshots
+            removed_count += totals.snapshots
             assert kept_by_spark <= live_snapshots
             tables.sql(
                 f"CALL {catalog}.system.expire_snapshots(table => 'db.{name}', retain_last => {minimum}, "
@@ -106,7 +106,7 @@ def test_expiration_removes_only_snapshots_that_iceberg_would_expire(
             for id_ in left_by_spark:
                 actual = tables.sql(f"SELECT id FROM {{db}}.{name} VERSION AS OF {id_} ORDER BY id")
                 assert actual == contents[id_]
-    assert removed > len(names)
+    assert removed_count > len(names)
 
 
 # In the fast tier, Trino reads Seamark's statistics, and Iceberg's Java planner reads the manifests.
@@ -139,10 +139,10 @@ def test_icebergs_java_library_reads_seamarks_statistics_and_manifests(
         # Spark's procedure makes the same sketches, because both hash the same bytes. So their union has the same
         # count.
         tables.sql(f"CALL {catalog}.system.compute_table_stats(table => 'db.t')")
-        theirs = _read_statistics(spark, tables)[0]
-        assert {column: pytest.approx(count, rel=0.05) for column, count in theirs.items()} == ndv
-        assert theirs[2] == ndv[2] == 3
-        assert theirs[5] == ndv[5] == 1000
+        statistics = _read_statistics(spark, tables)[0]
+        assert {column: pytest.approx(count, rel=0.05) for column, count in statistics.items()} == ndv
+        assert statistics[2] == ndv[2] == 3
+        assert statistics[5] == ndv[5] == 1000
         expected = tables.sql(
             "SELECT partition.land, record_count, file_count, position_delete_record_count, "
             "last_updated_snapshot_id FROM {db}.t.partitions ORDER BY 1"
@@ -161,12 +161,12 @@ def test_icebergs_java_library_reads_seamarks_statistics_and_manifests(
 
 def _live_entries(tables: SparkTables) -> list[tuple[object, ...]]:
     """Return the live manifest entries that Iceberg's Java library reads."""
-    result = tables.sql(
+    statement_rows = tables.sql(
         "SELECT snapshot_id, sequence_number, file_sequence_number, data_file.content, data_file.file_path, "
         "data_file.record_count, data_file.first_row_id, data_file.referenced_data_file FROM {db}.t.entries "
         "WHERE status < 2 ORDER BY data_file.file_path, data_file.content_offset"
     )
-    return [tuple(row) for row in result]
+    return [tuple(row) for row in statement_rows]
 
 
 def _java_elements(iterable: Any) -> Iterator[Any]:

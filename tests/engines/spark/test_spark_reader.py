@@ -47,7 +47,7 @@ from seamark.connector.spark.session import connect, read
 from seamark.connector.spark.source.filters import expression_of
 from seamark.connector.spark.source.reader import PUSHDOWN
 from seamark.formats.iceberg.expressions.expression import TRUE
-from tests.engines.spark.star import rows
+from tests.engines.spark.star import collect_rows
 from tests.services.seamark import Seamark
 
 MERGE_ON_READ = ", ".join(f"'write.{operation}.mode'='merge-on-read'" for operation in ("delete", "update", "merge"))
@@ -70,8 +70,8 @@ class Rig:
         return (reader if schema is None else reader.schema(schema)).load()
 
     def snapshots(self, table: str) -> list[int]:
-        result = self.sql(f"SELECT snapshot_id FROM {{db}}.{table}.snapshots ORDER BY committed_at")
-        return [row[0] for row in result.collect()]
+        snapshot_rows = self.sql(f"SELECT snapshot_id FROM {{db}}.{table}.snapshots ORDER BY committed_at")
+        return [row[0] for row in snapshot_rows.collect()]
 
 
 @pytest.fixture(scope="module")
@@ -106,8 +106,8 @@ def fill(rig: Rig, table: str, version: int) -> None:
     rig.sql(f"INSERT INTO {{db}}.{table} SELECT {first} FROM range(200)")
     rig.sql(f"DELETE FROM {{db}}.{table} WHERE id % 10 = 3")
     with RestCatalog("sea", uri=rig.server.base_url) as catalog:
-        changed = catalog.load_table(f"db.{table}")
-        with changed.update_schema() as update:
+        changed_table = catalog.load_table(f"db.{table}")
+        with changed_table.update_schema() as update:
             update.rename_column("s", "text")
             update.update_column("n", LongType())
             update.update_column("f", DoubleType())
@@ -117,7 +117,7 @@ def fill(rig: Rig, table: str, version: int) -> None:
             update.add_column(("li", "y"), StringType())
             update.add_column("late", IntegerType())
             update.delete_column("day")
-        with changed.update_spec() as spec:
+        with changed_table.update_spec() as spec:
             spec.add_identity("text")
     second = first.replace("'u', concat('u', id)", "'u', concat('u', id), 'z', double(id)").replace("('a',", "('aa',")
     second = second.replace("named_struct('x', CAST(id AS int))", "named_struct('x', CAST(id AS int), 'y', 'why')")
@@ -196,17 +196,19 @@ FILTERS: list[tuple[str, Filter]] = [
 
 def test_pushed_filters_match_the_rows_that_spark_selects(rig: Rig, table: str) -> None:
     text = ", ".join(f"({sql}) AS w{number}" for number, (sql, _) in enumerate(FILTERS))
-    judged = rig.sql(f"SELECT id, {text} FROM {{db}}.{table}").collect()
+    judged_rows = rig.sql(f"SELECT id, {text} FROM {{db}}.{table}").collect()
     with closing(SeamarkClient(rig.server.base_url)) as client:
-        opened = open_table(client, f"db.{table}", At())
+        opened_table = open_table(client, f"db.{table}", At())
         for number, (sql, input_value) in enumerate(FILTERS):
-            where = expression_of(input_value, opened.schema)
+            where = expression_of(input_value, opened_table.schema)
             assert where is not None, sql
-            reader = TaskReader(plan_read(opened, ["id"], where), opened.storage)
+            reader = TaskReader(plan_read(opened_table, ["id"], where), opened_table.storage)
             values = [
-                value for batch in reader.read_all(plan(client, opened, where)) for value in batch["id"].to_pylist()
+                value
+                for batch in reader.read_all(plan(client, opened_table, where))
+                for value in batch["id"].to_pylist()
             ]
-            assert sorted(values) == sorted(row["id"] for row in judged if row[f"w{number}"] is True), sql
+            assert sorted(values) == sorted(row["id"] for row in judged_rows if row[f"w{number}"] is True), sql
 
 
 def test_inexact_filters_are_left_to_spark(rig: Rig, table: str) -> None:
@@ -221,17 +223,21 @@ def test_inexact_filters_are_left_to_spark(rig: Rig, table: str) -> None:
 
 
 def test_reader_returns_the_rows_of_icebergs_reader(rig: Rig, table: str) -> None:
-    native, ours = rig.sql(f"SELECT * FROM {{db}}.{table}"), rig.ours(table)
-    assert ours.schema.simpleString() == native.schema.simpleString()
-    assert rows(ours) == rows(native)
+    native, seamark_frame = rig.sql(f"SELECT * FROM {{db}}.{table}"), rig.ours(table)
+    assert seamark_frame.schema.simpleString() == native.schema.simpleString()
+    assert collect_rows(seamark_frame) == collect_rows(native)
     where = "id < 5 OR (text = 's7' AND NOT f > 2) OR (late IS NULL AND st.aa = 2)"
-    expected = rows(native.where(where).select("id", "text", "_file", "_pos"))
-    assert rows(rig.ours(table, where=where, columns="id, text, _file,_pos")) == expected
+    expected = collect_rows(native.where(where).select("id", "text", "_file", "_pos"))
+    assert collect_rows(rig.ours(table, where=where, columns="id, text, _file,_pos")) == expected
     # Several queries use one `load()`. A filter of one query must not apply to the next.
     for other in ("id = 17", "true"):
-        assert rows(ours.where(other).select("id")) == rows(native.where(other).select("id")), other
+        assert collect_rows(seamark_frame.where(other).select("id")) == collect_rows(
+            native.where(other).select("id")
+        ), other
     assert rig.ours(table, where=where, limit=3).count() == 3
-    assert rows(rig.ours(table, "text string, id bigint").limit(1000)) == rows(native.select("text", "id"))
+    assert collect_rows(rig.ours(table, "text string, id bigint").limit(1000)) == collect_rows(
+        native.select("text", "id")
+    )
 
 
 @pytest.mark.slow
@@ -247,9 +253,11 @@ def test_snapshots_branches_and_tags_are_read_with_icebergs_schemas(rig: Rig, ta
         expected = rig.sql(f"SELECT * FROM {{db}}.{table} VERSION AS OF {version}")
         actual = rig.ours(table, **options)
         assert actual.columns == expected.columns
-        assert rows(actual) == rows(expected)
-    at = rig.sql(f"SELECT committed_at FROM {{db}}.{table}.snapshots WHERE snapshot_id = {last}").collect()[0][0]
-    assert rows(rig.ours(table, as_of=at.isoformat(), columns="id")) == rows(
+        assert collect_rows(actual) == collect_rows(expected)
+    commit_time = rig.sql(f"SELECT committed_at FROM {{db}}.{table}.snapshots WHERE snapshot_id = {last}").collect()[0][
+        0
+    ]
+    assert collect_rows(rig.ours(table, as_of=commit_time.isoformat(), columns="id")) == collect_rows(
         rig.ours(table, snapshot_id=last).select("id")
     )
 
@@ -259,7 +267,7 @@ def test_filters_are_pushed_only_if_the_option_is_set(rig: Rig, table: str) -> N
     rig.spark.conf.set(PUSHDOWN, "true")
     for where, asked_again in (("text LIKE 's1%' AND n > 3", False), ("n < 9 AND text LIKE '%1'", True)):
         actual = rig.ours(table, columns="id,text,n", push_filters="true").where(where)
-        assert rows(actual) == rows(native.where(where))
+        assert collect_rows(actual) == collect_rows(native.where(where))
         assert ("Filter " in plan_of(actual)) == asked_again
     rig.spark.conf.set(PUSHDOWN, "false")
     with pytest.raises(PySparkException, match="DATA_SOURCE_PUSHDOWN_DISABLED"):
@@ -314,19 +322,21 @@ def test_changes_applied_to_the_first_snapshot_give_the_last(rig: Rig, version: 
     ):
         rig.sql(statement.replace("{t}", f"{{db}}.{table}"))
     with closing(SeamarkClient(rig.server.base_url)) as client:
-        opened = open_table(client, f"db.{table}", At(), history=True)
-        snapshots = [one.snapshot_id for one in list_snapshots_between(opened, None, opened.snapshot_id or 0)]
+        opened_table = open_table(client, f"db.{table}", At(), history=True)
+        snapshots = [
+            one.snapshot_id for one in list_snapshots_between(opened_table, None, opened_table.snapshot_id or 0)
+        ]
 
         def at(snapshot: int) -> Counter[Any]:
             actual_rows = scan(client, f"db.{table}", at=At(snapshot_id=snapshot)).to_arrow()
             return Counter((row["id"], row["v"]) for row in actual_rows.to_pylist())
 
         state = [Counter[Any](), *map(at, snapshots)]
-        reader = TaskReader(plan_read(opened, None, TRUE), opened.storage)
+        reader = TaskReader(plan_read(opened_table, None, TRUE), opened_table.storage)
         for first, last in [(0, 5), (1, 2), (2, 3), (3, 4), (4, 5), (1, 5), (1, 3)]:
             counts: dict[str, Counter[Any]] = {"insert": Counter(), "delete": Counter()}
             start = snapshots[first - 1] if first else None
-            for kind, task in changes(client, opened, start, snapshots[last - 1]):
+            for kind, task in changes(client, opened_table, start, snapshots[last - 1]):
                 for batch in reader.read(task):
                     counts[kind] += Counter(zip(*batch.to_pydict().values(), strict=True))
             assert not counts["delete"] - (state[first] + counts["insert"])
@@ -344,10 +354,10 @@ def test_appends_between_snapshots_equal_icebergs_incremental_read(rig: Rig) -> 
     for start in (0, 10, 20):
         rig.sql(f"INSERT INTO {{db}}.a SELECT id, id % 3 FROM range({start}, {start + 10})")
     first, _, last = rig.snapshots("a")
-    both = {"start-snapshot-id": str(first), "end-snapshot-id": str(last)}
-    native = rig.spark.read.options(**both).table("reads.db.a")
+    range_options = {"start-snapshot-id": str(first), "end-snapshot-id": str(last)}
+    native = rig.spark.read.options(**range_options).table("reads.db.a")
     actual = rig.ours("a", start_snapshot_id=first, end_snapshot_id=last, where="n = 1")
-    assert rows(actual) == rows(native.where("n = 1"))
+    assert collect_rows(actual) == collect_rows(native.where("n = 1"))
     with pytest.raises(PySparkException, match="is not an ancestor"):
         rig.ours("a", start_snapshot_id=5).collect()
 
@@ -360,7 +370,7 @@ def run_stream(rig: Rig, folder: Path, **options: str) -> list[str]:
         .trigger(once=True).start(str(folder / "out"))
     )  # fmt: skip
     query.awaitTermination()
-    return rows(rig.spark.read.parquet(str(folder / "out")).select("id", "v"))
+    return collect_rows(rig.spark.read.parquet(str(folder / "out")).select("id", "v"))
 
 
 def create_stream_table(rig: Rig) -> None:
@@ -373,21 +383,21 @@ def test_stream_reads_each_appended_row_once_after_a_restart(rig: Rig, tmp_path:
     create_stream_table(rig)
     assert len(run_stream(rig, tmp_path)) == 10
     rig.sql("INSERT INTO {db}.s SELECT id, 'b' FROM range(10, 15)")
-    assert run_stream(rig, tmp_path) == rows(rig.sql("SELECT * FROM {db}.s"))
+    assert run_stream(rig, tmp_path) == collect_rows(rig.sql("SELECT * FROM {db}.s"))
 
 
 @pytest.mark.slow
 def test_stream_reads_each_appended_row_once_over_several_restarts(rig: Rig, tmp_path: Path) -> None:
     create_stream_table(rig)
-    assert run_stream(rig, tmp_path) == rows(rig.sql("SELECT * FROM {db}.s"))
+    assert run_stream(rig, tmp_path) == collect_rows(rig.sql("SELECT * FROM {db}.s"))
     rig.sql("INSERT INTO {db}.s SELECT id, 'b' FROM range(10, 15)")
     rig.sql("ALTER TABLE {db}.s ADD PARTITION FIELD v")
     rig.sql("INSERT INTO {db}.s SELECT id, 'c' FROM range(15, 18)")
-    assert run_stream(rig, tmp_path) == rows(rig.sql("SELECT * FROM {db}.s"))
-    assert run_stream(rig, tmp_path) == rows(rig.sql("SELECT * FROM {db}.s"))
+    assert run_stream(rig, tmp_path) == collect_rows(rig.sql("SELECT * FROM {db}.s"))
+    assert run_stream(rig, tmp_path) == collect_rows(rig.sql("SELECT * FROM {db}.s"))
     rig.sql("CALL reads.system.rewrite_data_files(table => 'db.s', options => map('rewrite-all', 'true'))")
     rig.sql("INSERT INTO {db}.s SELECT id, 'd' FROM range(18, 20)")
-    expected = rows(rig.sql("SELECT * FROM {db}.s"))
+    expected = collect_rows(rig.sql("SELECT * FROM {db}.s"))
     assert run_stream(rig, tmp_path) == expected
     rig.sql("DELETE FROM {db}.s WHERE id = 19")
     with pytest.raises(PySparkException, match="a stream has only appended rows"):
@@ -411,35 +421,35 @@ def test_seamarks_reader_is_chosen_if_bitmaps_leave_few_pages(rig: Rig, monkeypa
         client.put_index("db.big", "by_k", kind="bitmap", columns=["k"])
         build(client, "db.big", "by_k", InProcessWorkers())
     where = "k = 77"
-    expected = rows(rig.sql(f"SELECT * FROM {{db}}.big WHERE {where}"))
-    few = read(rig.spark, "reads.db.big", where)
-    assert rows(few) == expected
+    expected = collect_rows(rig.sql(f"SELECT * FROM {{db}}.big WHERE {where}"))
+    selected_rows = read(rig.spark, "reads.db.big", where)
+    assert collect_rows(selected_rows) == expected
     assert expected
-    assert "seamark" in plan_of(few)
-    named = ["v", "id"]
-    partial_answer = read(rig.spark, "reads.db.big", where, columns=named)
+    assert "seamark" in plan_of(selected_rows)
+    columns = ["v", "id"]
+    partial_answer = read(rig.spark, "reads.db.big", where, columns=columns)
     assert "seamark" in plan_of(partial_answer)
-    assert rows(partial_answer) == rows(rig.sql(f"SELECT v, id FROM {{db}}.big WHERE {where}"))
-    whole = read(rig.spark, "reads.db.big", "k > 77", columns=named)
-    assert rows(whole) == rows(rig.sql("SELECT v, id FROM {db}.big WHERE k > 77"))
+    assert collect_rows(partial_answer) == collect_rows(rig.sql(f"SELECT v, id FROM {{db}}.big WHERE {where}"))
+    all_rows = read(rig.spark, "reads.db.big", "k > 77", columns=columns)
+    assert collect_rows(all_rows) == collect_rows(rig.sql("SELECT v, id FROM {db}.big WHERE k > 77"))
     for other in (None, "k > 77", "id = 5", "upper(v) = 'A'"):
         frame = read(rig.spark, "reads.db.big", other)
         assert "seamark" not in plan_of(frame)
         assert frame.count() == rig.sql(f"SELECT * FROM {{db}}.big WHERE {other or 'true'}").count()
     first = rig.snapshots("big")[0]
-    assert rows(read(rig.spark, "reads.db.big", where, at=At(snapshot_id=first))) == expected
+    assert collect_rows(read(rig.spark, "reads.db.big", where, at=At(snapshot_id=first))) == expected
     # Both readers support a time, and names in another case.
     committed_ms = rig.sql(
         f"SELECT unix_millis(committed_at) FROM {{db}}.big.snapshots WHERE snapshot_id = {first}"
     ).first()[0]
     count = rig.sql("SELECT * FROM {db}.big").count()
     rig.sql("INSERT INTO {db}.big VALUES (40001, 77, 'later')")
-    assert rows(read(rig.spark, "reads.db.big", where, at=At(as_of_ms=committed_ms))) == expected
+    assert collect_rows(read(rig.spark, "reads.db.big", where, at=At(as_of_ms=committed_ms))) == expected
     assert read(rig.spark, "reads.db.big", at=At(as_of_ms=committed_ms)).count() == count
     with pytest.raises(InvalidRequest, match="no snapshot at or before"):
         read(rig.spark, "reads.db.big", at=At(as_of_ms=1))
     for predicate in (where, "k > 77"):
         assert read(rig.spark, "reads.db.big", predicate, columns=["V", "iD"]).columns == ["V", "iD"]
-    assert rows(read(rig.spark, "reads.db.big", where, columns=["V"])) == rows(
+    assert collect_rows(read(rig.spark, "reads.db.big", where, columns=["V"])) == collect_rows(
         rig.sql(f"SELECT v FROM {{db}}.big WHERE {where}")
     )

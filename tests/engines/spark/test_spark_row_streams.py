@@ -70,9 +70,9 @@ def test_a_batch_that_spark_repeats_has_the_same_rows(stream: Stream, spark: Spa
     stream.post("t", {"id": 2})
     query.run()
     for folder in ("checkpoint/commits", "rows/_spark_metadata"):  # Spark died before it recorded the batch.
-        last = max((tmp_path / "query" / folder).glob("[0-9]*"), key=lambda path: int(path.name))
-        last.unlink()
-        last.with_name(f".{last.name}.crc").unlink()
+        last_commit = max((tmp_path / "query" / folder).glob("[0-9]*"), key=lambda path: int(path.name))
+        last_commit.unlink()
+        last_commit.with_name(f".{last_commit.name}.crc").unlink()
     flush_stream(SeamarkClient(stream.server.base_url), "db.t")
     stream.post("t", {"id": 3})
     query.run()  # Spark repeats the batch, and ends: for this source, availableNow is one batch.
@@ -86,11 +86,11 @@ def test_a_running_query_sees_rows_before_their_flush(stream: Stream, spark: Spa
     query = Query(spark, stream.server.base_url, tmp_path / "query")
     stream.post("t", {"id": 1})
     flush_stream(SeamarkClient(stream.server.base_url), "db.t")
-    running = query.start(processingTime="0 seconds")
+    query_run = query.start(processingTime="0 seconds")
     try:
         for number in (2, 3):
             stream.post("t", {"id": number})
             block_until(lambda expected=number: query.ids() == list(range(1, expected + 1)), within_s=60)
     finally:
-        running.stop()
+        query_run.stop()
     assert stream.sql("SELECT count(*) FROM {db}.t.snapshots") == [(1,)]

@@ -31,7 +31,7 @@ from tests.connector.sql import hand_made
 from tests.connector.sql.test_text_functions import seamark_command
 from tests.engines.queries import Queries
 from tests.engines.spark.shapes import SHAPES
-from tests.engines.spark.star import Rig, fill, rows, settings
+from tests.engines.spark.star import Rig, collect_rows, fill, settings
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 
@@ -158,10 +158,10 @@ def test_time_travel_reads_the_plan_of_that_snapshot(rig: Rig) -> None:
     ):
         rewrite = rig.check_same(text)
         assert "db.sales=1/3" in rewrite.summary
-    then = f"TIMESTAMP AS OF '{actual_rows[0][1]}'"
+    time_travel = f"TIMESTAMP AS OF '{actual_rows[0][1]}'"
     for text in (
-        f"SELECT count(*) FROM {{db}}.sales {then} WHERE id = 4",
-        f"WITH s AS (FROM {{db}}.sales {then}) SELECT id, note FROM s WHERE id IN (8, 44)",
+        f"SELECT count(*) FROM {{db}}.sales {time_travel} WHERE id = 4",
+        f"WITH s AS (FROM {{db}}.sales {time_travel}) SELECT id, note FROM s WHERE id IN (8, 44)",
     ):
         assert rig.check_same(text).statement is None
 
@@ -240,9 +240,9 @@ def test_query_of_a_writing_statement_reads_fewer_files(rig: Rig) -> None:
     assert actual == sorted(
         ["(131, 'red')", *rig.run("SELECT id, upper(note) FROM {db}.sales WHERE id BETWEEN 43 AND 45")]
     )
-    own = "INSERT INTO {db}.chosen SELECT id + 1000, note FROM {db}.chosen WHERE id = 44"
-    assert "the table that it writes" in rig.rewrite(own).summary
-    rig.run_with_plans(own)
+    insert_statement = "INSERT INTO {db}.chosen SELECT id + 1000, note FROM {db}.chosen WHERE id = 44"
+    assert "the table that it writes" in rig.rewrite(insert_statement).summary
+    rig.run_with_plans(insert_statement)
     assert rig.run("SELECT id FROM {db}.chosen WHERE id > 1000") == ["(1044,)"]
 
 
@@ -350,14 +350,14 @@ def test_query_runs_unchanged_if_planning_is_slow_or_fails(rig: Rig, monkeypatch
     with monkeypatch.context() as context:
         context.setattr(querying, "BUDGET_S", 0.0)
         assert "too slow" in rig.check_same(text).summary
-    with monkeypatch.context() as broken:
-        broken.setattr(querying, "find_references", lambda *_: 1 / 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(querying, "find_references", lambda *_: 1 / 0)
         assert "ZeroDivisionError" in rig.check_same(text).summary
-    refused = new_catalog(rig.spark, rig.server.base_url)
-    assert rig.rewrite(text.replace("{db}", f"{refused}.db")).statement is not None
+    refusal = new_catalog(rig.spark, rig.server.base_url)
+    assert rig.rewrite(text.replace("{db}", f"{refusal}.db")).statement is not None
     # Spark has already loaded the original address.
-    rig.spark.conf.set(f"spark.sql.catalog.{refused}.uri", "http://127.0.0.1:9")
-    assert rig.check_same(text.replace("{db}", f"{refused}.db")).summary == "unchanged; Seamark failed: Unreachable"
+    rig.spark.conf.set(f"spark.sql.catalog.{refusal}.uri", "http://127.0.0.1:9")
+    assert rig.check_same(text.replace("{db}", f"{refusal}.db")).summary == "unchanged; Seamark failed: Unreachable"
 
 
 def test_query_reads_a_table_that_is_altered_during_planning_correctly(
@@ -390,7 +390,7 @@ def test_dataframe_is_valid_for_the_lease_of_its_plans(rig: Rig) -> None:
     with pytest.raises(PySparkException, match=r"TABLE_OR_VIEW_NOT_FOUND.*leased~plan~"):
         frame.collect()
     frame = sql(rig.spark, text)
-    assert rows(frame) == rows(frame.where("id > 0")) == ["(1,)"]
+    assert collect_rows(frame) == collect_rows(frame.where("id > 0")) == ["(1,)"]
 
 
 @pytest.mark.slow
@@ -485,10 +485,10 @@ def test_rows_with_overflowing_or_case_changing_values_are_found(rig: Rig, ansi:
     with settings(rig.spark, {"spark.sql.ansi.enabled": ansi}):
         rig.run("DROP TABLE IF EXISTS {db}.odd")
         rig.run("CREATE TABLE {db}.odd (n int, m bigint, d date, c string) USING iceberg")
-        far = "date_add(DATE'1970-01-01', 2147483647)"
+        late_date = "date_add(DATE'1970-01-01', 2147483647)"
         values = [
             *("(1, 1L, DATE'2026-01-01', 'Straße')", "(2, 2L, DATE'2026-01-02', 'STRASSE')", "(3, 3L, NULL, '\u212a')"),
-            *("(4, 4L, DATE'2026-01-04', 'k')", f"(5, 5L, {far}, 'ı')", "(6, 6L, DATE'2026-01-06', 'I')"),
+            *("(4, 4L, DATE'2026-01-04', 'k')", f"(5, 5L, {late_date}, 'ı')", "(6, 6L, DATE'2026-01-06', 'I')"),
         ]
         if ansi == "false":
             values.append("(2147483647, 9223372036854775807L, DATE'2026-01-07', 'x')")
@@ -539,15 +539,18 @@ def test_handwritten_statements_return_sparks_own_rows(rig: Rig) -> None:
     for text in (*hand_made.OF_SPARK, *(re.sub(r"`?\bdb\b`?\.", "{db}.", one) for one in of_trino)):
         text = text.replace("{db}", rig.db).replace("{old}", str(actual_rows[2][0]))
         try:
-            theirs = rig.spark.sql(text)
+            original_frame = rig.spark.sql(text)
         except PySparkException:  # Some statements of Trino are invalid in Spark.
             counts["none"] += 1
             continue
-        reported = rewrite_query(rig.spark, text, max_kept_fraction=1.0)
-        if reported.statement is not None:
-            ours = rig.spark.sql(reported.statement)
-            assert (ours.schema, rows(ours)) == (theirs.schema, rows(theirs)), f"{text}\n{reported}"
-        counts["fewer"] += reported.files < reported.considered_files
+        rewritten = rewrite_query(rig.spark, text, max_kept_fraction=1.0)
+        if rewritten.statement is not None:
+            rewritten_frame = rig.spark.sql(rewritten.statement)
+            assert (rewritten_frame.schema, collect_rows(rewritten_frame)) == (
+                original_frame.schema,
+                collect_rows(original_frame),
+            ), f"{text}\n{rewritten}"
+        counts["fewer"] += rewritten.files < rewritten.considered_files
     assert counts["none"] < 30, counts
     assert counts["fewer"] > 200, counts
 
@@ -582,7 +585,7 @@ def random_queries(rig: Rig, seed: int, count: int) -> None:
     for number in range(count):
         text = queries.query()
         try:
-            expected = rows(rig.spark.sql(text))
+            expected = collect_rows(rig.spark.sql(text))
         except PySparkException as error:
             pytest.fail(f"seed {seed}, query {number} is not valid: {text}: {error}")
         except Py4JJavaError as error:
@@ -592,13 +595,13 @@ def random_queries(rig: Rig, seed: int, count: int) -> None:
                 raise
             counts["failed in Spark"] += 1
             continue
-        reported = rig.rewrite(text)
-        note = f"seed {seed}, query {number}, {reported.summary}: {text}"
-        if reported.statement is not None:
-            assert rows(rig.spark.sql(reported.statement)) == expected, note
-        counts["rewritten" if reported.statement is not None else reported.summary] += 1
-        counts["fewer"] += reported.files < reported.considered_files
-        counts["joined"] += "joins=" in reported.summary
+        rewritten = rig.rewrite(text)
+        note = f"seed {seed}, query {number}, {rewritten.summary}: {text}"
+        if rewritten.statement is not None:
+            assert collect_rows(rig.spark.sql(rewritten.statement)) == expected, note
+        counts["rewritten" if rewritten.statement is not None else rewritten.summary] += 1
+        counts["fewer"] += rewritten.files < rewritten.considered_files
+        counts["joined"] += "joins=" in rewritten.summary
     assert counts["failed in Spark"] < count / 50, counts
     assert counts["fewer"] > count / 3, counts
     assert counts["joined"] > count / 10, counts

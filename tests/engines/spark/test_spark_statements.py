@@ -98,7 +98,7 @@ class Statements:
 
     def merge(self) -> str:
         rng = self._rng
-        on = " AND ".join(
+        join_condition = " AND ".join(
             [self._equality(), *rng.choices(("t.n < s.n + 5", "t.ok", "s.k <> 3"), k=rng.choice((0, 0, 1)))]
         )
         texts = [f"WHEN MATCHED{self._and()} THEN {self._change()}" for _ in range(rng.choice((0, 1, 1, 1, 2)))]
@@ -108,7 +108,7 @@ class Statements:
             texts.append(f"WHEN NOT MATCHED{rng.choice(('', ' AND s.n % 3 = 0'))} THEN {self._insert()}")
         if rng.random() < 0.1:
             texts.append("WHEN NOT MATCHED BY SOURCE AND t.n > 35 THEN DELETE")
-        return f"MERGE INTO {{t}} t USING ({self._source()}) s ON {on} {' '.join(texts)}"
+        return f"MERGE INTO {{t}} t USING ({self._source()}) s ON {join_condition} {' '.join(texts)}"
 
     def update(self) -> str:
         sets = ", ".join(self._rng.sample(self._assignments("t"), self._rng.choice((1, 1, 2))))
@@ -139,8 +139,8 @@ class Statements:
         if rng.random() < 0.2:
             rows = f"SELECT {NAMES.replace(' n,', ' CAST(NULL AS int) AS n,')} FROM ({rows})"
         elif rng.random() < 0.2:
-            wide = NAMES.replace(" k,", " CAST(k AS bigint) AS k,")
-            rows = f"SELECT {wide.replace(' n,', ' CAST(n AS bigint) + 2147483600 AS n,')} FROM ({rows})"
+            wide_names = NAMES.replace(" k,", " CAST(k AS bigint) AS k,")
+            rows = f"SELECT {wide_names.replace(' n,', ' CAST(n AS bigint) + 2147483600 AS n,')} FROM ({rows})"
         return rows
 
     def _and(self) -> str:
@@ -166,12 +166,44 @@ class Statements:
             )
         )
 
-    def _assignments(self, stored: str, source: str = "") -> list[str]:
-        own = ["k = t.k + 1", "name = concat(t.name, 'x')", "s.a = t.n", "d = -t.d", "dec = t.dec + 0.5", "id = t.id"]
-        own += ["xs = array(t.n)", "n = NULL", "day = date_add(t.day, 1)", "ok = NOT t.ok", "k = 7L", "name = 5"]
-        own += ["k = t.n * 1000000000L", "at = '2026-02-01 00:00:00'", "id = t.id + 100", "dec = t.dec * 10000000"]
-        theirs = ["k = s.k", "name = s.name", "n = s.n", "s = s.s", "d = s.d", "id = s.id", "s.b = s.name", "at = s.at"]
-        return own + [text.replace("= s.", f"= {source}.") for text in theirs] * 2 if source else own
+    def _assignments(self, stored_alias: str, source: str = "") -> list[str]:
+        own_assignments = [
+            "k = t.k + 1",
+            "name = concat(t.name, 'x')",
+            "s.a = t.n",
+            "d = -t.d",
+            "dec = t.dec + 0.5",
+            "id = t.id",
+        ]
+        own_assignments += [
+            "xs = array(t.n)",
+            "n = NULL",
+            "day = date_add(t.day, 1)",
+            "ok = NOT t.ok",
+            "k = 7L",
+            "name = 5",
+        ]
+        own_assignments += [
+            "k = t.n * 1000000000L",
+            "at = '2026-02-01 00:00:00'",
+            "id = t.id + 100",
+            "dec = t.dec * 10000000",
+        ]
+        assignments = [
+            "k = s.k",
+            "name = s.name",
+            "n = s.n",
+            "s = s.s",
+            "d = s.d",
+            "id = s.id",
+            "s.b = s.name",
+            "at = s.at",
+        ]
+        return (
+            own_assignments + [text.replace("= s.", f"= {source}.") for text in assignments] * 2
+            if source
+            else own_assignments
+        )
 
     def _where(self) -> str:
         rng, limit = self._rng, self._rng.randrange(40)
@@ -310,7 +342,7 @@ def test_insert_overwrite_builds_index_files(rig: Rig) -> None:
     paths = []
     for mode, options in steps:
         rig.spark.conf.set("spark.sql.sources.partitionOverwriteMode", mode)
-        reported: dict[str, Any] = {}
+        report: dict[str, Any] = {}
         for whose in (OURS, THEIRS):
             statement = options.replace("{t}", f"{rig.db}.{whose}_over")
             try:
@@ -319,8 +351,8 @@ def test_insert_overwrite_builds_index_files(rig: Rig) -> None:
                 else:
                     rig.spark.sql(statement)
             except PySparkException as error:
-                reported[whose] = error.getCondition()
-        assert reported.get(OURS) == reported.get(THEIRS), options
+                report[whose] = error.getCondition()
+        assert report.get(OURS) == report.get(THEIRS), options
         assert rig.read_rows(f"{OURS}_over", 2) == rig.read_rows(f"{THEIRS}_over", 2), options
     rig.spark.conf.unset("spark.sql.sources.partitionOverwriteMode")
     assert paths == [INDEXED] * 4 + [ICEBERG]
@@ -329,28 +361,33 @@ def test_insert_overwrite_builds_index_files(rig: Rig) -> None:
 def test_statement_that_may_change_other_rows_is_run_by_iceberg_with_a_reason(rig: Rig) -> None:
     rig.create("told", "by id", 3, "merge-on-read")
     t = f"{rig.db}.told"
-    on = "s ON t.id = s.id WHEN"
+    merge_clause = "s ON t.id = s.id WHEN"
     reasons = {
         f"DELETE FROM {t}": "DeleteFromTable",
         f"UPDATE {t} SET n = 1 WHERE length(name) = 1": "condition",
-        f"MERGE INTO {t} t USING {t} {on} MATCHED THEN DELETE": "also reads the table",
+        f"MERGE INTO {t} t USING {t} {merge_clause} MATCHED THEN DELETE": "also reads the table",
         f"DELETE FROM {t} WHERE id IN (SELECT max(id) FROM {t})": "also reads the table",
         f"MERGE INTO {t} t USING (SELECT 1L AS id) s ON t.id > s.id WHEN MATCHED THEN DELETE": "equality",
-        f"MERGE INTO {t} t USING (SELECT 1L AS id) {on} NOT MATCHED BY SOURCE THEN DELETE": "SOURCE",
-        f"MERGE WITH SCHEMA EVOLUTION INTO {t} t USING (SELECT 1L AS id) {on} MATCHED THEN DELETE": "schema",
+        f"MERGE INTO {t} t USING (SELECT 1L AS id) {merge_clause} NOT MATCHED BY SOURCE THEN DELETE": "SOURCE",
+        f"MERGE WITH SCHEMA EVOLUTION INTO {t} t USING (SELECT 1L AS id) {merge_clause} MATCHED THEN DELETE": "schema",
         f"INSERT INTO {t} SELECT * FROM {t}": "not a MERGE",
     }
     for text, reason in reasons.items():
-        reported = explain(rig.spark, text)
-        assert reported.path == ICEBERG, (text, reported)
-        assert reason in reported.reason, (text, reported)
-    small = StatementLimits(rows=5, read_rows=10)
+        explanation = explain(rig.spark, text)
+        assert explanation.path == ICEBERG, (text, explanation)
+        assert reason in explanation.reason, (text, explanation)
+    small_limits = StatementLimits(rows=5, read_rows=10)
     assert (
         "5 stored rows"
-        in execute(rig.spark, f"UPDATE {t} SET k = 0 WHERE id IN (0, 1, 2, 3, 4, 5)", limits=small).reason
+        in execute(rig.spark, f"UPDATE {t} SET k = 0 WHERE id IN (0, 1, 2, 3, 4, 5)", limits=small_limits).reason
     )
-    reported = explain(rig.spark, f"DELETE FROM {t} WHERE id IN (1, 2)")
-    assert (reported.path, reported.keys, reported.index, reported.mode) == (LOCATED, ("id",), "ids", "merge-on-read")
+    explanation = explain(rig.spark, f"DELETE FROM {t} WHERE id IN (1, 2)")
+    assert (explanation.path, explanation.keys, explanation.index, explanation.mode) == (
+        LOCATED,
+        ("id",),
+        "ids",
+        "merge-on-read",
+    )
     assert sql(rig.spark, f"DELETE FROM {t} WHERE id IN (1, 2)").collect() == []
     assert rig.sql(f"SELECT count(*) FROM {t} WHERE id IN (1, 2)") == [(0,)]
 
@@ -390,23 +427,23 @@ def test_statement_with_an_unknown_commit_outcome_is_not_run_by_iceberg(
 
 def test_cached_table_is_read_again_after_a_statement(rig: Rig) -> None:
     rig.create("cached", "by id", 3, "merge-on-read")
-    named = f"{rig.db}.cached"
-    rig.spark.catalog.cacheTable(named)
+    table_name = f"{rig.db}.cached"
+    rig.spark.catalog.cacheTable(table_name)
     try:
-        count = rig.spark.table(named).count()
-        assert execute(rig.spark, f"DELETE FROM {named} WHERE id IN (3, 4)").path == LOCATED
-        assert rig.spark.table(named).count() == count - 2
+        count = rig.spark.table(table_name).count()
+        assert execute(rig.spark, f"DELETE FROM {table_name} WHERE id IN (3, 4)").path == LOCATED
+        assert rig.spark.table(table_name).count() == count - 2
     finally:
-        rig.spark.catalog.uncacheTable(named)
+        rig.spark.catalog.uncacheTable(table_name)
 
 
 def test_statement_on_an_unknown_catalog_gets_a_hint(rig: Rig) -> None:
     catalog = rig.db.partition(".")[0]
     rig.spark.catalog.setCurrentCatalog("spark_catalog")  # Another test of this session may have set another value.
     for text in ("SELECT * FROM {t}", "DELETE FROM {t} WHERE id = 3"):
-        with pytest.raises(AnalysisException) as caught:
+        with pytest.raises(AnalysisException) as error:
             sql(rig.spark, text.replace("{t}", f"{catalog}x.db.told"))
-        assert any(f"did you mean '{catalog}'" in note for note in caught.value.__notes__)
+        assert any(f"did you mean '{catalog}'" in note for note in error.value.__notes__)
 
 
 def test_sql_command_merges_updates_and_deletes_in_the_local_spark(rig: Rig) -> None:
@@ -440,6 +477,6 @@ def test_sql_command_merges_updates_and_deletes_in_the_local_spark(rig: Rig) -> 
         cli, [*command[:-2], "--explain", statements[0].format(t="db.ours_cli", changes="db.changes")]
     )
     assert "Engine: spark" in explained.output
-    refused = CliRunner().invoke(cli, [*command, f"UPDATE db.{OURS}_cli SET price = price / 3 WHERE id = 1"])
-    assert refused.exit_code == 2
-    assert "may mean something else" in refused.output
+    refusal = CliRunner().invoke(cli, [*command, f"UPDATE db.{OURS}_cli SET price = price / 3 WHERE id = 1"])
+    assert refusal.exit_code == 2
+    assert "may mean something else" in refusal.output

@@ -19,7 +19,7 @@ from seamark.connector.spark.frames import file_changes
 from seamark.connector.spark.frames import upserts as upserting
 from seamark.connector.write.upserts import COPY_ON_WRITE, MERGE_ON_READ, MODES, upsert
 from seamark.spark import write
-from tests.engines.conftest import rows
+from tests.engines.conftest import collect_rows
 from tests.engines.spark.test_spark_writing import ALL_TYPE_COLUMNS
 from tests.engines.spark.upserts import BUCKETS, RECORD, TASKS, Model, Rig, Row
 
@@ -53,8 +53,8 @@ def step(rig: Rig, rng: random.Random, table: str, number: int, model: Model) ->
         return f"{kind} {how}", model | new_rows
     if kind == "partial":
         rig.upsert(rig.frame(new_rows).select("v", "id", "land"), table, columns=["v"], **how)
-        merged = {row_id: ((old := model.get(row_id, row))[0], new_rows[row_id][1], old[2]) for row_id in new_rows}
-        return f"{kind} {how}", model | merged
+        merged_rows = {row_id: ((old := model.get(row_id, row))[0], new_rows[row_id][1], old[2]) for row_id in new_rows}
+        return f"{kind} {how}", model | merged_rows
     # Each key has several rows. The row with the latest ts replaces the stored row if it is not older.
     frame, new_model = rig.frame(new_rows), dict(model)
     late_rows = {
@@ -64,8 +64,8 @@ def step(rig: Rig, rng: random.Random, table: str, number: int, model: Model) ->
     }
     rig.upsert(frame.union(rig.frame(late_rows)).union(frame), table, precombine="ts", **how)
     for row_id, new_row in (new_rows | late_rows).items():
-        stored = model.get(row_id)
-        if stored is None or stored[2] is None or (new_row[2] is not None and new_row[2] >= stored[2]):
+        stored_row = model.get(row_id)
+        if stored_row is None or stored_row[2] is None or (new_row[2] is not None and new_row[2] >= stored_row[2]):
             new_model[row_id] = new_row
     return f"{kind} {how}", new_model
 
@@ -76,13 +76,13 @@ def run_upserts(rig: Rig, table: str, seed: int, steps: int, note: str) -> None:
     model: Model = {}
     after: dict[int, tuple[str, Model]] = {}
     for number in range(1, steps + 1):
-        reported, model = step(rig, rng, table, number, model)
+        step_report, model = step(rig, rng, table, number, model)
         snapshots = rig.sql(f"SELECT snapshot_id FROM {{db}}.{table}.snapshots ORDER BY committed_at")
-        after.setdefault(snapshots[-1][0] if snapshots else 0, (reported, model))
-        assert rig.read_model(table) == model, f"{note}, seed {seed}, step {number}: {reported}"
-    for snapshot_id, (reported, model) in after.items():
+        after.setdefault(snapshots[-1][0] if snapshots else 0, (step_report, model))
+        assert rig.read_model(table) == model, f"{note}, seed {seed}, step {number}: {step_report}"
+    for snapshot_id, (step_report, model) in after.items():
         if snapshot_id:
-            assert rig.read_model(table, f"VERSION AS OF {snapshot_id}") == model, f"{note}, seed {seed}, {reported}"
+            assert rig.read_model(table, f"VERSION AS OF {snapshot_id}") == model, f"{note}, seed {seed}, {step_report}"
 
 
 SHAPES = {
@@ -175,8 +175,8 @@ def test_file_with_keys_of_several_tasks_gets_one_copy_or_one_vector(
     table = f"shared_{version}_{row_mode[:4]}"
     rig.create(table, "", RECORD, version=version)
     write(rig.frame(dict.fromkeys(range(50), ("de", 0, 0))).coalesce(1), f"db.{table}", client=rig.client)
-    for turn in (1, 2):
-        expected = dict.fromkeys(range(0, 60, 3), ("fr", turn, turn))
+    for round_number in (1, 2):
+        expected = dict.fromkeys(range(0, 60, 3), ("fr", round_number, round_number))
         report = rig.upsert(rig.frame(expected).repartition(3), table, row_mode=row_mode, **TASKS)
         assert report.updated + report.inserted == 20
         assert rig.read_model(table) == dict.fromkeys(range(50), ("de", 0, 0)) | expected
@@ -226,7 +226,7 @@ def test_tasks_upsert_frames_with_every_type(rig: Rig, spec: str) -> None:
     rig.upsert(frame.where("id > 40"), table, row_mode=MERGE_ON_READ, **TASKS)
     table_frame = rig.spark.table(f"{rig.db}.{table}")
     expected = frame.withColumn("p", frame.p.cast("decimal(18,4)"))
-    assert sorted(map(repr, rows(table_frame))) == sorted(map(repr, rows(expected)))
+    assert sorted(map(repr, collect_rows(table_frame))) == sorted(map(repr, collect_rows(expected)))
 
 
 def test_keys_are_compared_in_the_type_of_the_table(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,14 +359,14 @@ def test_rows_that_changed_since_they_were_read_are_not_changed(rig: Rig, row_mo
     rig.create(table, BUCKETS)
     write(rig.frame(dict.fromkeys(range(20), ("c", 0, 0))), f"db.{table}", client=rig.client)
     ((snapshot,),) = rig.sql(f"SELECT snapshot_id FROM {{db}}.{table}.snapshots")
-    counted = rig.spark.sql(f"SELECT id, land, v + 1 AS v, ts FROM {rig.db}.{table} VERSION AS OF {snapshot}")
-    report = rig.upsert(counted, table, row_mode=row_mode, read_snapshot_id=snapshot, **how)
+    incremented_rows = rig.spark.sql(f"SELECT id, land, v + 1 AS v, ts FROM {rig.db}.{table} VERSION AS OF {snapshot}")
+    report = rig.upsert(incremented_rows, table, row_mode=row_mode, read_snapshot_id=snapshot, **how)
     assert report.updated == 20
     files = rig.files(table)
     with pytest.raises(Conflict, match=f"changed since snapshot {snapshot}"):
-        rig.upsert(counted, table, row_mode=row_mode, read_snapshot_id=snapshot, **how)
+        rig.upsert(incremented_rows, table, row_mode=row_mode, read_snapshot_id=snapshot, **how)
     with pytest.raises(Conflict, match=f"changed since snapshot {snapshot}"):
-        rig.delete(counted.select("id"), table, row_mode=row_mode, read_snapshot_id=snapshot, **how)
+        rig.delete(incremented_rows.select("id"), table, row_mode=row_mode, read_snapshot_id=snapshot, **how)
     assert rig.read_model(table) == dict.fromkeys(range(20), ("c", 1, 0))
     assert rig.files(table) == files
 
@@ -397,13 +397,13 @@ def test_driver_refuses_columns_that_do_not_fit_before_a_task_starts(rig: Rig, m
             yield batch
 
     frame = rig.frame({1: ("a", 1, 1)})
-    for wrong, message in (
+    for invalid_arguments, message in (
         (frame.selectExpr("*", "1 AS extra"), "the table has no column extra; it has id, land, v, ts"),
         (frame.selectExpr("id", "land", "array(v) AS v", "ts"), "v"),
     ):
-        counted = wrong.mapInArrow(count, wrong.schema)
+        counted_rows = invalid_arguments.mapInArrow(count, invalid_arguments.schema)
         with pytest.raises(Unwritable, match=message):
-            write(counted, f"db.{table}", client=rig.client, mode=mode)  # type: ignore[call-overload]
+            write(counted_rows, f"db.{table}", client=rig.client, mode=mode)  # type: ignore[call-overload]
     assert accumulator.value == 0
     assert rig.read_model(table) == {}
 

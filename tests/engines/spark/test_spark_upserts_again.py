@@ -29,9 +29,9 @@ def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield new_rig
 
 
-def run_before_commits(monkeypatch: pytest.MonkeyPatch, *works: Any) -> None:
+def run_before_commits(monkeypatch: pytest.MonkeyPatch, *operations: Any) -> None:
     """Run the first of the works just before the next commit, the second before the commit after it, and so on."""
-    real, pending_works = CommitClient.commit, list(works)
+    real, pending_works = CommitClient.commit, list(operations)
 
     def commit(self: CommitClient, table: Any, body: dict[str, Any]) -> dict[str, Any]:
         if pending_works:
@@ -116,9 +116,9 @@ def test_only_one_result_of_a_repeated_task_counts(rig: Rig, row_mode: str, monk
         input_table = input_table.append_column("_seamark_task", pa.array(places))
         results = []
         for number in range(work.distribution.tasks):
-            mine = input_table.filter(pa.array(places == number)).to_batches()
-            list(upserting.change_task(work, mine))
-            results += [SparkRow(result=one[0][0].as_py()) for one in upserting.change_task(work, mine)]
+            own_batches = input_table.filter(pa.array(places == number)).to_batches()
+            list(upserting.change_task(work, own_batches))
+            results += [SparkRow(result=one[0][0].as_py()) for one in upserting.change_task(work, own_batches)]
             ran.append(number)
         return SimpleNamespace(collect=lambda: results)
 
@@ -145,8 +145,8 @@ def test_stream_upserts_each_batch_once_and_again_with_a_new_checkpoint(rig: Rig
         reports.append(rig.upsert(df, "stream", precombine="ts", producer=(f"orders-{queries[-1]}", number)))
 
     def run(checkpoint: Path = checkpoint) -> None:
-        read = rig.spark.readStream.schema("id int, land string, v int, ts int").option("maxFilesPerTrigger", 1)
-        writer = read.parquet(str(source)).writeStream.option("checkpointLocation", str(checkpoint))
+        stream = rig.spark.readStream.schema("id int, land string, v int, ts int").option("maxFilesPerTrigger", 1)
+        writer = stream.parquet(str(source)).writeStream.option("checkpointLocation", str(checkpoint))
         query = writer.foreachBatch(upsert_batch).trigger(availableNow=True).start()
         query.awaitTermination()
         assert queries[-1] == query.id
@@ -161,15 +161,15 @@ def test_stream_upserts_each_batch_once_and_again_with_a_new_checkpoint(rig: Rig
         (5, 5, False),
     ]
     files, snapshots = rig.files("stream"), rig.sql("SELECT snapshot_id FROM {db}.stream.snapshots")
-    last = max((checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
-    last.unlink()  # The test deletes Spark's record of the batch, as if Spark had died after Seamark's commit.
-    last.with_name(f".{last.name}.crc").unlink()
+    last_commit = max((checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+    last_commit.unlink()  # The test deletes Spark's record of the batch, as if Spark had died after Seamark's commit.
+    last_commit.with_name(f".{last_commit.name}.crc").unlink()
     run()
     assert (len(reports), reports[-1].duplicate) == (3, True)
     assert (rig.files("stream"), rig.sql("SELECT snapshot_id FROM {db}.stream.snapshots")) == (files, snapshots)
     assert rig.read_model("stream") == model
     rig.delete(rig.spark.range(3), "stream", keys=["id"])
     run(tmp_path / "another")
-    reported = [(report.inserted, report.stale, report.duplicate) for report in reports[3:]]
-    assert reported == [(3, 5, False), (0, 0, False)]
+    upsert_counts = [(report.inserted, report.stale, report.duplicate) for report in reports[3:]]
+    assert upsert_counts == [(3, 5, False), (0, 0, False)]
     assert rig.read_model("stream") == model

@@ -24,7 +24,7 @@ from seamark.connector.spark.frames.writes import WriteReport
 from seamark.connector.spark.session import connect
 from seamark.connector.write.target import WriteTarget
 from seamark.spark import write
-from tests.engines.spark.star import rows
+from tests.engines.spark.star import collect_rows
 from tests.services.seamark import Seamark
 
 ALL_TYPE_COLUMNS = (
@@ -87,9 +87,9 @@ def test_iceberg_reads_the_written_rows_of_every_type(rig: Rig, version: int) ->
     report = rig.write(frame, table)
     assert (report.rows, report.files, report.snapshot_id is not None) == (300, 6, True)
     as_written = frame.withColumn("p", frame.p.cast("decimal(18,4)"))
-    assert rows(rig.sql(f"SELECT * FROM {{db}}.{table}")) == rows(as_written)
+    assert collect_rows(rig.sql(f"SELECT * FROM {{db}}.{table}")) == collect_rows(as_written)
     where = "day = DATE'2026-01-02' AND n > 3 AND s LIKE 'sé1%'"
-    assert rows(rig.sql(f"SELECT * FROM {{db}}.{table} WHERE {where}")) == rows(as_written.where(where))
+    assert collect_rows(rig.sql(f"SELECT * FROM {{db}}.{table} WHERE {where}")) == collect_rows(as_written.where(where))
 
 
 def test_rows_of_a_partition_are_in_one_file_unless_distribution_is_none(rig: Rig) -> None:
@@ -111,17 +111,19 @@ def test_small_files_of_tasks_are_merged_before_the_commit(rig: Rig, version: in
     written_table = rig.spark.range(0, 4000, 1, 4).selectExpr("id", "IF(id < 1000, 3, id % 3) AS k")
     report = rig.write(written_table, table, distribution="none", merge_files=True)
     assert (report.files, report.merged) == (4, 9)
-    assert rows(rig.sql(f"SELECT * FROM {{db}}.{table}")) == rows(written_table)
+    assert collect_rows(rig.sql(f"SELECT * FROM {{db}}.{table}")) == collect_rows(written_table)
     assert len(rig.files(table)) == 4
     new_rows = rig.spark.range(5000, 5100, 1, 4).selectExpr("id", "id % 2 AS k")
     report = rig.write(new_rows, table, mode="overwrite_partitions", distribution="none", merge_files=True)
     assert (report.files, report.merged) == (2, 8)
-    assert rows(rig.sql(f"SELECT * FROM {{db}}.{table}")) == rows(written_table.where("k > 1").union(new_rows))
+    assert collect_rows(rig.sql(f"SELECT * FROM {{db}}.{table}")) == collect_rows(
+        written_table.where("k > 1").union(new_rows)
+    )
     frame = rig.spark.range(6000, 6050, 1, 2).selectExpr("id", "2L AS k")
     report = rig.write(frame, table, mode="overwrite", where="k = 2", distribution="none", merge_files=True)
     assert (report.files, report.merged) == (1, 2)
     expected = written_table.where("k = 3").union(new_rows).union(frame)
-    assert rows(rig.sql(f"SELECT * FROM {{db}}.{table}")) == rows(expected)
+    assert collect_rows(rig.sql(f"SELECT * FROM {{db}}.{table}")) == collect_rows(expected)
     sink(rig, frame.selectExpr("id + 100 AS id", "k"), table, "append", distribution="none", merge_files="true")
     assert rig.sql(f"SELECT * FROM {{db}}.{table}.files WHERE partition.k = 2").count() == 2
     if version == 3:
@@ -147,9 +149,9 @@ def test_files_of_a_sorted_table_have_disjoint_ranges_and_are_sorted(rig: Rig) -
     assert {order for _, _, order in actual_rows} == {1}
     for path in rig.files("ordered"):
         values = pq.read_table(path).column("v").to_pylist()
-        present = [value for value in values if value is not None]
-        assert present == sorted(present, reverse=True)
-        assert values[len(present) :] == [None] * (len(values) - len(present))
+        present_values = [value for value in values if value is not None]
+        assert present_values == sorted(present_values, reverse=True)
+        assert values[len(present_values) :] == [None] * (len(values) - len(present_values))
 
 
 def test_overwrite_replaces_the_rows_of_its_filter(rig: Rig) -> None:
@@ -158,13 +160,13 @@ def test_overwrite_replaces_the_rows_of_its_filter(rig: Rig) -> None:
     rig.write(table, "days")
     new_rows = rig.spark.range(100, 103).selectExpr("id", "DATE'2026-01-02' AS day")
     rig.write(new_rows, "days", mode="overwrite", where="day = '2026-01-02'")
-    expected = rows(table.where("day <> DATE'2026-01-02'").union(new_rows))
-    assert rows(rig.sql("SELECT * FROM {db}.days")) == expected
+    expected = collect_rows(table.where("day <> DATE'2026-01-02'").union(new_rows))
+    assert collect_rows(rig.sql("SELECT * FROM {db}.days")) == expected
     with pytest.raises(Refused, match="may match the filter"):
         rig.write(new_rows, "days", mode="overwrite", where="id < 5")
-    assert rows(rig.sql("SELECT * FROM {db}.days")) == expected
+    assert collect_rows(rig.sql("SELECT * FROM {db}.days")) == expected
     rig.write(new_rows, "days", mode="overwrite")
-    assert rows(rig.sql("SELECT * FROM {db}.days")) == rows(new_rows)
+    assert collect_rows(rig.sql("SELECT * FROM {db}.days")) == collect_rows(new_rows)
 
 
 def test_overwrite_of_partitions_keeps_the_other_partitions(rig: Rig) -> None:
@@ -173,7 +175,7 @@ def test_overwrite_of_partitions_keeps_the_other_partitions(rig: Rig) -> None:
     rig.write(table, "parts")
     new_rows = rig.spark.range(100, 104).selectExpr("id", "CAST(id % 2 AS int) AS k")
     rig.write(new_rows, "parts", mode="overwrite_partitions")
-    assert rows(rig.sql("SELECT * FROM {db}.parts")) == rows(table.where("k = 2").union(new_rows))
+    assert collect_rows(rig.sql("SELECT * FROM {db}.parts")) == collect_rows(table.where("k = 2").union(new_rows))
 
 
 def test_index_files_are_committed_with_the_rows_and_used_by_the_next_plan(rig: Rig) -> None:
@@ -185,15 +187,15 @@ def test_index_files_are_committed_with_the_rows_and_used_by_the_next_plan(rig: 
     index = client.index("db.indexed", "by_k")
     assert (report.index_files > 0, index.health, index.files) == (True, "ok", report.files)
     assert client.explain("db.indexed", "k = 7919").files == 1
-    assert rows(rig.sql("SELECT id FROM {db}.indexed WHERE k = 7919")) == ["(1,)"]
+    assert collect_rows(rig.sql("SELECT id FROM {db}.indexed WHERE k = 7919")) == ["(1,)"]
 
 
 def test_failed_write_job_commits_nothing_and_leaves_no_file(rig: Rig) -> None:
     rig.sql("CREATE TABLE {db}.failing (id bigint NOT NULL, v int) USING iceberg")
     before = rig.sql("SELECT * FROM {db}.failing.snapshots").count()
-    broken = rig.spark.range(0, 1000, 1, 1).selectExpr("IF(id = 999, NULL, id) AS id", "CAST(id AS int) AS v")
+    failing_frame = rig.spark.range(0, 1000, 1, 1).selectExpr("IF(id = 999, NULL, id) AS id", "CAST(id AS int) AS v")
     with pytest.raises(PySparkException, match="id"):
-        rig.write(broken, "failing")
+        rig.write(failing_frame, "failing")
     assert rig.sql("SELECT * FROM {db}.failing.snapshots").count() == before
     assert rig.files("failing") == []
 
@@ -212,22 +214,22 @@ def test_repeated_write_of_a_producer_is_committed_once_and_leaves_no_file(rig: 
 
 def sink(rig: Rig, frame: DataFrame, table: str, mode: str, **options: str) -> None:
     write_options = {name.replace("_", "-"): value for name, value in options.items()}
-    named = {"uri": rig.server.base_url, "table": f"db.{table}", **write_options}
-    frame.write.format("seamark").options(**named).mode(mode).save()
+    table_options = {"uri": rig.server.base_url, "table": f"db.{table}", **write_options}
+    frame.write.format("seamark").options(**table_options).mode(mode).save()
 
 
 def test_format_seamark_appends_and_overwrites(rig: Rig) -> None:
     rig.sql("CREATE TABLE {db}.sunk (id bigint, k int) USING iceberg PARTITIONED BY (k)")
     table = rig.spark.range(30).selectExpr("id", "CAST(id % 3 AS int) AS k")
     sink(rig, table, "sunk", "append")
-    assert rows(rig.sql("SELECT * FROM {db}.sunk")) == rows(table)
+    assert collect_rows(rig.sql("SELECT * FROM {db}.sunk")) == collect_rows(table)
     new_rows = rig.spark.range(100, 104).selectExpr("id", "CAST(id % 2 AS int) AS k")
     sink(rig, new_rows, "sunk", "overwrite", replace_partitions="true")
-    assert rows(rig.sql("SELECT * FROM {db}.sunk")) == rows(table.where("k = 2").union(new_rows))
+    assert collect_rows(rig.sql("SELECT * FROM {db}.sunk")) == collect_rows(table.where("k = 2").union(new_rows))
     sink(rig, new_rows.where("k = 1"), "sunk", "overwrite", replace_where="k = 1 OR k = 2")
-    assert rows(rig.sql("SELECT * FROM {db}.sunk")) == rows(new_rows)
+    assert collect_rows(rig.sql("SELECT * FROM {db}.sunk")) == collect_rows(new_rows)
     sink(rig, table, "sunk", "overwrite")
-    assert rows(rig.sql("SELECT * FROM {db}.sunk")) == rows(table)
+    assert collect_rows(rig.sql("SELECT * FROM {db}.sunk")) == collect_rows(table)
 
 
 @pytest.mark.parametrize(
@@ -260,12 +262,12 @@ class Stream:
         frame = self.rig.spark.range(first, last, 1, 1).selectExpr("id", "concat('v', id) AS v")
         frame.write.mode("append").parquet(str(self.input_folder))
 
-    def run(self, through: Callable[[DataFrame], DataFrame] = lambda frame: frame) -> None:
+    def run(self, transform: Callable[[DataFrame], DataFrame] = lambda frame: frame) -> None:
         """Process all files that have arrived since the last run."""
         reader = self.rig.spark.readStream.schema("id bigint, v string").option("maxFilesPerTrigger", 1)
-        writer = through(reader.parquet(str(self.input_folder))).writeStream.format("seamark")
-        named = {"uri": self.rig.server.base_url, "table": f"db.{self.table}"}
-        writer = writer.options(**named).option("checkpointLocation", str(self.checkpoint))
+        writer = transform(reader.parquet(str(self.input_folder))).writeStream.format("seamark")
+        options = {"uri": self.rig.server.base_url, "table": f"db.{self.table}"}
+        writer = writer.options(**options).option("checkpointLocation", str(self.checkpoint))
         writer.trigger(availableNow=True).start().awaitTermination()
 
     def ids(self) -> list[int]:
@@ -282,9 +284,9 @@ def test_restarted_stream_commits_every_row_once(rig: Rig, tmp_path: Path) -> No
     run()
     files, snapshots = rig.files("stream"), rig.sql("SELECT * FROM {db}.stream.snapshots").count()
     assert snapshots == 2
-    last = max((checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
-    last.unlink()  # The test deletes Spark's record of the batch, as if Spark had died after Seamark's commit.
-    last.with_name(f".{last.name}.crc").unlink()
+    last_commit = max((checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+    last_commit.unlink()  # The test deletes Spark's record of the batch, as if Spark had died after Seamark's commit.
+    last_commit.with_name(f".{last_commit.name}.crc").unlink()
     run()
     assert (rig.files("stream"), rig.sql("SELECT * FROM {db}.stream.snapshots").count()) == (files, snapshots)
     arrive(200, 300)
@@ -338,7 +340,7 @@ def test_stream_writes_nothing_into_a_table_that_replaced_its_own(rig: Rig, tmp_
 
     with pytest.raises(PySparkException, match="replaced by another table while rows were written"):
         stream.run(lambda frame: frame.mapInArrow(replace_table_after, frame.schema))
-    loaded = SeamarkClient(rig.server.base_url).load_table("db.replaced", history=True)
-    assert json.loads(loaded.metadata).get("snapshots", []) == []
+    loaded_table = SeamarkClient(rig.server.base_url).load_table("db.replaced", history=True)
+    assert json.loads(loaded_table.metadata).get("snapshots", []) == []
     stream.run()  # This repeats the batch for the current table.
     assert stream.ids() == [*range(10)]

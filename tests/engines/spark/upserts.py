@@ -17,9 +17,9 @@ Model = dict[int, Row]
 
 class Rig(SparkTables):
     def create(self, name: str, spec: str = "", *properties: str, version: int = 3, columns: str = "") -> None:
-        named = ", ".join([f"'format-version'='{version}'", *properties])
+        property_list = ", ".join([f"'format-version'='{version}'", *properties])
         columns = columns or "id bigint NOT NULL, land string, v int, ts int"
-        self.sql(f"CREATE TABLE {{db}}.{name} ({columns}) USING iceberg {spec} TBLPROPERTIES ({named})")
+        self.sql(f"CREATE TABLE {{db}}.{name} ({columns}) USING iceberg {spec} TBLPROPERTIES ({property_list})")
 
     def frame(self, model: Model) -> DataFrame:
         rows = [(one, *row) for one, row in model.items()]
@@ -31,9 +31,9 @@ class Rig(SparkTables):
     def delete(self, frame: DataFrame, table: str, **arguments: Any) -> Report:
         return write(frame, f"db.{table}", client=self.client, mode="delete", **arguments)
 
-    def read_model(self, table: str, at: str = "") -> Model:
+    def read_model(self, table: str, time_travel: str = "") -> Model:
         """Return the rows by key, and check that each key occurs once."""
-        actual = self.sql(f"SELECT id, land, v, ts FROM {{db}}.{table} {at}")
+        actual = self.sql(f"SELECT id, land, v, ts FROM {{db}}.{table} {time_travel}")
         rows_by_id = {one: (land, v, ts) for one, land, v, ts in actual}
         assert len(rows_by_id) == len(actual), sorted(actual)
         return rows_by_id

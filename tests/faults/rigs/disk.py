@@ -41,7 +41,7 @@ class SmallDisk:
 
 
 @contextmanager
-def small_disk(root: Path, size: str = "24m") -> Iterator[SmallDisk]:
+def mount_small_disk(root: Path, size: str = "24m") -> Iterator[SmallDisk]:
     """Mount a small disk at `root`.
 
     Skips the test if this user may not mount.

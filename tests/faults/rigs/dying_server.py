@@ -78,17 +78,17 @@ def main(settings: Settings) -> None:
     commit = EngineCommits.commit
 
     @asynccontextmanager
-    async def store(*args: Any, **more: Any) -> Any:
-        async with open_store(*args, **more) as inner:
+    async def store(*args: Any, **options: Any) -> Any:
+        async with open_store(*args, **options) as inner:
             yield DyingStore(inner, fuse)
 
     @asynccontextmanager
-    async def objects(*args: Any, **more: Any) -> Any:
-        async with open_objects(*args, **more) as inner:
+    async def objects(*args: Any, **options: Any) -> Any:
+        async with open_objects(*args, **options) as inner:
             yield DyingObjects(inner, fuse)
 
-    async def replies(self: EngineCommits, *args: Any, **more: Any) -> Any:
-        result = await commit(self, *args, **more)
+    async def replies(self: EngineCommits, *args: Any, **options: Any) -> Any:
+        result = await commit(self, *args, **options)
         fuse.passes("before-reply")
         return result
 

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from tests.catalog.rig import SCHEMA, append
 
 
-def new_key() -> str:
+def create_key() -> str:
     """Return an idempotency key: a UUID of version 7."""
     return str(uuid.UUID(int=(uuid.uuid4().int & ~(0xF << 76)) | 0x7 << 76))
 

@@ -26,7 +26,7 @@ class Event:
     """append: the snapshot it adds; read: the head it saw"""
 
 
-def violations(chain: list[int], events: list[Event], initial: int | None = None) -> list[str]:
+def find_violations(chain: list[int], events: list[Event], initial: int | None = None) -> list[str]:
     """Return the parts of the history that the chain does not explain; empty if the history is linearisable.
 
     `chain` is the table's history, oldest first, and `initial` is the head before it.

@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.faults.rigs.dying_server import FUSE
 from tests.faults.rigs.http import Client, OutcomeUnknown
-from tests.services.process import ManagedProcess, free_port, http_ok
+from tests.services.process import ManagedProcess, free_port, is_http_ok
 
 _REPO = Path(__file__).parents[3]
 
@@ -34,7 +34,7 @@ class MortalServer:
         """Start or restart the server unarmed."""
         self._process.stop()
         (self.home / FUSE).unlink(missing_ok=True)
-        self._process.start(lambda: http_ok(f"{self.base_url}/readyz"), timeout_s=60)
+        self._process.start(lambda: is_http_ok(f"{self.base_url}/readyz"), timeout_s=60)
         return Client(self.base_url)
 
     def dies(self, step: str, nth: int, call: Any) -> None:

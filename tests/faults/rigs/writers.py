@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from tests.faults.rigs.http import Client, OutcomeUnknown
-from tests.faults.rigs.linear import Event, violations
+from tests.faults.rigs.linear import Event, find_violations
 
 
 @dataclass
@@ -33,15 +33,15 @@ class RecordedOutcomes:
     def count_acknowledged(self) -> int:
         return self.outcomes["ok"]
 
-    def check(self, client: Client, name: str, exists: Callable[[str], bool], about: str) -> None:
-        """Check the table. `exists(location)` returns whether a file exists; `about` describes the run, with
+    def check(self, client: Client, name: str, exists: Callable[[str], bool], label: str) -> None:
+        """Check the table. `exists(location)` returns whether a file exists; `label` describes the run, with
         its seed.
         """
-        assert self.unexplained == [], about
-        assert self.count_acknowledged() > 0, f"{about} proved nothing"
-        assert violations(client.chain(name), self.events) == [], f"{about}: {dict(self.outcomes)}"
-        missing = [location for location in client.files(name) if not exists(location)]
-        assert missing == [], f"{about}: files of a live table are gone"
+        assert self.unexplained == [], label
+        assert self.count_acknowledged() > 0, f"{label} proved nothing"
+        assert find_violations(client.chain(name), self.events) == [], f"{label}: {dict(self.outcomes)}"
+        missing_paths = [location for location in client.files(name) if not exists(location)]
+        assert missing_paths == [], f"{label}: files of a live table are gone"
 
 
 def _outcome(status: int, body: dict[str, dict[str, str]] | None) -> str | None:
@@ -124,9 +124,9 @@ def run_writers(base_urls: Sequence[str], name: str, seed: int, clients: int = 4
             item.result(timeout=120)
 
 
-def progress(notes: RecordedOutcomes, more: int, timeout_s: float) -> bool:
-    """Wait until `more` further commits are acknowledged, and return whether they were."""
-    goal, deadline = notes.count_acknowledged() + more, time.monotonic() + timeout_s
+def wait_for_commits(notes: RecordedOutcomes, count: int, timeout_s: float) -> bool:
+    """Wait until `count` further commits are acknowledged, and return whether they were."""
+    goal, deadline = notes.count_acknowledged() + count, time.monotonic() + timeout_s
     while notes.count_acknowledged() < goal and not notes.unexplained:
         if time.monotonic() > deadline:
             return False

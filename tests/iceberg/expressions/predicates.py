@@ -95,11 +95,11 @@ def predicates(draw: st.DrawFn, columns: Mapping[int, str], terms: bool = True, 
     column = draw(st.sampled_from(sorted(columns)))
     kind = columns[column]
     transform = draw(st.sampled_from(["identity", *(TRANSFORMS.get(kind, []) if terms else [])]))
-    result = result_type(transform, kind)
+    result_kind = result_type(transform, kind)
     ops = [op for op in Op if "nan" not in op and "starts" not in op]
-    if result == "string":
+    if result_kind == "string":
         ops += [Op.STARTS_WITH, Op.NOT_STARTS_WITH] * 2
-    if result in ("float", "double"):
+    if result_kind in ("float", "double"):
         ops += [Op.IS_NAN, Op.NOT_NAN]
     op = draw(st.sampled_from(ops))
 
@@ -107,14 +107,14 @@ def predicates(draw: st.DrawFn, columns: Mapping[int, str], terms: bool = True, 
         outcome = draw(values[kind].filter(lambda value: not (isinstance(value, float) and math.isnan(value))))
         outcome = apply(transform, kind, outcome)
         # Values near, but not equal to, the results of the truncation
-        moved = transform != "identity" and result == "int" and abs(outcome) < 2**31 - 1
-        return outcome + draw(st.integers(-1, 1)) if moved else outcome
+        is_moved = transform != "identity" and result_kind == "int" and abs(outcome) < 2**31 - 1
+        return outcome + draw(st.integers(-1, 1)) if is_moved else outcome
 
     count = {Op.IN: 3, Op.NOT_IN: 3, Op.IS_NULL: 0, Op.NOT_NULL: 0, Op.IS_NAN: 0, Op.NOT_NAN: 0}.get(op, 1)
     literals = tuple(sorted({literal() for _ in range(count)}))
     if len(literals) == 1 and count == 3:
         op = Op.EQ if op == Op.IN else Op.NOT_EQ
-    return Bound(op, column, f"c{column}", kind, transform, result, literals)
+    return Bound(op, column, f"c{column}", kind, transform, result_kind, literals)
 
 
 def expressions(
@@ -169,7 +169,7 @@ def by_field(spec: PartitionSpec, partition: tuple[Value | None, ...]) -> dict[i
     return {field.field_id or 0: value for field, value in zip(spec.fields, partition, strict=True)}
 
 
-def javas_order(kind: str, value: Any) -> Any:
+def order_like_java(kind: str, value: Any) -> Any:
     if kind in ("float", "double"):
         return (1, 0.0, 0.0) if math.isnan(value) else (0, value, math.copysign(1, value))
     if kind == "uuid":
@@ -177,7 +177,7 @@ def javas_order(kind: str, value: Any) -> Any:
     return value
 
 
-def pythons_order(_: str, value: Any) -> Any:
+def order_like_python(_: str, value: Any) -> Any:
     return value
 
 

@@ -30,19 +30,24 @@ from seamark.formats.iceberg.expressions.expression_json import parse_expression
 from seamark.formats.iceberg.types.reading import read
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.runtime.errors import BadRequest
-from tests.iceberg.samples import field, schema
+from tests.iceberg.samples import build_field, build_schema
 
 
 def make_schema(*fields: dict[str, Any], schema_id: int = 0) -> Schema:
-    return read(schema(*fields, schema_id=schema_id), Schema, "schema")
+    return read(build_schema(*fields, schema_id=schema_id), Schema, "schema")
 
 
 def struct(*fields: dict[str, Any]) -> dict[str, Any]:
     return {"type": "struct", "fields": list(fields)}
 
 
-ADDRESS = struct(field(11, "street", "string", True), field(12, "zip", "int"))
-POINTS = {"type": "list", "element-id": 21, "element-required": True, "element": struct(field(22, "x", "double", True))}
+ADDRESS = struct(build_field(11, "street", "string", True), build_field(12, "zip", "int"))
+POINTS = {
+    "type": "list",
+    "element-id": 21,
+    "element-required": True,
+    "element": struct(build_field(22, "x", "double", True)),
+}
 TAGS = {
     "type": "map",
     "key-id": 31,
@@ -52,19 +57,19 @@ TAGS = {
     "value": "long",
 }
 TABLE = make_schema(
-    field(1, "id", "long", True),
-    field(2, "small", "int"),
-    field(3, "Price", "decimal(9,1)"),
-    field(4, "ts", "timestamptz"),
-    field(5, "name", "string"),
-    field(6, "score", "float"),
-    field(10, "home", ADDRESS, True),
-    field(13, "work", struct(field(14, "street", "string", True))),
-    field(20, "points", POINTS, True),
-    field(30, "tags", TAGS),
-    field(40, "nothing", "unknown"),
-    field(41, "anything", "variant"),
-    field(42, "future", "interval"),
+    build_field(1, "id", "long", True),
+    build_field(2, "small", "int"),
+    build_field(3, "Price", "decimal(9,1)"),
+    build_field(4, "ts", "timestamptz"),
+    build_field(5, "name", "string"),
+    build_field(6, "score", "float"),
+    build_field(10, "home", ADDRESS, True),
+    build_field(13, "work", struct(build_field(14, "street", "string", True))),
+    build_field(20, "points", POINTS, True),
+    build_field(30, "tags", TAGS),
+    build_field(40, "nothing", "unknown"),
+    build_field(41, "anything", "variant"),
+    build_field(42, "future", "interval"),
 )
 
 
@@ -80,9 +85,9 @@ def make_bound(op: Op, column_id: int, name: str, kind: str, *values: Any) -> Bo
     return Bound(op, column_id, name, kind, "identity", kind, values)
 
 
-def bind_and_get_error(filter_json: Any, **more: Any) -> str:
+def bind_and_get_error(filter_json: Any, **options: Any) -> str:
     with pytest.raises(BadRequest) as error:
-        bind_json(filter_json, **more)
+        bind_json(filter_json, **options)
     return error.value.message
 
 
@@ -99,7 +104,7 @@ def test_binding_ignores_case_only_if_requested() -> None:
     assert bind_and_get_error({"type": "eq", "term": "PRICE", "value": 1}) == (
         "Cannot find column 'PRICE' in the table's schemas; did you mean Price?"
     )
-    twins = make_schema(field(1, "a"), field(2, "A"), field(3, "b"))
+    twins = make_schema(build_field(1, "a"), build_field(2, "A"), build_field(3, "b"))
     message = bind_and_get_error({"type": "is-null", "term": "a"}, schemas=(twins,), case_sensitive=False)
     assert "it matches A, a" in message
     assert bind_json({"type": "is-null", "term": "B"}, schemas=(twins,), case_sensitive=False) == make_bound(
@@ -109,16 +114,21 @@ def test_binding_ignores_case_only_if_requested() -> None:
 
 
 def test_name_from_an_older_schema_is_found_newest_first() -> None:
-    then = make_schema(field(1, "id", "long", True), field(2, "old", "int"), schema_id=0)
-    between = make_schema(field(1, "id", "long", True), field(2, "renamed", "int"), field(3, "b", "int"), schema_id=1)
-    now = make_schema(
-        field(1, "id", "long", True), field(2, "renamed", "long"), field(4, "b", "string", True), schema_id=2
+    old_schema = make_schema(build_field(1, "id", "long", True), build_field(2, "old", "int"), schema_id=0)
+    between = make_schema(
+        build_field(1, "id", "long", True), build_field(2, "renamed", "int"), build_field(3, "b", "int"), schema_id=1
     )
-    schemas = (then, between, now)
+    now = make_schema(
+        build_field(1, "id", "long", True),
+        build_field(2, "renamed", "long"),
+        build_field(4, "b", "string", True),
+        schema_id=2,
+    )
+    schemas = (old_schema, between, now)
     assert bind_json({"type": "eq", "term": "renamed", "value": 5}, schemas=schemas) == make_bound(
         Op.EQ, 2, "renamed", "long", 5
     )
-    assert bind_json({"type": "eq", "term": "old", "value": 5}, schemas=(now, then, between)) == make_bound(
+    assert bind_json({"type": "eq", "term": "old", "value": 5}, schemas=(now, old_schema, between)) == make_bound(
         Op.EQ, 2, "old", "int", 5
     )
     # The column is required now, but the snapshot's files may be older than the column.
@@ -364,7 +374,7 @@ COLUMNS: dict[str, tuple[int, str, st.SearchStrategy[tuple[object, Exact]], st.S
     "b": (11, "boolean", st.booleans().map(lambda b: (b, b)), st.booleans().map(lambda b: (b, b))),
 }
 REQUIRED = frozenset({"l", "d"})
-WIDE = make_schema(*(field(ident, name, kind, name in REQUIRED) for name, (ident, kind, _, _) in COLUMNS.items()))
+WIDE = make_schema(*(build_field(ident, name, kind, name in REQUIRED) for name, (ident, kind, _, _) in COLUMNS.items()))
 
 Sent = tuple[Any, ...]
 """(op, name, [(JSON, meaning), …]) or ("and" | "or", left, right) or ("not", child) or (True | False,)."""
@@ -431,15 +441,15 @@ def is_match(sent: Sent, row: Mapping[str, tuple[Any, Exact]], *, negated: bool 
     if op in ("is-nan", "not-nan"):
         return (nan == (op == "is-nan")) != negated
     if op in ("eq", "not-eq", "in", "not-in"):
-        result = value is not None and not nan and value in expected
-        return (result == (op in ("eq", "in"))) != negated
+        is_equal = value is not None and not nan and value in expected
+        return (is_equal == (op in ("eq", "in"))) != negated
     if op in ("starts-with", "not-starts-with"):
         return ((value is not None and value.startswith(expected[0])) == (op == "starts-with")) != negated
     if value is None:
         return False
-    compared = 1 if nan else (value > expected[0]) - (value < expected[0])
-    holds = {"lt": compared < 0, "lt-eq": compared <= 0, "gt": compared > 0, "gt-eq": compared >= 0}[op]
-    return holds != negated
+    order = 1 if nan else (value > expected[0]) - (value < expected[0])
+    outcomes = {"lt": order < 0, "lt-eq": order <= 0, "gt": order > 0, "gt-eq": order >= 0}[op]
+    return outcomes != negated
 
 
 def holds(expression: Expression, row: Mapping[int, Any]) -> bool:
@@ -468,8 +478,8 @@ def holds(expression: Expression, row: Mapping[int, Any]) -> bool:
             return bool(starts == (expression.op == Op.STARTS_WITH))
     if value is None:
         return False
-    compared = 1 if nan else (value > expected[0]) - (value < expected[0])
-    return {Op.LT: compared < 0, Op.LT_EQ: compared <= 0, Op.GT: compared > 0, Op.GT_EQ: compared >= 0}[expression.op]
+    order = 1 if nan else (value > expected[0]) - (value < expected[0])
+    return {Op.LT: order < 0, Op.LT_EQ: order <= 0, Op.GT: order > 0, Op.GT_EQ: order >= 0}[expression.op]
 
 
 @given(filters, st.lists(rows, min_size=1, max_size=8))

@@ -20,8 +20,8 @@ from seamark.formats.iceberg.expressions.expression_json import expression_json,
 from seamark.formats.iceberg.types.reading import read
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.runtime.errors import BadRequest
-from tests.iceberg.samples import field, schema
-from tests.services.java import SHORT_LIVED, java_17
+from tests.iceberg.samples import build_field, build_schema
+from tests.services.java import SHORT_LIVED, find_java_17
 from tests.services.process import CACHE
 
 SOURCE = """
@@ -86,12 +86,17 @@ REFUSED: dict[str, list[Any]] = {
     "binary": ["0", True],
 }
 NAMES = {kind: f"c{position}" for position, kind in enumerate(LITERALS)}
-SCHEMA = schema(
-    *(field(ident, NAMES[kind], kind) for ident, kind in enumerate(LITERALS, start=1)),
-    field(51, "must", "long", True),
-    field(52, "st", {"type": "struct", "fields": [field(53, "a", "long", True), field(54, "b", "double")]}, True),
-    field(55, "maybe", {"type": "struct", "fields": [field(56, "a", "timestamptz", True)]}),
-    field(57, "none", "unknown"),
+SCHEMA = build_schema(
+    *(build_field(ident, NAMES[kind], kind) for ident, kind in enumerate(LITERALS, start=1)),
+    build_field(51, "must", "long", True),
+    build_field(
+        52,
+        "st",
+        {"type": "struct", "fields": [build_field(53, "a", "long", True), build_field(54, "b", "double")]},
+        True,
+    ),
+    build_field(55, "maybe", {"type": "struct", "fields": [build_field(56, "a", "timestamptz", True)]}),
+    build_field(57, "none", "unknown"),
 )
 OURS = read(SCHEMA, Schema, "schema")
 
@@ -111,7 +116,7 @@ def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Java]:
         *(Path(pyspark.__file__).parent / "jars").glob("slf4j-api-*.jar"),
     ]
     assert len(jars) == 2, "run `make jars`"
-    argv = [java_17(), "-Xmx256m", *SHORT_LIVED, "-cp", ":".join(map(str, jars)), str(source)]
+    argv = [find_java_17(), "-Xmx256m", *SHORT_LIVED, "-cp", ":".join(map(str, jars)), str(source)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         stdin, stdout = child.stdin, child.stdout
         assert stdin is not None
@@ -143,8 +148,8 @@ def normal(kind: str, answer: Any) -> Any:
             return pytest.approx(json_value, rel=1e-7)
         if isinstance(json_value, str) and "time" in kind and "." in json_value:
             body, zone = (json_value[:-6], "+00:00") if "tz" in kind else (json_value, "")
-            whole, fraction = body.split(".")
-            return f"{whole}.{fraction.ljust(6, '0') if len(fraction) <= 6 else fraction.ljust(9, '0')}{zone}"
+            integer_part, fraction = body.split(".")
+            return f"{integer_part}.{fraction.ljust(6, '0') if len(fraction) <= 6 else fraction.ljust(9, '0')}{zone}"
         return json_value
 
     if not isinstance(answer, dict):
@@ -166,12 +171,14 @@ def test_java_binds_every_literal_to_the_same_value_and_reads_our_json(java: Jav
     ]
     negated = [(kind, {"type": "not", "child": filter_json}) for kind, filter_json in cases]
     filters = [*cases, *negated]
-    written = [bind_as_json(filter_json) for _, filter_json in filters]
+    seamark_texts = [bind_as_json(filter_json) for _, filter_json in filters]
     answers = java([filter_json for _, filter_json in filters])
-    second_java = java(written)
-    for (kind, filter_json), mine, first, second in zip(filters, written, answers, second_java, strict=True):
-        assert mine == normal(kind, first), filter_json
-        assert mine == normal(kind, second), filter_json
+    second_java = java(seamark_texts)
+    for (kind, filter_json), seamark_text, first, second in zip(
+        filters, seamark_texts, answers, second_java, strict=True
+    ):
+        assert seamark_text == normal(kind, first), filter_json
+        assert seamark_text == normal(kind, second), filter_json
 
 
 def test_java_binds_every_set_to_the_same_values_and_reads_our_json(java: Java) -> None:
@@ -179,11 +186,11 @@ def test_java_binds_every_set_to_the_same_values_and_reads_our_json(java: Java) 
     filters = [
         {"type": op, "term": NAMES[kind], "values": LITERALS[kind] * 2} for kind in kinds for op in ("in", "not-in")
     ]
-    written = [bind_as_json(filter_json) for filter_json in filters]
-    for kind, mine, first, second in zip(
-        [kind for kind in kinds for _ in range(2)], written, java(filters), java(written), strict=True
+    seamark_texts = [bind_as_json(filter_json) for filter_json in filters]
+    for kind, seamark_text, first, second in zip(
+        [kind for kind in kinds for _ in range(2)], seamark_texts, java(filters), java(seamark_texts), strict=True
     ):
-        assert normal(kind, mine) == normal(kind, first) == normal(kind, second)
+        assert normal(kind, seamark_text) == normal(kind, first) == normal(kind, second)
 
 
 def test_java_rejects_the_same_literals(java: Java) -> None:
@@ -219,10 +226,12 @@ def test_java_folds_null_checks_and_names_terms_as_we_do(java: Java) -> None:
         filters += [{"type": op, "term": term, "value": literal} for op in COMPARISONS]
         filters += [{"type": "is-null", "term": term}, {"type": "not-null", "term": term}]
     filters += [{"type": op, "term": NAMES["string"], "value": "ä"} for op in ("starts-with", "not-starts-with")]
-    written = [bind_as_json(filter_json) for filter_json in filters]
-    for filter_json, mine, first, second in zip(filters, written, java(filters), java(written), strict=True):
-        assert mine == first, filter_json
-        assert mine == second, filter_json
+    seamark_texts = [bind_as_json(filter_json) for filter_json in filters]
+    for filter_json, seamark_text, first, second in zip(
+        filters, seamark_texts, java(filters), java(seamark_texts), strict=True
+    ):
+        assert seamark_text == first, filter_json
+        assert seamark_text == second, filter_json
 
 
 def test_java_rejects_the_same_predicates(java: Java) -> None:

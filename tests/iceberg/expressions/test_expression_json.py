@@ -207,12 +207,12 @@ def in_any_order(value: Any) -> Any:
 
 
 @given(trees)
-def test_pyiceberg_expressions_return_to_it_unchanged(tree: theirs.BooleanExpression) -> None:
-    sent = json.loads(tree.model_dump_json(by_alias=True))
-    reparsed = theirs.BooleanExpression.model_validate(expression_json(parse_expression(sent)))
+def test_pyiceberg_expressions_survive_a_round_trip(tree: theirs.BooleanExpression) -> None:
+    sent_json = json.loads(tree.model_dump_json(by_alias=True))
+    reparsed = theirs.BooleanExpression.model_validate(expression_json(parse_expression(sent_json)))
     # A flattened chain is written as a balanced tree: the same predicates in the same order under the same junctions.
-    back = parse_expression(json.loads(reparsed.model_dump_json(by_alias=True)))
-    assert in_any_order(expression_json(back)) == in_any_order(expression_json(parse_expression(sent)))
+    parsed_again = parse_expression(json.loads(reparsed.model_dump_json(by_alias=True)))
+    assert in_any_order(expression_json(parsed_again)) == in_any_order(expression_json(parse_expression(sent_json)))
     if not isinstance(tree, theirs.And | theirs.Or | theirs.Not):
         assert reparsed == tree
 
@@ -232,15 +232,15 @@ def test_residuals_have_the_same_values_in_pyiceberg(case: tuple[str, list[Value
     finite = [value for value in values if not isinstance(value, float) or isfinite(value)]
     for value in finite:
         residual = expression_json(Bound(Op.LT_EQ, 1, "c", kind, "identity", kind, (value,)))
-        read = theirs.BooleanExpression.model_validate(json.loads(json.dumps(residual)))
+        parsed = theirs.BooleanExpression.model_validate(json.loads(json.dumps(residual)))
         if kind not in PYICEBERG_CANNOT_BIND:
             # PyIceberg keeps UUIDs as bytes in literals, and other values as in its conversions.
-            assert read_bound_value(read, KINDS[kind][0]) == (value if kind == "uuid" else theirs_of(kind, value))
+            assert read_bound_value(parsed, KINDS[kind][0]) == (value if kind == "uuid" else theirs_of(kind, value))
     residual = expression_json(Bound(Op.NOT_IN, 1, "c", kind, "identity", kind, tuple(finite)))
-    read = theirs.BooleanExpression.model_validate(residual)
+    parsed = theirs.BooleanExpression.model_validate(residual)
     if len(set(finite)) > 1:
-        assert isinstance(read, theirs.NotIn)
-        assert len(read.literals) == len(set(finite))
+        assert isinstance(parsed, theirs.NotIn)
+        assert len(parsed.literals) == len(set(finite))
 
 
 def read_bound_value(read: theirs.BooleanExpression, kind: PrimitiveType) -> Any:

@@ -46,13 +46,15 @@ def test_random_expressions_match_the_rows_that_spark_matches() -> None:
     values = (math.nan, 2.0, 3.0, 4.0)
     for _ in range(2000):
         expression = _random(rng, 3)
-        added = add_nan(expression)
+        widened_filter = add_nan(expression)
         for x in values:
             for y in values:
                 row = {1: x, 2: y}
-                assert _matches(added, row, above=False) == _matches(expression, row, above=True), expression
+                assert _matches(widened_filter, row, above=False) == _matches(expression, row, above=True), expression
                 if x == x and y == y:
-                    assert _matches(remove_nan(added), row, above=False) == _matches(expression, row, above=True)
+                    assert _matches(remove_nan(widened_filter), row, above=False) == _matches(
+                        expression, row, above=True
+                    )
 
 
 def _random(rng: random.Random, depth: int) -> Expression:
@@ -74,7 +76,7 @@ def _matches(expression: Expression, row: dict[int, float], *, above: bool) -> b
             value: Any = row[column_id]
             if math.isnan(value):
                 return op in (Op.IS_NAN, Op.NOT_EQ) or (above and op in (Op.GT, Op.GT_EQ))
-            compared = {Op.GT: value > 3, Op.GT_EQ: value >= 3, Op.LT: value < 3, Op.LT_EQ: value <= 3}
-            return bool(values) and (compared | {Op.EQ: value == 3, Op.NOT_EQ: value != 3})[op]
+            comparisons = {Op.GT: value > 3, Op.GT_EQ: value >= 3, Op.LT: value < 3, Op.LT_EQ: value <= 3}
+            return bool(values) and (comparisons | {Op.EQ: value == 3, Op.NOT_EQ: value != 3})[op]
     assert isinstance(expression, Always)
     return expression.value

@@ -20,11 +20,11 @@ from tests.iceberg.expressions.predicates import (
     TRANSFORMS,
     expressions,
     holds,
-    javas_order,
     matches,
+    order_like_java,
+    order_like_python,
     partition_of,
     predicates,
-    pythons_order,
     specs,
     values_of,
 )
@@ -33,21 +33,21 @@ from tests.seeds import examples
 EXAMPLES = 200
 
 
-def predicate(op: Op, kind: str, *values: Value, transform: str = "identity") -> Bound:
+def build_predicate(op: Op, kind: str, *values: Value, transform: str = "identity") -> Bound:
     return Bound(op, 1, "x", kind, transform, result_type(transform, kind), values)
 
 
-def spec(*transforms: str) -> PartitionSpec:
+def build_spec(*transforms: str) -> PartitionSpec:
     return PartitionSpec(
         0, tuple(PartitionField(f"p{n}", name, source_id=1, field_id=1000 + n) for n, name in enumerate(transforms))
     )
 
 
-def expression_text(expression: Expression) -> str:
+def format_expression(expression: Expression) -> str:
     if isinstance(expression, Always):
         return str(expression.value).lower()
     if isinstance(expression, And | Or):
-        return f"({f' {type(expression).__name__.lower()} '.join(map(expression_text, expression.children))})"
+        return f"({f' {type(expression).__name__.lower()} '.join(map(format_expression, expression.children))})"
     assert isinstance(expression, Bound)
     return " ".join([expression.name, expression.op, *map(repr, expression.values)])
 
@@ -63,10 +63,10 @@ def test_partition_of_a_matching_row_satisfies_the_inclusive_projection(data: st
     columns = data.draw(st.sampled_from(sorted(COLUMNS)).map(lambda column: {column: COLUMNS[column], 99: "int"}))
     row, partition_fields = data.draw(row_of(columns)), data.draw(specs(columns))
     expression = data.draw(expressions(columns))
-    assume(matches(expression, row, javas_order) or matches(expression, row, pythons_order))
+    assume(matches(expression, row, order_like_java) or matches(expression, row, order_like_python))
     partition = partition_of(partition_fields, columns, row, old=data.draw(st.booleans()))
     projected = project_inclusive(expression, partition_fields)
-    assert may_match(projected, dict(zip((1000, 1001, 1002), partition, strict=False))), expression_text(projected)
+    assert may_match(projected, dict(zip((1000, 1001, 1002), partition, strict=False))), format_expression(projected)
 
 
 @given(st.data())
@@ -81,53 +81,53 @@ def test_row_matches_when_its_partition_satisfies_the_strict_projection(data: st
     partition = partition_of(partition_fields, columns, row, old=data.draw(st.booleans()))
     projected = project_strict(request, partition_fields)
     assume(must_match(projected, dict(zip((1000, 1001, 1002), partition, strict=False))))
-    assert matches(request, row, javas_order), expression_text(projected)
-    assert matches(request, row, pythons_order), expression_text(projected)
+    assert matches(request, row, order_like_java), format_expression(projected)
+    assert matches(request, row, order_like_python), format_expression(projected)
 
 
 @pytest.mark.parametrize(
     ("transform", "condition", "expected"),
     [
-        ("identity", predicate(Op.LT, "int", 5), "p0 lt 5"),
-        ("identity", predicate(Op.NOT_IN, "int", 5, 7), "p0 not-in 5 7"),
-        ("identity", predicate(Op.IS_NAN, "float"), "p0 is-nan"),
-        ("bucket[4]", predicate(Op.EQ, "long", 34), f"p0 eq {2017239379 % 4}"),
-        ("bucket[4]", predicate(Op.LT, "long", 34), "p0 not-null"),
-        ("bucket[4]", predicate(Op.NOT_EQ, "long", 34), "true"),
-        ("bucket[4]", predicate(Op.IS_NULL, "long"), "p0 is-null"),
-        ("truncate[8]", predicate(Op.LT, "int", 16), "p0 lt 9"),
-        ("truncate[8]", predicate(Op.GT, "int", 15), "p0 gt-eq 16"),
-        ("truncate[8]", predicate(Op.IN, "int", 1, 2, 17), "p0 in 0 16"),
-        ("truncate[8]", predicate(Op.NOT_EQ, "int", 1), "true"),
-        ("truncate[2]", predicate(Op.STARTS_WITH, "string", "a"), "p0 starts-with 'a'"),
-        ("truncate[2]", predicate(Op.STARTS_WITH, "string", "ab"), "p0 eq 'ab'"),
-        ("truncate[2]", predicate(Op.STARTS_WITH, "string", "abc"), "p0 eq 'ab'"),
-        ("truncate[2]", predicate(Op.NOT_STARTS_WITH, "string", "a"), "p0 not-starts-with 'a'"),
-        ("truncate[2]", predicate(Op.NOT_STARTS_WITH, "string", "ab"), "p0 not-eq 'ab'"),
-        ("truncate[2]", predicate(Op.NOT_STARTS_WITH, "string", "abc"), "true"),
-        ("truncate[2]", predicate(Op.LT_EQ, "string", "abc"), "p0 lt-eq 'ab'"),
-        ("truncate[2]", predicate(Op.LT, "string", "ab"), "p0 lt 'ab'"),
-        ("truncate[2]", predicate(Op.GT, "string", "abc"), "p0 gt-eq 'ab'"),
-        ("day", predicate(Op.LT, "timestamp", 2 * DAY), "p0 lt 2"),
-        ("day", predicate(Op.LT_EQ, "timestamp", 2 * DAY), "p0 lt 3"),
-        ("day", predicate(Op.EQ, "timestamp", 2 * DAY + 5), "p0 eq 2"),
-        ("day", predicate(Op.NOT_EQ, "date", 2), "p0 not-eq 2"),
-        ("month", predicate(Op.GT_EQ, "date", 31), "p0 gt-eq 1"),
-        ("void", predicate(Op.IS_NULL, "int"), "true"),
-        ("zorder", predicate(Op.EQ, "int", 1), "true"),
-        ("hour", predicate(Op.EQ, "timestamp_ns", 19, transform="day"), "(p0 gt-eq 456 and p0 lt 480)"),
-        ("identity", predicate(Op.EQ, "timestamp", 1, transform="day"), f"(p0 gt-eq {DAY} and p0 lt {2 * DAY})"),
-        ("day", predicate(Op.EQ, "timestamp", 19, transform="day"), "p0 eq 19"),
-        ("bucket[4]", predicate(Op.GT, "int", 2, transform="bucket[4]"), "p0 gt 2"),
-        ("bucket[4]", predicate(Op.EQ, "int", 2, transform="bucket[8]"), "p0 not-null"),
+        ("identity", build_predicate(Op.LT, "int", 5), "p0 lt 5"),
+        ("identity", build_predicate(Op.NOT_IN, "int", 5, 7), "p0 not-in 5 7"),
+        ("identity", build_predicate(Op.IS_NAN, "float"), "p0 is-nan"),
+        ("bucket[4]", build_predicate(Op.EQ, "long", 34), f"p0 eq {2017239379 % 4}"),
+        ("bucket[4]", build_predicate(Op.LT, "long", 34), "p0 not-null"),
+        ("bucket[4]", build_predicate(Op.NOT_EQ, "long", 34), "true"),
+        ("bucket[4]", build_predicate(Op.IS_NULL, "long"), "p0 is-null"),
+        ("truncate[8]", build_predicate(Op.LT, "int", 16), "p0 lt 9"),
+        ("truncate[8]", build_predicate(Op.GT, "int", 15), "p0 gt-eq 16"),
+        ("truncate[8]", build_predicate(Op.IN, "int", 1, 2, 17), "p0 in 0 16"),
+        ("truncate[8]", build_predicate(Op.NOT_EQ, "int", 1), "true"),
+        ("truncate[2]", build_predicate(Op.STARTS_WITH, "string", "a"), "p0 starts-with 'a'"),
+        ("truncate[2]", build_predicate(Op.STARTS_WITH, "string", "ab"), "p0 eq 'ab'"),
+        ("truncate[2]", build_predicate(Op.STARTS_WITH, "string", "abc"), "p0 eq 'ab'"),
+        ("truncate[2]", build_predicate(Op.NOT_STARTS_WITH, "string", "a"), "p0 not-starts-with 'a'"),
+        ("truncate[2]", build_predicate(Op.NOT_STARTS_WITH, "string", "ab"), "p0 not-eq 'ab'"),
+        ("truncate[2]", build_predicate(Op.NOT_STARTS_WITH, "string", "abc"), "true"),
+        ("truncate[2]", build_predicate(Op.LT_EQ, "string", "abc"), "p0 lt-eq 'ab'"),
+        ("truncate[2]", build_predicate(Op.LT, "string", "ab"), "p0 lt 'ab'"),
+        ("truncate[2]", build_predicate(Op.GT, "string", "abc"), "p0 gt-eq 'ab'"),
+        ("day", build_predicate(Op.LT, "timestamp", 2 * DAY), "p0 lt 2"),
+        ("day", build_predicate(Op.LT_EQ, "timestamp", 2 * DAY), "p0 lt 3"),
+        ("day", build_predicate(Op.EQ, "timestamp", 2 * DAY + 5), "p0 eq 2"),
+        ("day", build_predicate(Op.NOT_EQ, "date", 2), "p0 not-eq 2"),
+        ("month", build_predicate(Op.GT_EQ, "date", 31), "p0 gt-eq 1"),
+        ("void", build_predicate(Op.IS_NULL, "int"), "true"),
+        ("zorder", build_predicate(Op.EQ, "int", 1), "true"),
+        ("hour", build_predicate(Op.EQ, "timestamp_ns", 19, transform="day"), "(p0 gt-eq 456 and p0 lt 480)"),
+        ("identity", build_predicate(Op.EQ, "timestamp", 1, transform="day"), f"(p0 gt-eq {DAY} and p0 lt {2 * DAY})"),
+        ("day", build_predicate(Op.EQ, "timestamp", 19, transform="day"), "p0 eq 19"),
+        ("bucket[4]", build_predicate(Op.GT, "int", 2, transform="bucket[4]"), "p0 gt 2"),
+        ("bucket[4]", build_predicate(Op.EQ, "int", 2, transform="bucket[8]"), "p0 not-null"),
     ],
 )
 def test_inclusive_projection_gives_the_partition_predicate(transform: str, condition: Bound, expected: str) -> None:
-    assert expression_text(project_inclusive(condition, spec(transform))) == expected
+    assert format_expression(project_inclusive(condition, build_spec(transform))) == expected
 
 
 def test_partition_predicates_have_the_fields_id_name_and_type() -> None:
-    assert project_inclusive(predicate(Op.EQ, "timestamp", DAY), spec("bucket[3]", "day")) == And(
+    assert project_inclusive(build_predicate(Op.EQ, "timestamp", DAY), build_spec("bucket[3]", "day")) == And(
         (
             Bound(Op.EQ, 1000, "p0", "int", "identity", "int", (apply("bucket[3]", "timestamp", DAY),)),  # type: ignore[arg-type]
             Bound(Op.EQ, 1001, "p1", "date", "identity", "date", (1,)),
@@ -136,74 +136,103 @@ def test_partition_predicates_have_the_fields_id_name_and_type() -> None:
 
 
 def test_projection_includes_the_partitions_where_old_writers_put_times_before_1970() -> None:
-    query_predicate = predicate(Op.EQ, "timestamp", -1)
-    assert expression_text(project_inclusive(query_predicate, spec("day"))) == "p0 in -1 0"
-    assert expression_text(project_strict(predicate(Op.NOT_EQ, "timestamp", -1), spec("day"))) == "p0 not-in -1 0"
-    assert expression_text(project_inclusive(predicate(Op.LT, "timestamp", 0), spec("day"))) == "p0 lt 1"
-    assert expression_text(project_inclusive(predicate(Op.EQ, "date", -1), spec("day"))) == "p0 eq -1"
+    query_predicate = build_predicate(Op.EQ, "timestamp", -1)
+    assert format_expression(project_inclusive(query_predicate, build_spec("day"))) == "p0 in -1 0"
+    assert (
+        format_expression(project_strict(build_predicate(Op.NOT_EQ, "timestamp", -1), build_spec("day")))
+        == "p0 not-in -1 0"
+    )
+    assert format_expression(project_inclusive(build_predicate(Op.LT, "timestamp", 0), build_spec("day"))) == "p0 lt 1"
+    assert format_expression(project_inclusive(build_predicate(Op.EQ, "date", -1), build_spec("day"))) == "p0 eq -1"
 
 
 def test_excluded_day_is_kept_if_it_may_have_rows_of_the_day_before() -> None:
     for days, expected in ((-1,), "true"), ((0,), "true"), ((1,), "p0 not-eq 1"):
-        query_predicate = predicate(Op.NOT_EQ, "timestamp", *days, transform="day")
-        assert expression_text(project_inclusive(query_predicate, spec("day"))) == expected
-    several = predicate(Op.NOT_IN, "timestamp", -3, 0, 2, 5, transform="day")
-    assert expression_text(project_inclusive(several, spec("day"))) == "p0 not-in 2 5"
+        query_predicate = build_predicate(Op.NOT_EQ, "timestamp", *days, transform="day")
+        assert format_expression(project_inclusive(query_predicate, build_spec("day"))) == expected
+    several = build_predicate(Op.NOT_IN, "timestamp", -3, 0, 2, 5, transform="day")
+    assert format_expression(project_inclusive(several, build_spec("day"))) == "p0 not-in 2 5"
 
 
 @pytest.mark.parametrize("op", [Op.LT, Op.GT_EQ, Op.EQ])
 def test_truncation_to_javas_maximum_int_decides_only_null(op: Op) -> None:
     # Java computes 2, not 0, for truncate[2147483647](1).
-    assert expression_text(project_inclusive(predicate(op, "int", 1), spec("truncate[2147483647]"))) == "p0 not-null"
-    assert expression_text(source_ranges(predicate(op, "int", 2, transform="truncate[2147483647]"))) == "x not-null"
+    assert (
+        format_expression(project_inclusive(build_predicate(op, "int", 1), build_spec("truncate[2147483647]")))
+        == "p0 not-null"
+    )
+    assert (
+        format_expression(source_ranges(build_predicate(op, "int", 2, transform="truncate[2147483647]")))
+        == "x not-null"
+    )
 
 
 def test_projection_includes_results_that_wrap_around() -> None:
     assert (
-        expression_text(project_inclusive(predicate(Op.LT, "int", 5), spec("truncate[10]")))
+        format_expression(project_inclusive(build_predicate(Op.LT, "int", 5), build_spec("truncate[10]")))
         == "(p0 lt 1 or p0 gt-eq 2147483646)"
     )
-    assert expression_text(project_inclusive(predicate(Op.LT, "int", 5), spec("truncate[8]"))) == "p0 lt 1"
+    assert (
+        format_expression(project_inclusive(build_predicate(Op.LT, "int", 5), build_spec("truncate[8]"))) == "p0 lt 1"
+    )
 
 
 @pytest.mark.parametrize(
     ("condition", "expected"),
     [
-        (predicate(Op.EQ, "long", -(2**31)), "p0 in -2147483650 2147483646"),
-        (predicate(Op.IN, "long", -(2**31) + 1, 7), "p0 in -2147483650 0 2147483646"),
-        (predicate(Op.EQ, "long", -(2**31) + 8), "p0 eq -2147483640"),
-        (predicate(Op.LT, "long", -(2**31)), "(p0 lt -2147483649 or p0 gt-eq 9223372036854775806)"),
-        (predicate(Op.LT, "long", 5), "(p0 lt 1 or p0 gt-eq 9223372036854775806 or p0 eq 2147483646)"),
-        (predicate(Op.GT, "long", 5), "p0 gt-eq 0"),
-        (predicate(Op.LT, "long", -2147483640, transform="truncate[10]"), "(p0 lt -2147483640 or p0 eq 2147483646)"),
-        (predicate(Op.NOT_EQ, "long", 2147483646, transform="truncate[10]"), "true"),
-        (predicate(Op.NOT_IN, "long", 20, 2147483646, transform="truncate[10]"), "p0 not-eq 20"),
-        (predicate(Op.EQ, "long", 5, transform="truncate[10]"), "p0 eq 5"),
+        (build_predicate(Op.EQ, "long", -(2**31)), "p0 in -2147483650 2147483646"),
+        (build_predicate(Op.IN, "long", -(2**31) + 1, 7), "p0 in -2147483650 0 2147483646"),
+        (build_predicate(Op.EQ, "long", -(2**31) + 8), "p0 eq -2147483640"),
+        (build_predicate(Op.LT, "long", -(2**31)), "(p0 lt -2147483649 or p0 gt-eq 9223372036854775806)"),
+        (build_predicate(Op.LT, "long", 5), "(p0 lt 1 or p0 gt-eq 9223372036854775806 or p0 eq 2147483646)"),
+        (build_predicate(Op.GT, "long", 5), "p0 gt-eq 0"),
+        (
+            build_predicate(Op.LT, "long", -2147483640, transform="truncate[10]"),
+            "(p0 lt -2147483640 or p0 eq 2147483646)",
+        ),
+        (build_predicate(Op.NOT_EQ, "long", 2147483646, transform="truncate[10]"), "true"),
+        (build_predicate(Op.NOT_IN, "long", 20, 2147483646, transform="truncate[10]"), "p0 not-eq 20"),
+        (build_predicate(Op.EQ, "long", 5, transform="truncate[10]"), "p0 eq 5"),
     ],
 )
 def test_projection_includes_wrapped_truncations_of_a_long_that_was_an_int(condition: Bound, expected: str) -> None:
-    assert expression_text(project_inclusive(condition, spec("truncate[10]"))) == expected
+    assert format_expression(project_inclusive(condition, build_spec("truncate[10]"))) == expected
 
 
 def test_wide_truncation_of_a_long_that_was_an_int_decides_nothing() -> None:
     """Java's remainder of an int overflows: 1,100,000,000 is stored as 1,294,967,296, and not as 0."""
-    wide = "truncate[1500000000]"
-    assert expression_text(project_inclusive(predicate(Op.EQ, "long", 0, transform=wide), spec(wide))) == "p0 not-null"
-    assert expression_text(project_inclusive(predicate(Op.NOT_EQ, "long", 0, transform=wide), spec(wide))) == "true"
-    assert project_strict(predicate(Op.LT, "long", 0, transform=wide), spec(wide)) == FALSE
+    long_truncation = "truncate[1500000000]"
+    assert (
+        format_expression(
+            project_inclusive(build_predicate(Op.EQ, "long", 0, transform=long_truncation), build_spec(long_truncation))
+        )
+        == "p0 not-null"
+    )
+    assert (
+        format_expression(
+            project_inclusive(
+                build_predicate(Op.NOT_EQ, "long", 0, transform=long_truncation), build_spec(long_truncation)
+            )
+        )
+        == "true"
+    )
+    assert (
+        project_strict(build_predicate(Op.LT, "long", 0, transform=long_truncation), build_spec(long_truncation))
+        == FALSE
+    )
 
 
 def test_transform_of_several_columns_decides_nothing() -> None:
     several = PartitionSpec(0, (PartitionField("p", "bucket[4]", source_ids=(1, 2), field_id=1000),))
-    assert project_inclusive(predicate(Op.EQ, "int", 1), several) == TRUE
-    assert project_strict(predicate(Op.NOT_EQ, "int", 1), several) == FALSE
-    assert project_strict(predicate(Op.GT, "int", 1), spec("bucket[4]")) == FALSE
+    assert project_inclusive(build_predicate(Op.EQ, "int", 1), several) == TRUE
+    assert project_strict(build_predicate(Op.NOT_EQ, "int", 1), several) == FALSE
+    assert project_strict(build_predicate(Op.GT, "int", 1), build_spec("bucket[4]")) == FALSE
 
 
 def test_comparison_that_all_values_satisfy_projects_to_not_null() -> None:
-    everything = predicate(Op.GT_EQ, "int", -(2**31))
-    assert expression_text(project_inclusive(everything, spec("truncate[8]"))) == "p0 not-null"
-    assert not must_match(project_strict(everything, spec("truncate[8]")), {1000: None})
+    always_true = build_predicate(Op.GT_EQ, "int", -(2**31))
+    assert format_expression(project_inclusive(always_true, build_spec("truncate[8]"))) == "p0 not-null"
+    assert not must_match(project_strict(always_true, build_spec("truncate[8]")), {1000: None})
 
 
 ORDERED = [
@@ -222,11 +251,11 @@ def test_predicate_on_a_transform_is_rewritten_on_its_source(data: st.DataObject
     row = {1: data.draw(st.none() | values_of(kind))}
     ranges = source_ranges(query)
     assert all(leaf.transform == "identity" and leaf.result == kind for leaf in leaves(ranges))
-    expected = matches(query, row, pythons_order)
+    expected = matches(query, row, order_like_python)
     if (kind, query.transform) in ORDERED:
-        assert matches(ranges, row, pythons_order) == expected, expression_text(ranges)
+        assert matches(ranges, row, order_like_python) == expected, format_expression(ranges)
     else:
-        assert matches(ranges, row, pythons_order) or not expected, expression_text(ranges)
+        assert matches(ranges, row, order_like_python) or not expected, format_expression(ranges)
 
 
 def leaves(expression: Expression) -> list[Bound]:
@@ -246,7 +275,7 @@ def test_source_bounds_prune_as_much_as_javas_transformed_bounds(data: st.DataOb
     assume(not wraps(transform, kind))
     for nulls in (False, True):
         if bounds_keep(source_ranges(query), lower, upper, nulls):
-            assert java_keeps(query, first, last, nulls), expression_text(source_ranges(query))
+            assert java_keeps(query, first, last, nulls), format_expression(source_ranges(query))
 
 
 def wraps(transform: str, kind: str) -> bool:
@@ -289,37 +318,37 @@ def bounds_keep(expression: Expression, lower: Any, upper: Any, nulls: bool) -> 
 
 def test_large_value_list_is_projected_to_one_range_or_nothing() -> None:
     days = tuple(range(0, 4 * RANGES_MAX, 2))
-    wide = source_ranges(predicate(Op.IN, "timestamp", *days, transform="day"))
-    assert expression_text(wide) == f"(x gt-eq 0 and x lt {(days[-1] + 1) * DAY})"
-    assert source_ranges(predicate(Op.NOT_IN, "timestamp", *days, transform="day")) == TRUE
-    together = source_ranges(predicate(Op.IN, "timestamp", *range(1000), transform="day"))
-    assert expression_text(together) == f"(x gt-eq 0 and x lt {1000 * DAY})"
+    many_days = source_ranges(build_predicate(Op.IN, "timestamp", *days, transform="day"))
+    assert format_expression(many_days) == f"(x gt-eq 0 and x lt {(days[-1] + 1) * DAY})"
+    assert source_ranges(build_predicate(Op.NOT_IN, "timestamp", *days, transform="day")) == TRUE
+    together = source_ranges(build_predicate(Op.IN, "timestamp", *range(1000), transform="day"))
+    assert format_expression(together) == f"(x gt-eq 0 and x lt {1000 * DAY})"
 
 
 @pytest.mark.parametrize(
     ("condition", "expected"),
     [
-        (predicate(Op.EQ, "string", "ab", transform="truncate[2]"), "(x gt-eq 'ab' and x lt 'ac')"),
-        (predicate(Op.EQ, "string", "a", transform="truncate[2]"), "x eq 'a'"),
-        (predicate(Op.EQ, "string", "abc", transform="truncate[2]"), "false"),
-        (predicate(Op.NOT_EQ, "string", "abc", transform="truncate[2]"), "true"),
-        (predicate(Op.GT, "string", "ab", transform="truncate[2]"), "x gt-eq 'ac'"),
-        (predicate(Op.GT, "string", "\U0010ffff", transform="truncate[1]"), "false"),
-        (predicate(Op.LT_EQ, "binary", b"a\xff", transform="truncate[2]"), "x lt b'b'"),
-        (predicate(Op.GT, "string", "\ud7ff", transform="truncate[1]"), f"x gt-eq {chr(0xE000)!r}"),
-        (predicate(Op.NOT_EQ, "int", 3, transform="truncate[4]"), "true"),
-        (predicate(Op.NOT_EQ, "int", 4, transform="truncate[4]"), "(x is-null or x lt 4 or x gt-eq 8)"),
-        (predicate(Op.LT, "date", 1, transform="year"), "x lt 365"),
-        (predicate(Op.IS_NULL, "date", transform="bucket[4]"), "x is-null"),
-        (predicate(Op.EQ, "date", 1, transform="bucket[4]"), "x not-null"),
-        (predicate(Op.NOT_EQ, "date", 1, transform="bucket[4]"), "true"),
-        (predicate(Op.EQ, "int", 1), "x eq 1"),
+        (build_predicate(Op.EQ, "string", "ab", transform="truncate[2]"), "(x gt-eq 'ab' and x lt 'ac')"),
+        (build_predicate(Op.EQ, "string", "a", transform="truncate[2]"), "x eq 'a'"),
+        (build_predicate(Op.EQ, "string", "abc", transform="truncate[2]"), "false"),
+        (build_predicate(Op.NOT_EQ, "string", "abc", transform="truncate[2]"), "true"),
+        (build_predicate(Op.GT, "string", "ab", transform="truncate[2]"), "x gt-eq 'ac'"),
+        (build_predicate(Op.GT, "string", "\U0010ffff", transform="truncate[1]"), "false"),
+        (build_predicate(Op.LT_EQ, "binary", b"a\xff", transform="truncate[2]"), "x lt b'b'"),
+        (build_predicate(Op.GT, "string", "\ud7ff", transform="truncate[1]"), f"x gt-eq {chr(0xE000)!r}"),
+        (build_predicate(Op.NOT_EQ, "int", 3, transform="truncate[4]"), "true"),
+        (build_predicate(Op.NOT_EQ, "int", 4, transform="truncate[4]"), "(x is-null or x lt 4 or x gt-eq 8)"),
+        (build_predicate(Op.LT, "date", 1, transform="year"), "x lt 365"),
+        (build_predicate(Op.IS_NULL, "date", transform="bucket[4]"), "x is-null"),
+        (build_predicate(Op.EQ, "date", 1, transform="bucket[4]"), "x not-null"),
+        (build_predicate(Op.NOT_EQ, "date", 1, transform="bucket[4]"), "true"),
+        (build_predicate(Op.EQ, "int", 1), "x eq 1"),
     ],
 )
 def test_transformed_predicate_becomes_ranges_of_its_source(condition: Bound, expected: str) -> None:
-    assert expression_text(source_ranges(condition)) == expected
+    assert format_expression(source_ranges(condition)) == expected
 
 
 def test_oracle_treats_null_as_not_equal_and_not_less() -> None:
-    assert holds(predicate(Op.NOT_EQ, "int", 1), None, javas_order)
-    assert not holds(predicate(Op.LT, "int", 1), None, javas_order)
+    assert holds(build_predicate(Op.NOT_EQ, "int", 1), None, order_like_java)
+    assert not holds(build_predicate(Op.LT, "int", 1), None, order_like_java)

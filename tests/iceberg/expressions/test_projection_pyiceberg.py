@@ -104,8 +104,8 @@ def to_pyiceberg(expression: Expression) -> theirs.BooleanExpression:
     if isinstance(expression, Always):
         return theirs.AlwaysTrue() if expression.value else theirs.AlwaysFalse()
     if isinstance(expression, And | Or):
-        joined = theirs.And if isinstance(expression, And) else theirs.Or
-        return joined(*map(to_pyiceberg, expression.children))
+        combine = theirs.And if isinstance(expression, And) else theirs.Or
+        return combine(*map(to_pyiceberg, expression.children))
     assert isinstance(expression, Bound)
     operator, literal = PREDICATES[expression.op], TYPES[expression.kind][1]
     if expression.op in (Op.IN, Op.NOT_IN):
@@ -163,8 +163,8 @@ def test_predicates_that_pyicebergs_residual_decides_are_decided(data: st.DataOb
     partition = draw_partition(data, spec, nulls=False)
     evaluator = residual_evaluator_of(their_spec(spec), to_pyiceberg(query), case_sensitive=True, schema=SCHEMA)
     expected = evaluator.residual_for(their_record(spec, partition))
-    result = Residuals(query, spec)(by_field(spec, partition))
+    residual = Residuals(query, spec)(by_field(spec, partition))
     if isinstance(expected, theirs.AlwaysTrue):
-        assert result == TRUE
+        assert residual == TRUE
     if isinstance(expected, theirs.AlwaysFalse):
-        assert result == FALSE
+        assert residual == FALSE

@@ -19,7 +19,17 @@ from pyiceberg.table.update import TableUpdate, update_table_metadata
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.table_json import encode_table
-from tests.iceberg.samples import NOW, Json, add_snapshot, apply_json, field, order, set_ref, spec, table
+from tests.iceberg.samples import (
+    NOW,
+    Json,
+    add_snapshot,
+    apply_json,
+    build_field,
+    build_order,
+    build_spec,
+    build_table,
+    set_ref,
+)
 from tests.seeds import examples
 
 UPDATE: TypeAdapter[Any] = TypeAdapter(TableUpdate)
@@ -30,12 +40,12 @@ TYPES = ["int", "string", "decimal(9, 2)", "timestamptz", "uuid", "date"]
 def evolve_schema(draw: st.DrawFn, m: TableMetadata) -> list[Json]:
     fields = [{"id": f.id, "name": f.name, "required": f.required, "type": f.type} for f in m.current_schema.fields]
     new_id = m.last_column_id + 1
-    fields.append(field(new_id, f"c{new_id}", draw(st.sampled_from(TYPES))))
+    fields.append(build_field(new_id, f"c{new_id}", draw(st.sampled_from(TYPES))))
     document = {"type": "struct", "schema-id": max(s.id for s in m.schemas) + 1, "fields": fields}
-    added: list[Json] = [{"action": "add-schema", "schema": document}]
+    updates: list[Json] = [{"action": "add-schema", "schema": document}]
     if draw(st.booleans()):
-        added.append({"action": "set-current-schema", "schema-id": -1})
-    return added
+        updates.append({"action": "set-current-schema", "schema-id": -1})
+    return updates
 
 
 def evolve_spec(draw: st.DrawFn, m: TableMetadata) -> list[Json]:
@@ -48,7 +58,7 @@ def evolve_spec(draw: st.DrawFn, m: TableMetadata) -> list[Json]:
         ids = tuple(range(1000, 1000 + len(fields)))
     else:
         fields, ids = [(1, f"bucket[{spec_id + 1}]", f"p{spec_id}")], (m.last_partition_id + 1,)
-    results: list[Json] = [{"action": "add-spec", "spec": spec(*fields, ids=ids, spec_id=spec_id)}]
+    results: list[Json] = [{"action": "add-spec", "spec": build_spec(*fields, ids=ids, spec_id=spec_id)}]
     if draw(st.booleans()):
         results.append({"action": "set-default-spec", "spec-id": -1})
     return results
@@ -57,7 +67,7 @@ def evolve_spec(draw: st.DrawFn, m: TableMetadata) -> list[Json]:
 def evolve_order(draw: st.DrawFn, m: TableMetadata) -> list[Json]:
     order_id = max(o.order_id for o in m.sort_orders) + 1
     results: list[Json] = [
-        {"action": "add-sort-order", "sort-order": order((1, f"truncate[{order_id}]"), order_id=order_id)}
+        {"action": "add-sort-order", "sort-order": build_order((1, f"truncate[{order_id}]"), order_id=order_id)}
     ]
     if draw(st.booleans()):
         results.append({"action": "set-default-sort-order", "sort-order-id": -1})
@@ -156,13 +166,13 @@ def comparable(m: Theirs, *, expired: bool) -> dict[str, Any]:
 @settings(max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(data=st.data())
 def test_every_commit_produces_the_metadata_of_pyiceberg(version: int, data: st.DataObject) -> None:
-    m = table(version)
+    m = build_table(version)
     for _ in range(data.draw(st.integers(1, 12))):
         updates = data.draw(draw_commit(m))
         before = TableMetadataUtil.parse_raw(encode_table(m).decode())
-        theirs = update_table_metadata(before, tuple(UPDATE.validate_python(update) for update in updates))
+        expected_metadata = update_table_metadata(before, tuple(UPDATE.validate_python(update) for update in updates))
         m = apply_json(m, updates, now_ms=m.last_updated_ms + 10)
         ours = TableMetadataUtil.parse_raw(encode_table(m).decode())
         expired = updates[0]["action"] == "remove-snapshots"
-        assert comparable(ours, expired=expired) == comparable(theirs, expired=expired), updates
+        assert comparable(ours, expired=expired) == comparable(expected_metadata, expired=expired), updates
     assert m.last_updated_ms >= NOW

@@ -23,22 +23,22 @@ from tests.iceberg.expressions.predicates import (
     by_field,
     expressions,
     holds,
-    javas_order,
     matches,
+    order_like_java,
+    order_like_python,
     partition_of,
     predicates,
-    pythons_order,
     specs,
     values_of,
 )
 from tests.seeds import examples
 
 
-def predicate(op: Op, kind: str, *values: Value) -> Bound:
+def build_predicate(op: Op, kind: str, *values: Value) -> Bound:
     return Bound(op, 1, "x", kind, "identity", kind, values)
 
 
-def residual(expression: Expression, transform: str, value: Value | None) -> Expression:
+def compute_residual(expression: Expression, transform: str, value: Value | None) -> Expression:
     spec = PartitionSpec(0, (PartitionField("p", transform, source_id=1, field_id=1000),))
     return Residuals(expression, spec)({1000: value})
 
@@ -50,9 +50,9 @@ def test_residual_agrees_with_the_filter_on_each_row_of_the_partition(data: st.D
     spec, expression = data.draw(specs(columns)), data.draw(expressions(columns))
     row = {column: data.draw(st.none() | values_of(kind)) for column, kind in columns.items()}
     partition = partition_of(spec, columns, row, old=data.draw(st.booleans()))
-    result = Residuals(expression, spec)(by_field(spec, partition))
-    for order in (javas_order, pythons_order):
-        assert matches(result, row, order) == matches(expression, row, order), result
+    residual = Residuals(expression, spec)(by_field(spec, partition))
+    for order in (order_like_java, order_like_python):
+        assert matches(residual, row, order) == matches(expression, row, order), residual
 
 
 DAY_100 = (100 * DAY, 101 * DAY)
@@ -61,49 +61,49 @@ DAY_100 = (100 * DAY, 101 * DAY)
 @pytest.mark.parametrize(
     ("condition", "expected"),
     [
-        (predicate(Op.LT, "timestamp", DAY_100[0]), "false"),
-        (predicate(Op.LT, "timestamp", DAY_100[0] + 1), "rest"),
-        (predicate(Op.LT, "timestamp", DAY_100[1]), "true"),
-        (predicate(Op.GT_EQ, "timestamp", DAY_100[0]), "true"),
-        (predicate(Op.GT, "timestamp", DAY_100[0]), "rest"),
-        (predicate(Op.EQ, "timestamp", DAY_100[1]), "false"),
-        (predicate(Op.EQ, "timestamp", DAY_100[0]), "rest"),
-        (predicate(Op.NOT_EQ, "timestamp", DAY_100[1]), "true"),
-        (predicate(Op.NOT_IN, "timestamp", DAY_100[0], DAY_100[1]), "rest"),
-        (predicate(Op.IS_NULL, "timestamp"), "false"),
-        (predicate(Op.NOT_NULL, "timestamp"), "true"),
+        (build_predicate(Op.LT, "timestamp", DAY_100[0]), "false"),
+        (build_predicate(Op.LT, "timestamp", DAY_100[0] + 1), "rest"),
+        (build_predicate(Op.LT, "timestamp", DAY_100[1]), "true"),
+        (build_predicate(Op.GT_EQ, "timestamp", DAY_100[0]), "true"),
+        (build_predicate(Op.GT, "timestamp", DAY_100[0]), "rest"),
+        (build_predicate(Op.EQ, "timestamp", DAY_100[1]), "false"),
+        (build_predicate(Op.EQ, "timestamp", DAY_100[0]), "rest"),
+        (build_predicate(Op.NOT_EQ, "timestamp", DAY_100[1]), "true"),
+        (build_predicate(Op.NOT_IN, "timestamp", DAY_100[0], DAY_100[1]), "rest"),
+        (build_predicate(Op.IS_NULL, "timestamp"), "false"),
+        (build_predicate(Op.NOT_NULL, "timestamp"), "true"),
     ],
 )
 def test_day_partition_decides_a_timestamp_filter_or_keeps_it(condition: Bound, expected: str) -> None:
-    assert residual(condition, "day", 100) == {"true": TRUE, "false": FALSE, "rest": condition}[expected]
+    assert compute_residual(condition, "day", 100) == {"true": TRUE, "false": FALSE, "rest": condition}[expected]
 
 
 def test_comparisons_are_false_and_inequality_is_true_in_a_null_partition() -> None:
-    assert residual(predicate(Op.LT, "int", 5), "identity", None) == FALSE
-    assert residual(predicate(Op.GT_EQ, "int", -(2**31)), "truncate[8]", None) == FALSE
-    assert residual(predicate(Op.NOT_EQ, "int", 5), "bucket[4]", None) == TRUE
-    assert residual(predicate(Op.NOT_STARTS_WITH, "string", "abc"), "truncate[2]", None) == TRUE
-    assert residual(predicate(Op.IS_NULL, "int"), "identity", None) == TRUE
+    assert compute_residual(build_predicate(Op.LT, "int", 5), "identity", None) == FALSE
+    assert compute_residual(build_predicate(Op.GT_EQ, "int", -(2**31)), "truncate[8]", None) == FALSE
+    assert compute_residual(build_predicate(Op.NOT_EQ, "int", 5), "bucket[4]", None) == TRUE
+    assert compute_residual(build_predicate(Op.NOT_STARTS_WITH, "string", "abc"), "truncate[2]", None) == TRUE
+    assert compute_residual(build_predicate(Op.IS_NULL, "int"), "identity", None) == TRUE
 
 
 def test_only_undecided_predicates_remain_in_a_residual() -> None:
-    day, other = predicate(Op.LT, "timestamp", DAY_100[1]), Bound(Op.EQ, 2, "y", "int", "identity", "int", (1,))
-    inside = predicate(Op.GT, "timestamp", DAY_100[0] + 5)
-    assert residual(And((day, other)), "day", 100) == other
-    assert residual(And((day, other)), "day", 101) == FALSE
-    assert residual(Or((And((inside, other)), day)), "day", 101) == other
-    assert residual(And((inside, other, day)), "day", 100) == And((inside, other))
+    day, other = build_predicate(Op.LT, "timestamp", DAY_100[1]), Bound(Op.EQ, 2, "y", "int", "identity", "int", (1,))
+    inside = build_predicate(Op.GT, "timestamp", DAY_100[0] + 5)
+    assert compute_residual(And((day, other)), "day", 100) == other
+    assert compute_residual(And((day, other)), "day", 101) == FALSE
+    assert compute_residual(Or((And((inside, other)), day)), "day", 101) == other
+    assert compute_residual(And((inside, other, day)), "day", 100) == And((inside, other))
 
 
 def test_residual_of_an_unpartitioned_table_is_the_filter() -> None:
-    expression = And((predicate(Op.EQ, "int", 1), predicate(Op.IS_NULL, "int")))
+    expression = And((build_predicate(Op.EQ, "int", 1), build_predicate(Op.IS_NULL, "int")))
     assert Residuals(expression, UNPARTITIONED)({}) is expression
     void = PartitionSpec(0, (PartitionField("p", "void", 1, (), 1000),))
     assert Residuals(expression, void)({1000: None}) is expression
 
 
 def test_field_missing_from_the_partition_decides_nothing() -> None:
-    expression = predicate(Op.GT, "int", 1)
+    expression = build_predicate(Op.GT, "int", 1)
     spec = PartitionSpec(0, (PartitionField("p", "identity", source_id=1, field_id=1000),))
     assert Residuals(expression, spec)({}) == expression
     assert Residuals(expression, spec)({1000: None}) == FALSE
@@ -123,17 +123,17 @@ def test_field_missing_from_the_partition_decides_nothing() -> None:
 def test_file_and_predicate_are_kept_when_clients_read_a_number_differently(
     op: Op, value: float, literal: float
 ) -> None:
-    query_predicate = predicate(op, "double", *([literal, 7.0] if op == Op.IN else [literal]))
+    query_predicate = build_predicate(op, "double", *([literal, 7.0] if op == Op.IN else [literal]))
     assert evaluate(query_predicate, value) is None
-    assert residual(query_predicate, "identity", value) == query_predicate
+    assert compute_residual(query_predicate, "identity", value) == query_predicate
 
 
 def test_nan_is_less_than_no_value_and_differs_from_all() -> None:
-    assert evaluate(predicate(Op.LT, "double", 1.0), math.nan) is False
-    assert evaluate(predicate(Op.NOT_EQ, "double", 1.0), math.nan) is True
-    assert evaluate(predicate(Op.NOT_IN, "double", 0.0, 1.0), math.nan) is True
-    assert evaluate(predicate(Op.IS_NAN, "double"), math.nan) is True
-    assert evaluate(predicate(Op.NOT_NAN, "double"), None) is True
+    assert evaluate(build_predicate(Op.LT, "double", 1.0), math.nan) is False
+    assert evaluate(build_predicate(Op.NOT_EQ, "double", 1.0), math.nan) is True
+    assert evaluate(build_predicate(Op.NOT_IN, "double", 0.0, 1.0), math.nan) is True
+    assert evaluate(build_predicate(Op.IS_NAN, "double"), math.nan) is True
+    assert evaluate(build_predicate(Op.NOT_NAN, "double"), None) is True
 
 
 @given(st.data())
@@ -142,14 +142,14 @@ def test_single_value_is_decided_only_if_all_clients_agree(data: st.DataObject) 
     kind = data.draw(st.sampled_from(sorted(COLUMNS.values())))
     query = data.draw(predicates({1: kind}, terms=False))
     value: Any = data.draw(st.none() | values_of(kind))
-    javas, pythons = holds(query, value, javas_order), holds(query, value, pythons_order)
+    javas, pythons = holds(query, value, order_like_java), holds(query, value, order_like_python)
     assert evaluate(query, value) == (javas if javas == pythons else None)
     assert may_match(query, {1: value}) == (javas or pythons)
     assert must_match(query, {1: value}) == (javas and pythons)
 
 
 def test_field_without_a_value_decides_nothing() -> None:
-    query_predicate = predicate(Op.EQ, "int", 1)
+    query_predicate = build_predicate(Op.EQ, "int", 1)
     assert may_match(query_predicate, {})
     assert not must_match(query_predicate, {})
 
@@ -161,15 +161,15 @@ def test_residual_uses_only_names_of_the_current_schema() -> None:
     def equals_on(column_id: int, name: str) -> Bound:
         return Bound(Op.EQ, column_id, name, "int", "identity", "int", (5,))
 
-    kept_field, renamed, replaced, dropped = (
+    kept_field, renamed_field, replaced, dropped = (
         equals_on(1, "x"),
         equals_on(2, "before"),
         equals_on(3, "old"),
         equals_on(9, "gone"),
     )
-    both = And((kept_field, equals_on(4, "old")))
-    assert make_bindable(both, schema) is both
-    for other in (renamed, replaced, dropped):
+    both_conditions = And((kept_field, equals_on(4, "old")))
+    assert make_bindable(both_conditions, schema) is both_conditions
+    for other in (renamed_field, replaced, dropped):
         assert make_bindable(other, schema) == TRUE
         assert make_bindable(And((kept_field, other)), schema) == kept_field
         assert make_bindable(Or((kept_field, other)), schema) == TRUE
@@ -188,10 +188,10 @@ def test_residual_for_java_includes_both_zeros_if_either_satisfies_it() -> None:
         (Op.GT, (0.0,), (Op.GT, "(0.0,)")),
         (Op.EQ, (1.0,), (Op.EQ, "(1.0,)")),
     ):
-        query_predicate = predicate(op, "double", *literals)
-        widened = match_both_zeros(And((query_predicate, predicate(Op.EQ, "int", 0))))
+        query_predicate = build_predicate(op, "double", *literals)
+        widened = match_both_zeros(And((query_predicate, build_predicate(Op.EQ, "int", 0))))
         assert isinstance(widened, And)
         first, second = widened.children
         assert isinstance(first, Bound)
         assert (first.op, repr(first.values)) == expected
-        assert second == predicate(Op.EQ, "int", 0)
+        assert second == build_predicate(Op.EQ, "int", 0)

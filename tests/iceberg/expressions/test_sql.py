@@ -72,7 +72,7 @@ class Sql:
     used: bool = True
 
 
-def value(rng: random.Random, name: str) -> Any:
+def draw_value(rng: random.Random, name: str) -> Any:
     """Return a value as Python has it, including NaN and None."""
     if rng.random() < 0.15:
         return None
@@ -126,14 +126,14 @@ def table() -> Iterator[tuple[duckdb.DuckDBPyConnection, list[Row]]]:
     db.execute(f'CREATE TABLE rows (n INTEGER, {columns}, st STRUCT("in" INTEGER, deep STRUCT(y INTEGER)))')
     rows: list[Row] = []
     for number in range(ROWS):
-        values = {name: value(rng, name) for name in COLUMNS}
-        inner, deep = value(rng, "in"), value(rng, "y")
+        values = {name: draw_value(rng, name) for name in COLUMNS}
+        inner, deep_value = draw_value(rng, "in"), draw_value(rng, "y")
         zoned = [f"{value}+00" if name == "tz" and value is not None else value for name, value in values.items()]
         marks = ", ".join("?" for _ in values)
         row = "{'in': ?::INTEGER, 'deep': {'y': ?::INTEGER}}"
-        db.execute(f"INSERT INTO rows VALUES (?, {marks}, {row})", [number, *zoned, inner, deep])
+        db.execute(f"INSERT INTO rows VALUES (?, {marks}, {row})", [number, *zoned, inner, deep_value])
         new_row: Row = {field.id: to_row_value(COLUMNS[field.name][0], values[field.name]) for field in FIELDS}
-        rows.append(new_row | {50: True, 51: inner, 52: True, 53: deep})
+        rows.append(new_row | {50: True, 51: inner, 52: True, 53: deep_value})
     yield db, rows
     db.close()
 
@@ -143,7 +143,7 @@ def table() -> Iterator[tuple[duckdb.DuckDBPyConnection, list[Row]]]:
 
 def literal(rng: random.Random, name: str) -> Sql:
     """Return a literal suitable for a column; `used` is False if it is rounded or engines convert it."""
-    literal_value = value(rng, name)
+    literal_value = draw_value(rng, name)
     if literal_value is None:
         return make_same("NULL")
     match name:
@@ -266,7 +266,7 @@ def leaf(rng: random.Random) -> Sql:
     if shape < 0.86:
         return like(rng)
     if shape < 0.9:
-        day = value(rng, "day") or EPOCH
+        day = draw_value(rng, "day") or EPOCH
         called = rng.choice(["CAST(ts AS DATE)", "CAST(day AS DATE)", "CAST(tz AS DATE)"])
         return make_same(f"{called} {rng.choice(['=', '<', '>=', '<>'])} DATE '{day}'")
     if shape < 0.93:
@@ -307,24 +307,24 @@ def like(rng: random.Random) -> Sql:
 
 def evaluate_sql(text: str, rows: list[Row]) -> tuple[set[int], tuple[str, ...]]:
     """Return the numbers of the kept rows for a client for which NaN is above all numbers, and the parts not used."""
-    read = parse_sql(text, BOUND_TO)
-    bound = bind(read.expression, BOUND_TO, (), case_sensitive=True)
+    parsed = parse_sql(text, BOUND_TO)
+    bound = bind(parsed.expression, BOUND_TO, (), case_sensitive=True)
     bound_json = expression_json(bound)
     json.dumps(bound_json, allow_nan=False)
-    return {number for number, row in enumerate(rows) if matches(bound_json, row, NAMES, SPARK_MEANING)}, read.unused
+    return {number for number, row in enumerate(rows) if matches(bound_json, row, NAMES, SPARK_MEANING)}, parsed.unused
 
 
 def compare_with_duckdb(seed: int, db: duckdb.DuckDBPyConnection, rows: list[Row]) -> bool:
     """Compare one random predicate with DuckDB, and return whether all of it was used."""
     sql = predicate(random.Random(seed))
     actual_numbers = {number for (number,) in db.execute(f"SELECT n FROM rows WHERE {sql.duck}").fetchall()}
-    ours, unused = evaluate_sql(sql.ours, rows)
-    context = f"seed {seed}: {sql.ours}\nDuckDB {sorted(actual_numbers)}\nours {sorted(ours)}\nunused {unused}"
-    assert actual_numbers <= ours, context
+    kept_rows, unused = evaluate_sql(sql.ours, rows)
+    context = f"seed {seed}: {sql.ours}\nDuckDB {sorted(actual_numbers)}\nours {sorted(kept_rows)}\nunused {unused}"
+    assert actual_numbers <= kept_rows, context
     assert bool(unused) <= (not sql.used), context
     if sql.used and not unused:
         numbers = [number for number, row in enumerate(rows) if row[5] == row[5] and row[6] == row[6]]
-        assert actual_numbers & set(numbers) == ours & set(numbers), context
+        assert actual_numbers & set(numbers) == kept_rows & set(numbers), context
     return sql.used
 
 
@@ -348,9 +348,9 @@ def test_expressions_keep_the_rows_of_duckdb_over_many_predicates(
 
 def parse_to_json(text: str) -> Any:
     """Return the expression of a fully used predicate as JSON."""
-    read = parse_sql(text, BOUND_TO)
-    assert read.unused == (), text
-    return expression_json(bind(read.expression, BOUND_TO, (), case_sensitive=True))
+    parsed = parse_sql(text, BOUND_TO)
+    assert parsed.unused == (), text
+    return expression_json(bind(parsed.expression, BOUND_TO, (), case_sensitive=True))
 
 
 @pytest.mark.parametrize(
@@ -373,8 +373,8 @@ def parse_to_json(text: str) -> Any:
     ],
 )
 def test_transforms_are_read_in_the_syntax_of_spark_and_trino(text: str, transform: str, value: object) -> None:
-    result = parse_to_json(text)
-    assert (result["type"], result["term"]["transform"], result["value"]) == ("eq", transform, value)
+    filter_json = parse_to_json(text)
+    assert (filter_json["type"], filter_json["term"]["transform"], filter_json["value"]) == ("eq", transform, value)
 
 
 @pytest.mark.parametrize(
@@ -408,16 +408,16 @@ def test_transforms_are_read_in_the_syntax_of_spark_and_trino(text: str, transfo
     ],
 )
 def test_predicates_that_engines_evaluate_differently_prune_nothing_and_are_reported(text: str) -> None:
-    for whole in (text, f"NOT ({text})"):
-        read = parse_sql(whole, BOUND_TO)
-        assert expression_json(read.expression) is True
-        assert len(read.unused) == 1
+    for condition in (text, f"NOT ({text})"):
+        parsed = parse_sql(condition, BOUND_TO)
+        assert expression_json(parsed.expression) is True
+        assert len(parsed.unused) == 1
 
 
 def test_only_the_unusable_part_of_a_conjunction_is_omitted() -> None:
-    read = parse_sql("id = 1 AND abs(a) = 3 AND s LIKE 'a_c%'", BOUND_TO)
-    assert read.unused == ("ABS(a) = 3", "s LIKE 'a_c%'")
-    assert expression_json(read.expression)["left"] == {"type": "eq", "term": "id", "value": "1"}
+    parsed = parse_sql("id = 1 AND abs(a) = 3 AND s LIKE 'a_c%'", BOUND_TO)
+    assert parsed.unused == ("ABS(a) = 3", "s LIKE 'a_c%'")
+    assert expression_json(parsed.expression)["left"] == {"type": "eq", "term": "id", "value": "1"}
 
 
 def test_comparison_with_a_value_outside_floats_keeps_its_neighbours() -> None:
@@ -466,8 +466,8 @@ def test_numbers_with_too_many_digits_for_python_are_rejected_or_not_used(text: 
 
 
 def test_chain_of_thousands_of_predicates_is_read() -> None:
-    read = parse_sql(" OR ".join(f"id = {number}" for number in range(3000)), BOUND_TO)
-    assert read.unused == ()
+    parsed = parse_sql(" OR ".join(f"id = {number}" for number in range(3000)), BOUND_TO)
+    assert parsed.unused == ()
 
 
 def test_dropped_column_is_found_in_an_older_schema() -> None:

@@ -31,13 +31,13 @@ CLOSED = {"(": ")", "[": "]", " ": ""}
 
 @pytest.mark.parametrize("dialect", ["trino", "duckdb", "spark", None])
 def test_parsing_of_30_nested_levels_always_ends(dialect: str | None) -> None:
-    result = Dialect.get_or_raise(dialect)
+    sql_dialect = Dialect.get_or_raise(dialect)
     for first, second in zip(OPENED, OPENED[3:] + OPENED[:3], strict=True):
         inside = "1"
-        for opened in (first, second) * 15:
-            inside = f"{opened}{inside}{CLOSED[opened[-1]]}"
+        for parser_input in (first, second) * 15:
+            inside = f"{parser_input}{inside}{CLOSED[parser_input[-1]]}"
         with suppress(SqlglotError, RecursionError):
-            parse_statements(result, f"SELECT {inside}")
+            parse_statements(sql_dialect, f"SELECT {inside}")
 
 
 def test_nested_rows_are_read() -> None:

@@ -18,8 +18,8 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.table_json import decode_table
 from seamark.formats.iceberg.types import values
 from seamark.formats.runtime.errors import BadRequest
-from tests.planner.lakes.kinds import FLOATS, V3_ONLY, base, pool, random_kind, to_bytes, widen_kind
-from tests.planner.lakes.partitioning import apply, random_transform, result_kind
+from tests.planner.lakes.kinds import FLOATS, V3_ONLY, draw_pool, random_kind, strip_parameters, to_bytes, widen_kind
+from tests.planner.lakes.partitioning import apply, infer_result_kind, random_transform
 
 UUID = "9c12d441-03fe-4693-9a96-a0705ddf69c1"
 NAMES = ["id", "a b", "ä€𝄞", "1st", "x.y", "day", "漢字", "a_x20b", "-", "\x00", 'quote"d', "__"]
@@ -40,13 +40,13 @@ class Case:
         self.seed, self.version = seed, version
         self.rng = rng = random.Random(seed)
         self.kinds = {i: random_kind(rng, version) for i in range(1, rng.randint(2, 9))}
-        self.values = {column: pool(rng, kind, 6) for column, kind in self.kinds.items()}
+        self.values = {column: draw_pool(rng, kind, 6) for column, kind in self.kinds.items()}
         self.fields: list[tuple[int, int, str, str]] = []
         names = rng.sample([name for name in NAMES if name not in avoided], 4)
         for i in range(rng.choice([0, 1, 1, 2, 3, 4])):
             source = rng.choice(list(self.kinds))
             transform = random_transform(rng, self.kinds[source], self.values[source], void=True)
-            if base(result_kind(transform, self.kinds[source])) not in avoided:
+            if strip_parameters(infer_result_kind(transform, self.kinds[source])) not in avoided:
                 self.fields.append((1000 + i, source, transform, names[i]))
         # No field has the name of a column, which is only allowed for identity transforms.
         self.properties = {"write.avro.compression-codec": rng.choice(CODECS)} if rng.random() < 0.7 else {}
@@ -55,7 +55,7 @@ class Case:
     def __repr__(self) -> str:
         return f"Case({self.seed}, {self.version}): {self.kinds} {self.fields} {self.properties}"
 
-    def json(self, **more: Any) -> dict[str, Any]:
+    def json(self, **extra_fields: Any) -> dict[str, Any]:
         """Return the table's metadata."""
         columns = [{"id": i, "name": f"c{i}", "required": False, "type": kind} for i, kind in self.kinds.items()]
         schema = {"type": "struct", "schema-id": 0, "fields": columns}
@@ -84,14 +84,14 @@ class Case:
             document |= {"last-sequence-number": 9}
         if self.version > 2:
             document |= {"next-row-id": 10_000}
-        return document | more
+        return document | extra_fields
 
-    def read(self, **more: Any) -> TableMetadata:
-        return decode_table(json.dumps(self.json(**more)).encode(), f"file:///t/{self.seed}.json")
+    def read(self, **fields: Any) -> TableMetadata:
+        return decode_table(json.dumps(self.json(**fields)).encode(), f"file:///t/{self.seed}.json")
 
     @property
     def partition_kinds(self) -> list[str]:
-        return [result_kind(transform, self.kinds[source]) for _, source, transform, _ in self.fields]
+        return [infer_result_kind(transform, self.kinds[source]) for _, source, transform, _ in self.fields]
 
     def partition(self) -> tuple[Any, ...]:
         results = []
@@ -107,18 +107,18 @@ class Case:
         rng = self.rng
         vector = content == 1 and self.version > 2
         size = rng.choice([0, 1, 4_000, 1 << 33])
-        more: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         if content == 0:
-            more["sort_order_id"] = rng.choice([None, 0, 3])
-            more["split_offsets"] = rng.choice([None, (4,), (4, 2000)]) if size > 2000 else None
+            fields["sort_order_id"] = rng.choice([None, 0, 3])
+            fields["split_offsets"] = rng.choice([None, (4,), (4, 2000)]) if size > 2000 else None
         elif content == 2:
-            more["equality_ids"] = tuple(rng.sample(list(self.kinds), rng.randint(1, len(self.kinds))))
-            more["sort_order_id"] = rng.choice([None, 0, 3])
+            fields["equality_ids"] = tuple(rng.sample(list(self.kinds), rng.randint(1, len(self.kinds))))
+            fields["sort_order_id"] = rng.choice([None, 0, 3])
         elif vector:
             size = 4_000
-            more |= {"referenced_data_file": self.path("d"), "content_offset": 4, "content_size_in_bytes": 99}
+            fields |= {"referenced_data_file": self.path("d"), "content_offset": 4, "content_size_in_bytes": 99}
         elif self.version == 2:
-            more["referenced_data_file"] = rng.choice([None, self.path("d")])
+            fields["referenced_data_file"] = rng.choice([None, self.path("d")])
         return ContentFile(
             content=content,
             file_path=self.path("f"),
@@ -128,7 +128,7 @@ class Case:
             record_count=rng.choice([0, 1, 100, 2**40]),
             file_size_in_bytes=size,
             key_metadata=rng.choice([None, None, b"\x00key"]),
-            **more,
+            **fields,
             **({} if vector else self.statistics()),
         )
 
@@ -174,10 +174,10 @@ class Case:
 
     def widen(self) -> TableMetadata:
         """Return the table with wider types (spec: "Schema Evolution"); the rest of the case keeps the old types."""
-        wide = {column: widen_kind(self.rng, kind) or kind for column, kind in self.kinds.items()}
+        widened_kinds = {column: widen_kind(self.rng, kind) or kind for column, kind in self.kinds.items()}
         if self.version > 2:
-            wide |= {column: "timestamp" for column, kind in self.kinds.items() if kind == "date"}
-        columns = [{"id": i, "name": f"c{i}", "required": False, "type": kind} for i, kind in wide.items()]
+            widened_kinds |= {column: "timestamp" for column, kind in self.kinds.items() if kind == "date"}
+        columns = [{"id": i, "name": f"c{i}", "required": False, "type": kind} for i, kind in widened_kinds.items()]
         schema = {"type": "struct", "schema-id": 1, "fields": columns}
         old_schema = self.json()["schema"]
         return self.read(**{"schemas": [old_schema, schema], "schema": schema, "current-schema-id": 1})
@@ -202,8 +202,8 @@ def encode_entries(case: Case, entries: list[ManifestEntry], content: int = 0) -
     return write_manifest(iter(entries), metadata=case.metadata, spec_id=0, content=content)
 
 
-def replace_fields(file: ContentFile, **more: Any) -> ContentFile:
-    return ContentFile(**{name: getattr(file, name) for name in file.__struct_fields__} | more)
+def replace_fields(file: ContentFile, **fields: Any) -> ContentFile:
+    return ContentFile(**{name: getattr(file, name) for name in file.__struct_fields__} | fields)
 
 
 def live(entries: list[ManifestEntry]) -> list[ManifestEntry]:
@@ -253,12 +253,12 @@ def are_same(left: ManifestEntry, right: ManifestEntry) -> bool:
 
 def summary_of(kind: str, values: list[Any]) -> dict[str, Any] | None:
     """Return a partition field's summary by the specification, or None if readers would order its UUIDs differently."""
-    present = [value for value in values if value is not None]
-    numbers = [value for value in present if value == value]
-    document: dict[str, Any] = {"null": len(present) < len(values), "nan": len(numbers) < len(present)}
+    present_values = [value for value in values if value is not None]
+    numbers = [value for value in present_values if value == value]
+    document: dict[str, Any] = {"null": len(present_values) < len(values), "nan": len(numbers) < len(present_values)}
     if kind == "uuid" and numbers:
-        signed = sorted(numbers, key=lambda value: struct.unpack(">qq", value))
-        if (signed[0], signed[-1]) != (min(numbers), max(numbers)):
+        signed_numbers = sorted(numbers, key=lambda value: struct.unpack(">qq", value))
+        if (signed_numbers[0], signed_numbers[-1]) != (min(numbers), max(numbers)):
             return None
     order = sorted(numbers, key=lambda value: (value, math.copysign(1, value) if kind in FLOATS else 0))
     bounds = (to_bytes(kind, order[0]), to_bytes(kind, order[-1])) if order else (None, None)

@@ -301,16 +301,16 @@ def to_plain_entries(manifest: DecodedManifest) -> list[dict[str, Any]]:
             row[name] = None if count < 0 else list(itertools.islice(seed_iterator, count))
         assert next(seed_iterator, None) is None
     for name, by_column in manifest.counts.items():
-        for column_id, (at, values) in by_column.items():
-            assert at.size
-            assert (at[1:] > at[:-1]).all()
-            for i, value in zip(at.tolist(), values.tolist(), strict=True):
+        for column_id, (field_id, values) in by_column.items():
+            assert field_id.size
+            assert (field_id[1:] > field_id[:-1]).all()
+            for i, value in zip(field_id.tolist(), values.tolist(), strict=True):
                 rows[i][name][column_id] = value
     for name, bounds in manifest.bounds.items():
-        for column_id, (at, starts, lengths) in bounds.items():
-            assert at.size
-            assert (at[1:] > at[:-1]).all()
-            for i, value in zip(at.tolist(), texts_of(Spans(starts, lengths), manifest), strict=True):
+        for column_id, (field_id, starts, lengths) in bounds.items():
+            assert field_id.size
+            assert (field_id[1:] > field_id[:-1]).all()
+            for i, value in zip(field_id.tolist(), texts_of(Spans(starts, lengths), manifest), strict=True):
                 rows[i][name][column_id] = value
     columns = [list(partition_values(field, manifest)) for field in manifest.partition]
     for i, row in enumerate(rows):

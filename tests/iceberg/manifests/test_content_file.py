@@ -40,24 +40,24 @@ def test_pyiceberg_reads_our_json(seed: int, version: int, content: int) -> None
     case.fields = []  # PyIceberg has no parser for nulls in partitions.
     case.metadata = case.read()
     file = case.file(content)
-    theirs = MODELS[content].model_validate(encode_content_file(file, case.metadata))
-    assert theirs.file_format.value.upper() == file.file_format
+    iceberg_model = MODELS[content].model_validate(encode_content_file(file, case.metadata))
+    assert iceberg_model.file_format.value.upper() == file.file_format
     for name in ("file_path", "record_count", "file_size_in_bytes", "sort_order_id"):
-        assert getattr(theirs, name) == getattr(file, name)
-    assert (theirs.key_metadata and bytes.fromhex(theirs.key_metadata)) == file.key_metadata
-    if isinstance(theirs, RESTDataFile):
+        assert getattr(iceberg_model, name) == getattr(file, name)
+    assert (iceberg_model.key_metadata and bytes.fromhex(iceberg_model.key_metadata)) == file.key_metadata
+    if isinstance(iceberg_model, RESTDataFile):
         for name in STATISTICS[:4]:
-            counts = getattr(theirs, name)
+            counts = getattr(iceberg_model, name)
             assert (counts and counts.to_dict()) == getattr(file, name)
         for name in STATISTICS[4:]:
-            bounds = getattr(theirs, name)
+            bounds = getattr(iceberg_model, name)
             held_bounds = bounds and {column: bytes.fromhex(str(bound)) for column, bound in bounds.to_dict().items()}
             assert held_bounds == getattr(file, name)
-    elif isinstance(theirs, RESTEqualityDeleteFile):
-        assert tuple(theirs.equality_ids or ()) == file.equality_ids
+    elif isinstance(iceberg_model, RESTEqualityDeleteFile):
+        assert tuple(iceberg_model.equality_ids or ()) == file.equality_ids
     else:
         for name in ("referenced_data_file", "content_offset", "content_size_in_bytes"):
-            assert getattr(theirs, name) == getattr(file, name)
+            assert getattr(iceberg_model, name) == getattr(file, name)
 
 
 COLUMNS = {1: "long", 2: "string", 3: "double", 4: "decimal(4, 2)", 5: "date", 6: "uuid", 7: "time", 8: "timestamp"}
@@ -73,11 +73,18 @@ def table(version: int = 2) -> TableMetadata:
     ]
     nested = {"type": "list", "element-id": 13, "element": "int", "element-required": False}
     columns.append({"id": 12, "name": "list", "required": False, "type": nested})
-    within = {"type": "struct", "fields": [{"id": 15, "name": "i", "required": False, "type": "int"}]}
-    mapped = {"type": "map", "key-id": 16, "key": "int", "value-id": 17, "value": within, "value-required": False}
-    columns.append({"id": 14, "name": "map", "required": False, "type": mapped})
-    apart = {"type": "struct", "fields": [{"id": 19, "name": "i", "required": False, "type": "int"}]}
-    columns.append({"id": 18, "name": "struct", "required": False, "type": apart})
+    inner_struct = {"type": "struct", "fields": [{"id": 15, "name": "i", "required": False, "type": "int"}]}
+    mapped_type = {
+        "type": "map",
+        "key-id": 16,
+        "key": "int",
+        "value-id": 17,
+        "value": inner_struct,
+        "value-required": False,
+    }
+    columns.append({"id": 14, "name": "map", "required": False, "type": mapped_type})
+    separate_struct = {"type": "struct", "fields": [{"id": 19, "name": "i", "required": False, "type": "int"}]}
+    columns.append({"id": 18, "name": "struct", "required": False, "type": separate_struct})
     document = {
         "format-version": version,
         "table-uuid": "9c12d441-03fe-4693-9a96-a0705ddf69c1",
@@ -133,11 +140,11 @@ def bounds(column: int, data: str) -> dict[str, list[Any]]:
 
 
 @pytest.mark.parametrize(
-    ("sound", "version"), [(DATA, 1), (DATA, 3), (EQUALITY, 2), (EQUALITY, 3), (POSITION, 2), (VECTOR, 3)]
+    ("valid_file", "version"), [(DATA, 1), (DATA, 3), (EQUALITY, 2), (EQUALITY, 3), (POSITION, 2), (VECTOR, 3)]
 )
-def test_valid_files_are_accepted(sound: dict[str, Any], version: int) -> None:
-    content_file = decode_content_file(sound, TABLES[version])
-    assert encode_content_file(content_file, TABLES[version]) == sound
+def test_valid_files_are_accepted(valid_file: dict[str, Any], version: int) -> None:
+    content_file = decode_content_file(valid_file, TABLES[version])
+    assert encode_content_file(content_file, TABLES[version]) == valid_file
 
 
 REFUSED: list[tuple[dict[str, Any], int, dict[str, Any], str]] = [
@@ -216,15 +223,15 @@ REFUSED: list[tuple[dict[str, Any], int, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("sound", "version", "change", "message"), REFUSED)
+@pytest.mark.parametrize(("valid_file", "version", "change", "message"), REFUSED)
 def test_invalid_file_is_rejected_by_file_and_field(
-    sound: dict[str, Any], version: int, change: dict[str, Any], message: str
+    valid_file: dict[str, Any], version: int, change: dict[str, Any], message: str
 ) -> None:
-    path = change.get("file-path", sound["file-path"]) or "without a file-path"
+    path = change.get("file-path", valid_file["file-path"]) or "without a file-path"
     with pytest.raises(BadRequest, match=message) as error:
-        decode_content_file(sound | change, TABLES[version])
-    named = path.encode(errors="backslashreplace").decode()
-    assert error.value.message.startswith(f"Invalid content file {named}: ")
+        decode_content_file(valid_file | change, TABLES[version])
+    path_text = path.encode(errors="backslashreplace").decode()
+    assert error.value.message.startswith(f"Invalid content file {path_text}: ")
 
 
 def test_error_of_an_invalid_file_has_a_limited_length() -> None:
@@ -251,7 +258,7 @@ JUNK = st.recursive(
 
 @settings(max_examples=examples(400))
 @given(
-    sound=st.sampled_from([DATA, EQUALITY, POSITION, VECTOR]),
+    valid_file=st.sampled_from([DATA, EQUALITY, POSITION, VECTOR]),
     version=st.sampled_from([1, 2, 3]),
     name=st.sampled_from(NAMES),
     value=JUNK,
@@ -259,9 +266,9 @@ JUNK = st.recursive(
     partition=st.lists(JUNK, max_size=2),
 )
 def test_random_json_is_rejected_or_read_as_a_file(
-    sound: dict[str, Any], version: int, name: str, value: object, spec: int, partition: list[object]
+    valid_file: dict[str, Any], version: int, name: str, value: object, spec: int, partition: list[object]
 ) -> None:
-    junk = {**sound, "spec-id": spec, "partition": partition, name: value}
+    junk = {**valid_file, "spec-id": spec, "partition": partition, name: value}
     try:
         content_file = decode_content_file(junk, TABLES[version])
     except BadRequest:
@@ -273,8 +280,8 @@ def test_random_json_is_rejected_or_read_as_a_file(
 
 @pytest.mark.parametrize(("content", "version", "kind"), [("DATA", 1, 0), ("EQUALITY_DELETES", 2, 2)])
 def test_contents_are_read_in_javas_spelling(content: str, version: int, kind: int) -> None:
-    sound = DATA if kind == 0 else EQUALITY
-    assert decode_content_file(sound | {"content": content, "file-format": "ORC"}, TABLES[version]).content == kind
+    valid_file = DATA if kind == 0 else EQUALITY
+    assert decode_content_file(valid_file | {"content": content, "file-format": "ORC"}, TABLES[version]).content == kind
 
 
 @pytest.mark.parametrize(
@@ -313,8 +320,8 @@ def test_column_has_its_latest_type() -> None:
     case.kinds = {1: "int", 2: "int"}
     case.fields = []
     old_schema = case.json()["schema"]
-    wide = {**old_schema, "schema-id": 1, "fields": [{**old_schema["fields"][0], "type": "long"}]}
-    metadata = case.read(**{"schemas": [old_schema, wide], "current-schema-id": 1})
+    widened_schema = {**old_schema, "schema-id": 1, "fields": [{**old_schema["fields"][0], "type": "long"}]}
+    metadata = case.read(**{"schemas": [old_schema, widened_schema], "current-schema-id": 1})
     assert [column_type(metadata, column) for column in (1, 2, 3)] == ["long", "int", None]
 
 

@@ -48,9 +48,9 @@ def change_randomly(manifests: list[Manifest], rng: random.Random) -> list[Manif
     return manifests
 
 
-@pytest.mark.parametrize("turn", quick(range(60), 20))
-def test_list_decoded_with_a_base_equals_the_list_decoded_alone(turn: int) -> None:
-    seed = first_seed() * 1000 + turn
+@pytest.mark.parametrize("round_number", quick(range(60), 20))
+def test_list_decoded_with_a_base_equals_the_list_decoded_alone(round_number: int) -> None:
+    seed = first_seed() * 1000 + round_number
     rng = random.Random(seed)
     styles = [Style.draw(rng) for _ in range(2)]
     manifests = [make_manifest(rng) for _ in range(rng.randrange(12))]
@@ -63,9 +63,9 @@ def test_list_decoded_with_a_base_equals_the_list_decoded_alone(turn: int) -> No
             style=style,
             header={"number": str(number)},
         )
-        decoded = decode_list(data, "l", known_decoded_list)
-        assert decoded.manifests == decode_manifest_list(data, "l"), f"seed {seed}"
-        known_decoded_list = decoded
+        decoded_list = decode_list(data, "l", known_decoded_list)
+        assert decoded_list.manifests == decode_manifest_list(data, "l"), f"seed {seed}"
+        known_decoded_list = decoded_list
         for _ in range(rng.randrange(3)):
             manifests = change_randomly(manifests, rng)
 
@@ -80,8 +80,8 @@ def test_list_with_one_more_manifest_reuses_the_others() -> None:
         return decode_list(data, "l", known_decoded_list)
 
     before = decode(made_manifests, None)
-    added = make_manifest(rng)
+    added_manifest = make_manifest(rng)
     for place in (0, 20, 50):
-        after = decode([*made_manifests[:place], added, *made_manifests[place:]], before)
+        after = decode([*made_manifests[:place], added_manifest, *made_manifests[place:]], before)
         shared_ids = {id(manifest) for manifest in before.manifests} & {id(manifest) for manifest in after.manifests}
         assert len(shared_ids) >= len(made_manifests) - 2

@@ -105,8 +105,8 @@ def any_schema(chance: random.Random, version: int, prefix: str) -> dict[str, An
     partition = []
     for i, kind in enumerate(chance.choices(PARTITION_TYPES, k=chance.choice([0, 1, 2, 6]))):
         named_kind = kind | {"name": f"{kind['name']}_{i}"} if isinstance(kind, dict) and "name" in kind else kind
-        plain = kind == "null" or chance.random() < 0.3
-        partition.append((f"p{i}", named_kind if plain else files.optional(named_kind, null_last=null_last)))
+        is_plain = kind == "null" or chance.random() < 0.3
+        partition.append((f"p{i}", named_kind if is_plain else files.optional(named_kind, null_last=null_last)))
     form = chance.choice(["plain", "plain", "reversed", "nullable", "wider", "long keys"])
     schema = files.manifest_schema(version, partition, null_last=null_last, prefix=prefix, map_form=form)
     numbers = itertools.count()
@@ -134,8 +134,8 @@ def any_manifest(chance: random.Random, version: int, codec: str, prefix: str) -
     rows = [
         files.encode(schema, any_value(chance, schema), draw_run_lengths) for _ in range(chance.choice([0, 1, 10, 40]))
     ]
-    cuts = sorted(chance.choices(range(len(rows) + 1), k=chance.randint(0, 3)))
-    blocks = [rows[a:b] for a, b in itertools.pairwise([0, *cuts, len(rows)])]
+    offsets = sorted(chance.choices(range(len(rows) + 1), k=chance.randint(0, 3)))
+    blocks = [rows[a:b] for a, b in itertools.pairwise([0, *offsets, len(rows)])]
     return files.container(schema, blocks, codec=codec)
 
 
@@ -153,18 +153,20 @@ def comparable(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @settings(max_examples=examples(300))
 def test_every_manifest_decodes_to_what_fastavro_reads(seed: int, version: int, codec: str, prefix: str) -> None:
     data = any_manifest(random.Random(seed), version, codec, prefix)
-    decoded = decode_manifest(data, "m.avro")
-    assert comparable(files.to_plain_entries(decoded)) == comparable(files.read_by_fastavro(data, prefix))
-    assert set(decoded.longs) == set(LONGS)
-    assert set(decoded.texts) == set(TEXTS)
-    assert all(column.dtype == np.int64 and len(column) == decoded.rows for column in decoded.longs.values())
+    decoded_manifest = decode_manifest(data, "m.avro")
+    assert comparable(files.to_plain_entries(decoded_manifest)) == comparable(files.read_by_fastavro(data, prefix))
+    assert set(decoded_manifest.longs) == set(LONGS)
+    assert set(decoded_manifest.texts) == set(TEXTS)
+    assert all(
+        column.dtype == np.int64 and len(column) == decoded_manifest.rows for column in decoded_manifest.longs.values()
+    )
 
 
 def is_record(schema: Any) -> bool:
     return isinstance(schema, dict) and schema["type"] == "record"
 
 
-def entry(schema: dict[str, Any], **changed: Any) -> dict[str, Any]:
+def build_entry(schema: dict[str, Any], **changed: Any) -> dict[str, Any]:
     """Return a plain row for a schema of `manifest_schema`: null if allowed, else a small value."""
     row: dict[str, Any] = {}
     for field in schema["fields"]:
@@ -172,7 +174,7 @@ def entry(schema: dict[str, Any], **changed: Any) -> dict[str, Any]:
         if name in changed:
             row[name] = changed[name]
         elif records := [item for item in (kind if isinstance(kind, list) else [kind]) if is_record(item)]:
-            row[name] = entry(records[0], **changed)
+            row[name] = build_entry(records[0], **changed)
         elif isinstance(kind, list) and "null" in kind:
             row[name] = None
         else:
@@ -180,7 +182,7 @@ def entry(schema: dict[str, Any], **changed: Any) -> dict[str, Any]:
     return row
 
 
-def manifest(schema: dict[str, Any], *rows: dict[str, Any], **options: Any) -> bytes:
+def build_manifest(schema: dict[str, Any], *rows: dict[str, Any], **options: Any) -> bytes:
     return files.container(schema, [[files.encode(schema, row) for row in rows]], **options)
 
 
@@ -189,40 +191,41 @@ SCHEMA = files.manifest_schema(3, [("day", ["null", "int"])])
 
 @pytest.mark.parametrize("codec", ["null", "deflate", "snappy", "zstandard"])
 def test_each_codec_decodes_to_the_same_rows(codec: str) -> None:
-    rows = [entry(SCHEMA, day=i, file_path=f"s3://b/t/ü-{i}.parquet", split_offsets=[4, i]) for i in range(500)]
-    plain = files.to_plain_entries(decode_manifest(manifest(SCHEMA, *rows), "m.avro"))
+    rows = [build_entry(SCHEMA, day=i, file_path=f"s3://b/t/ü-{i}.parquet", split_offsets=[4, i]) for i in range(500)]
+    plain = files.to_plain_entries(decode_manifest(build_manifest(SCHEMA, *rows), "m.avro"))
     assert len(plain) == 500
-    assert files.to_plain_entries(decode_manifest(manifest(SCHEMA, *rows, codec=codec), "m.avro")) == plain
+    assert files.to_plain_entries(decode_manifest(build_manifest(SCHEMA, *rows, codec=codec), "m.avro")) == plain
 
 
 @pytest.mark.parametrize("codec", ["null", "deflate"])
 def test_manifests_of_fastavro_are_read(codec: str) -> None:
     rows = [
-        entry(SCHEMA, day=i, status=i % 3, value_counts=[{"key": 1, "value": i}], lower_bounds=[]) for i in range(400)
+        build_entry(SCHEMA, day=i, status=i % 3, value_counts=[{"key": 1, "value": i}], lower_bounds=[])
+        for i in range(400)
     ]
     out = io.BytesIO()
     fastavro.writer(out, fastavro.parse_schema(SCHEMA), rows, codec=codec, sync_interval=1000)
-    decoded = decode_manifest(out.getvalue(), "m.avro")
-    assert decoded.rows == sum(i % 3 != 2 for i in range(400))
-    assert comparable(files.to_plain_entries(decoded)) == comparable(files.read_by_fastavro(out.getvalue()))
+    decoded_manifest = decode_manifest(out.getvalue(), "m.avro")
+    assert decoded_manifest.rows == sum(i % 3 != 2 for i in range(400))
+    assert comparable(files.to_plain_entries(decoded_manifest)) == comparable(files.read_by_fastavro(out.getvalue()))
 
 
 def test_deleted_entries_are_dropped_with_their_statistics() -> None:
     maps = {"column_sizes": [{"key": 7, "value": 1}], "upper_bounds": [{"key": 7, "value": b"x"}]}
     rows = [
-        entry(SCHEMA, status=0, day=1, split_offsets=[1]),
-        entry(SCHEMA, status=2, day=2, split_offsets=[2, 2], equality_ids=[3], **maps),
-        entry(SCHEMA, status=1, day=3, split_offsets=[]),
-        entry(SCHEMA, status=2, day=4, **maps),
+        build_entry(SCHEMA, status=0, day=1, split_offsets=[1]),
+        build_entry(SCHEMA, status=2, day=2, split_offsets=[2, 2], equality_ids=[3], **maps),
+        build_entry(SCHEMA, status=1, day=3, split_offsets=[]),
+        build_entry(SCHEMA, status=2, day=4, **maps),
     ]
-    decoded = decode_manifest(manifest(SCHEMA, *rows), "m.avro")
-    assert decoded.longs["status"].tolist() == [0, 1]
-    assert decoded.lists["split_offsets"][0].tolist() == [1, 0]
-    assert decoded.lists["split_offsets"][1].tolist() == [1]
-    assert decoded.lists["equality_ids"][0].tolist() == [-1, -1]
-    assert decoded.counts["column_sizes"] == decoded.bounds["upper_bounds"] == {}
-    assert decoded.partition[0].longs is not None
-    assert decoded.partition[0].longs.tolist() == [1, 3]
+    decoded_manifest = decode_manifest(build_manifest(SCHEMA, *rows), "m.avro")
+    assert decoded_manifest.longs["status"].tolist() == [0, 1]
+    assert decoded_manifest.lists["split_offsets"][0].tolist() == [1, 0]
+    assert decoded_manifest.lists["split_offsets"][1].tolist() == [1]
+    assert decoded_manifest.lists["equality_ids"][0].tolist() == [-1, -1]
+    assert decoded_manifest.counts["column_sizes"] == decoded_manifest.bounds["upper_bounds"] == {}
+    assert decoded_manifest.partition[0].longs is not None
+    assert decoded_manifest.partition[0].longs.tolist() == [1, 3]
 
 
 def repeat_first(ids: list[int]) -> list[int]:
@@ -242,8 +245,8 @@ def test_statistics_are_read_whether_all_rows_name_the_same_columns_or_not(
         ids = unlike(usual) if i == odd else usual
         counts = [{"key": id_, "value": 10 * i + at} for at, id_ in enumerate(ids)]
         bounds = [{"key": id_, "value": b"%d" % (i + at)} for at, id_ in enumerate(ids)]
-        rows.append(entry(SCHEMA, day=i, status=2 * (i % 7 == 5), value_counts=counts, upper_bounds=bounds))
-    data = manifest(SCHEMA, *rows, codec="deflate")
+        rows.append(build_entry(SCHEMA, day=i, status=2 * (i % 7 == 5), value_counts=counts, upper_bounds=bounds))
+    data = build_manifest(SCHEMA, *rows, codec="deflate")
     assert comparable(files.to_plain_entries(decode_manifest(data, "m.avro"))) == comparable(
         files.read_by_fastavro(data)
     )
@@ -251,40 +254,42 @@ def test_statistics_are_read_whether_all_rows_name_the_same_columns_or_not(
 
 def test_last_value_counts_when_all_rows_name_a_column_twice() -> None:
     counts = [{"key": 3, "value": 1}, {"key": 3, "value": 2}]
-    decoded = decode_manifest(manifest(SCHEMA, *[entry(SCHEMA, value_counts=counts)] * 5), "m.avro")
-    assert [item["value_counts"] for item in files.to_plain_entries(decoded)] == [{3: 2}] * 5
+    decoded_manifest = decode_manifest(
+        build_manifest(SCHEMA, *[build_entry(SCHEMA, value_counts=counts)] * 5), "m.avro"
+    )
+    assert [item["value_counts"] for item in files.to_plain_entries(decoded_manifest)] == [{3: 2}] * 5
 
 
 @pytest.mark.parametrize("blocks", [[], [[]], [[], []]])
 def test_manifest_without_entries_has_no_rows(blocks: list[list[bytes]]) -> None:
-    decoded = decode_manifest(files.container(SCHEMA, blocks, codec="deflate"), "m.avro")
-    assert decoded.rows == 0
-    assert files.to_plain_entries(decoded) == []
+    decoded_manifest = decode_manifest(files.container(SCHEMA, blocks, codec="deflate"), "m.avro")
+    assert decoded_manifest.rows == 0
+    assert files.to_plain_entries(decoded_manifest) == []
 
 
 def test_field_that_the_format_version_lacks_is_missing() -> None:
     schema = files.manifest_schema(1, [])
-    decoded = decode_manifest(manifest(schema, entry(schema)), "m.avro")
-    assert decoded.longs["content"].tolist() == decoded.longs["sequence_number"].tolist() == [MISSING]
-    assert decoded.longs["snapshot_id"].tolist() == [1]
-    assert decoded.texts["referenced_data_file"].lengths.tolist() == [-1]
-    assert decoded.lists["equality_ids"][0].tolist() == [-1]
-    assert decoded.partition == ()
+    decoded_manifest = decode_manifest(build_manifest(schema, build_entry(schema)), "m.avro")
+    assert decoded_manifest.longs["content"].tolist() == decoded_manifest.longs["sequence_number"].tolist() == [MISSING]
+    assert decoded_manifest.longs["snapshot_id"].tolist() == [1]
+    assert decoded_manifest.texts["referenced_data_file"].lengths.tolist() == [-1]
+    assert decoded_manifest.lists["equality_ids"][0].tolist() == [-1]
+    assert decoded_manifest.partition == ()
 
 
 def test_decoded_manifest_has_its_header() -> None:
     metadata = {"schema": '{"x": "ü"}', "partition-spec-id": "3", "content": "deletes"}
-    decoded = decode_manifest(manifest(SCHEMA, entry(SCHEMA), metadata=metadata), "m.avro")
-    assert metadata.items() <= decoded.metadata.items()
-    assert json.loads(decoded.metadata["avro.schema"]) == SCHEMA
+    decoded_manifest = decode_manifest(build_manifest(SCHEMA, build_entry(SCHEMA), metadata=metadata), "m.avro")
+    assert metadata.items() <= decoded_manifest.metadata.items()
+    assert json.loads(decoded_manifest.metadata["avro.schema"]) == SCHEMA
 
 
 def test_fields_without_ids_are_found_by_standard_names() -> None:
     schema = files.manifest_schema(2, [("day", ["null", "int"])], ids=False)
     spec = json.dumps([{"name": "day", "transform": "day", "source-id": 1, "field-id": 1007}])
-    row = entry(schema, day=4, file_path="x", value_counts=[{"key": 1, "value": 10}])
-    decoded = decode_manifest(manifest(schema, row, metadata={"partition-spec": spec}), "m.avro")
-    [actual] = files.to_plain_entries(decoded)
+    row = build_entry(schema, day=4, file_path="x", value_counts=[{"key": 1, "value": 10}])
+    decoded_manifest = decode_manifest(build_manifest(schema, row, metadata={"partition-spec": spec}), "m.avro")
+    [actual] = files.to_plain_entries(decoded_manifest)
     assert actual["file_path"] == "x"
     assert actual["value_counts"] == {1: 10}
     assert actual["partition"] == [(1007, 4)]
@@ -293,7 +298,7 @@ def test_fields_without_ids_are_found_by_standard_names() -> None:
 def test_partition_fields_without_any_id_are_rejected() -> None:
     schema = files.manifest_schema(2, [("day", ["null", "int"])], ids=False)
     with pytest.raises(Corrupt, match=r"m\.avro: .*partition fields have no ids"):
-        decode_manifest(manifest(schema, entry(schema)), "m.avro")
+        decode_manifest(build_manifest(schema, build_entry(schema)), "m.avro")
 
 
 def test_field_id_takes_precedence_over_the_name() -> None:
@@ -301,8 +306,8 @@ def test_field_id_takes_precedence_over_the_name() -> None:
     fields = schema["fields"][-1]["type"]["fields"]
     by_name = {field["name"]: field for field in fields}
     by_name["record_count"]["name"], by_name["file_size_in_bytes"]["name"] = "file_size_in_bytes", "record_count"
-    row = entry(schema, record_count=1000, file_size_in_bytes=5)
-    [actual] = files.to_plain_entries(decode_manifest(manifest(schema, row), "m.avro"))
+    row = build_entry(schema, record_count=1000, file_size_in_bytes=5)
+    [actual] = files.to_plain_entries(decode_manifest(build_manifest(schema, row), "m.avro"))
     assert (actual["record_count"], actual["file_size_in_bytes"]) == (5, 1000)
 
 
@@ -312,14 +317,14 @@ def test_unions_of_several_number_or_text_types_are_read() -> None:
     path = next(field for field in file["fields"] if field["name"] == "file_path")
     path["type"] = ["bytes", "string"]
     rows = [
-        entry(schema, file_path=(0, b"one"), p=(0, 5), q=(1, 0.5)),
-        entry(schema, file_path=(1, "two"), p=(2, 2**40), q=(0, 0.1)),
-        entry(schema, file_path=(1, "three"), p=(1, None), q=(2, None)),
+        build_entry(schema, file_path=(0, b"one"), p=(0, 5), q=(1, 0.5)),
+        build_entry(schema, file_path=(1, "two"), p=(2, 2**40), q=(0, 0.1)),
+        build_entry(schema, file_path=(1, "three"), p=(1, None), q=(2, None)),
     ]
-    result = files.to_plain_entries(decode_manifest(manifest(schema, *rows), "m.avro"))
-    assert [row["file_path"] for row in result] == ["one", "two", "three"]
-    assert [row["partition"][0][1] for row in result] == [5, 2**40, None]
-    assert [row["partition"][1][1] for row in result] == [files.raw(0.5), files.raw(0.1), None]
+    plain_entries = files.to_plain_entries(decode_manifest(build_manifest(schema, *rows), "m.avro"))
+    assert [row["file_path"] for row in plain_entries] == ["one", "two", "three"]
+    assert [row["partition"][0][1] for row in plain_entries] == [5, 2**40, None]
+    assert [row["partition"][1][1] for row in plain_entries] == [files.raw(0.5), files.raw(0.1), None]
 
 
 def test_named_type_may_be_reused() -> None:
@@ -327,7 +332,7 @@ def test_named_type_may_be_reused() -> None:
     schema = files.manifest_schema(2, [("a", fixed), ("b", ["null", fixed])])
     schema["namespace"] = "org.example"
     schema["fields"] += [{"name": "more", "type": ["null", symbol]}, {"name": "again", "type": symbol}]
-    row = files.encode(schema, entry(schema, a=b"12", b=b"34", more="X", again="X"))
+    row = files.encode(schema, build_entry(schema, a=b"12", b=b"34", more="X", again="X"))
     schema["fields"][-1]["type"] = "org.example.e"
     partition = schema["fields"][-3]["type"]["fields"][3]["type"]["fields"]
     partition[1]["type"][1] = "id"
@@ -338,27 +343,29 @@ def test_named_type_may_be_reused() -> None:
 def test_memory_for_a_thousand_columns_depends_on_stored_statistics() -> None:
     """Each entry has statistics of four of a thousand columns; the decoder allocates nothing of size rows x columns."""
     rows = [
-        entry(SCHEMA, lower_bounds=[{"key": (i * 7 + k) % 1000, "value": b"v%d" % i} for k in range(4)])
+        build_entry(SCHEMA, lower_bounds=[{"key": (i * 7 + k) % 1000, "value": b"v%d" % i} for k in range(4)])
         for i in range(1000)
     ]
-    decoded = decode_manifest(manifest(SCHEMA, *rows), "m.avro")
-    lower = decoded.bounds["lower_bounds"]
+    decoded_manifest = decode_manifest(build_manifest(SCHEMA, *rows), "m.avro")
+    lower = decoded_manifest.bounds["lower_bounds"]
     assert set(lower) == set(range(1000))
     assert sum(len(at) for at, _, _ in lower.values()) == 4000
-    assert files.to_plain_entries(decoded)[999]["lower_bounds"] == {(999 * 7 + k) % 1000: b"v999" for k in range(4)}
+    assert files.to_plain_entries(decoded_manifest)[999]["lower_bounds"] == {
+        (999 * 7 + k) % 1000: b"v999" for k in range(4)
+    }
 
 
 def test_last_value_counts_when_an_entry_names_a_column_twice() -> None:
     counts = [{"key": 1, "value": 10}, {"key": 2, "value": 20}, {"key": 1, "value": 30}]
-    rows = [entry(SCHEMA, value_counts=counts), entry(SCHEMA, value_counts=[{"key": 1, "value": 5}])]
-    result = files.to_plain_entries(decode_manifest(manifest(SCHEMA, *rows), "m.avro"))
-    assert [row["value_counts"] for row in result] == [{1: 30, 2: 20}, {1: 5}]
+    rows = [build_entry(SCHEMA, value_counts=counts), build_entry(SCHEMA, value_counts=[{"key": 1, "value": 5}])]
+    plain_entries = files.to_plain_entries(decode_manifest(build_manifest(SCHEMA, *rows), "m.avro"))
+    assert [row["value_counts"] for row in plain_entries] == [{1: 30, 2: 20}, {1: 5}]
 
 
 def test_any_buffer_type_is_accepted() -> None:
-    data = manifest(SCHEMA, entry(SCHEMA), codec="null")
+    data = build_manifest(SCHEMA, build_entry(SCHEMA), codec="null")
     expected = files.to_plain_entries(decode_manifest(data, "m.avro"))
     mutable = bytearray(b"before" + data + b"after")
-    decoded = decode_manifest(memoryview(mutable)[6:-5], "m.avro", inflated_limit_bytes=INFLATED_LIMIT_BYTES)
+    decoded_manifest = decode_manifest(memoryview(mutable)[6:-5], "m.avro", inflated_limit_bytes=INFLATED_LIMIT_BYTES)
     mutable.clear()  # The decoder keeps no reference to the input.
-    assert files.to_plain_entries(decoded) == expected
+    assert files.to_plain_entries(decoded_manifest) == expected

@@ -17,10 +17,10 @@ import pytest
 from seamark.formats.iceberg.manifests.manifest import decode_manifest, decode_manifest_list
 from seamark.formats.runtime.errors import Corrupt
 from tests.iceberg.manifests import manifest_files as files
-from tests.iceberg.manifests.test_manifest import SCHEMA, any_manifest, entry, manifest
+from tests.iceberg.manifests.test_manifest import SCHEMA, any_manifest, build_entry, build_manifest
 
 ROWS = [
-    entry(
+    build_entry(
         SCHEMA,
         day=i,
         file_path=f"s3://bucket/täble/{i}.parquet",
@@ -42,16 +42,18 @@ def make_manifest(codec: str = "null") -> bytes:
 
 def survives(data: bytes, decode: Any = decode_manifest) -> bool:
     """Return whether the data decodes; any error but Corrupt with the file's name fails the test."""
-    refused = None
+    refusal = None
     try:
-        decoded = decode(data, "the-file")
+        decoded_rows = decode(data, "the-file")
     except Corrupt as error:
-        refused = error.message
-    if refused is not None:
-        assert refused.startswith("the-file: ")
+        refusal = error.message
+    if refusal is not None:
+        assert refusal.startswith("the-file: ")
         return False
     if decode is decode_manifest:
-        for row in files.to_plain_entries(decoded):  # Every span is in the heap, and the lengths of every list add up.
+        for row in files.to_plain_entries(
+            decoded_rows
+        ):  # Every span is in the heap, and the lengths of every list add up.
             assert isinstance(row["file_path"], str)
     return True
 
@@ -60,9 +62,9 @@ def survives(data: bytes, decode: Any = decode_manifest) -> bool:
 def test_truncated_manifest_is_corrupt_unless_it_ends_between_blocks(codec: str) -> None:
     data = make_manifest(codec)
     ends = [end for end in range(len(data)) if data[:end].endswith(files.SYNC)]
-    read = [end for end in range(len(data)) if survives(data[:end])]
+    readable_lengths = [end for end in range(len(data)) if survives(data[:end])]
     assert len(ends) == 2
-    assert read == ends
+    assert readable_lengths == ends
     assert decode_manifest(data, "m").rows == 12
 
 
@@ -83,21 +85,23 @@ def test_flipped_bytes_in_manifests_of_any_schema_are_corrupt_or_decode_to_valid
 def _flip(data: bytes, *, rounds: int, seed: int) -> None:
     """Flip random bytes, half of them after the header, because its schema is most of a small file."""
     chance, body = random.Random(seed), data.index(files.SYNC)
-    read = 0
-    for turn in range(rounds):
-        damaged = bytearray(data)
+    read_count = 0
+    for round_number in range(rounds):
+        damaged_bytes = bytearray(data)
         for _ in range(chance.choice([1, 1, 1, 2, 5])):
-            at = chance.randrange(body if turn % 2 else 0, len(data))
-            damaged[at] = chance.choice([0, 1, 0x7F, 0x80, 0xFF, damaged[at] ^ 1 << chance.randrange(8)])
+            offset = chance.randrange(body if round_number % 2 else 0, len(data))
+            damaged_bytes[offset] = chance.choice(
+                [0, 1, 0x7F, 0x80, 0xFF, damaged_bytes[offset] ^ 1 << chance.randrange(8)]
+            )
         if chance.random() < 0.2:
-            at = chance.randrange(len(damaged))
-            damaged[at : at + chance.randrange(20)] = chance.randbytes(chance.randrange(20))
+            offset = chance.randrange(len(damaged_bytes))
+            damaged_bytes[offset : offset + chance.randrange(20)] = chance.randbytes(chance.randrange(20))
         try:
-            read += survives(bytes(damaged))
+            read_count += survives(bytes(damaged_bytes))
         except BaseException:
-            print(f"seed {seed}, turn {turn}: {bytes(damaged).hex()}")
+            print(f"seed {seed}, turn {round_number}: {bytes(damaged_bytes).hex()}")
             raise
-    assert read < rounds
+    assert read_count < rounds
 
 
 def test_damaged_manifest_list_is_corrupt_or_decodes() -> None:
@@ -111,15 +115,15 @@ def test_damaged_manifest_list_is_corrupt_or_decodes() -> None:
     row = {"manifest_path": "m.avro", "manifest_length": 10, "spec": 0, "partitions": [{"lower": b"x"}] * 3}
     data = files.container(from_list, [[files.encode(from_list, row)] * 5])
     assert len(decode_manifest_list(data, "the-file")) == 5
-    chance, read = random.Random(5), 0
+    chance, read_count = random.Random(5), 0
     for _ in range(2000):
-        damaged = bytearray(data)
-        damaged[chance.randrange(len(data))] = chance.randrange(256)
-        read += survives(bytes(damaged), decode_manifest_list)
-    assert 0 < read < 2000
+        damaged_bytes = bytearray(data)
+        damaged_bytes[chance.randrange(len(data))] = chance.randrange(256)
+        read_count += survives(bytes(damaged_bytes), decode_manifest_list)
+    assert 0 < read_count < 2000
 
 
-def body(*, count: int = 1, data: bytes, schema: Any = SCHEMA) -> bytes:
+def build_block_file(*, count: int = 1, data: bytes, schema: Any = SCHEMA) -> bytes:
     """Return a file of one uncompressed block with these bytes."""
     return files.container(schema, []) + files.varint(count) + files.add_length(data) + files.SYNC
 
@@ -139,26 +143,29 @@ FORTY_GIB = files.varint(40 << 30)
         (b"Obj\x01\x00" + files.SYNC, "has no schema in its header"),
         (files.container("{", []), "rows|not a type|unknown type"),
         (make_manifest().replace(files.SYNC, bytes(16))[:-16] + files.SYNC, "does not end with the file's sync marker"),
-        (body(data=ENCODED_ROW[:-1]), "block 0, at byte .*ends in the middle of a value"),
-        (body(data=ENCODED_ROW + b"\x00"), "holds more bytes than its rows take"),
-        (body(count=2, data=ENCODED_ROW), "block 0, at byte .*: ends in the middle of a value"),
-        (body(count=1 << 40, data=ENCODED_ROW), "claims more rows than its bytes can hold"),
-        (body(count=-1, data=ENCODED_ROW), "a block's row count is negative"),
+        (build_block_file(data=ENCODED_ROW[:-1]), "block 0, at byte .*ends in the middle of a value"),
+        (build_block_file(data=ENCODED_ROW + b"\x00"), "holds more bytes than its rows take"),
+        (build_block_file(count=2, data=ENCODED_ROW), "block 0, at byte .*: ends in the middle of a value"),
+        (build_block_file(count=1 << 40, data=ENCODED_ROW), "claims more rows than its bytes can hold"),
+        (build_block_file(count=-1, data=ENCODED_ROW), "a block's row count is negative"),
         (files.container(SCHEMA, []) + files.varint(1) + FORTY_GIB, "ends in the middle of a block"),
         (files.container(SCHEMA, []) + b"\xff" * 12, "is not a 64-bit number"),
         (files.container(SCHEMA, []) + b"\xff" * 9, "ends in the middle of a block's row count"),
-        (body(data=b"\xff" * 300), "status: a number is longer than 64 bits"),
-        (body(data=files.varint(2**31) + ENCODED_ROW), "status: a number does not fit the 32 bits"),
-        (body(data=b"\x02\x04" + ENCODED_ROW), "snapshot_id: a union names a branch"),
-        (body(data=b"\x02\x01" + ENCODED_ROW), "snapshot_id: a union names a branch"),
-        (body(data=TO_PATH + files.varint(-5) + ENCODED_ROW), "file_path: a length or count is negative"),
+        (build_block_file(data=b"\xff" * 300), "status: a number is longer than 64 bits"),
+        (build_block_file(data=files.varint(2**31) + ENCODED_ROW), "status: a number does not fit the 32 bits"),
+        (build_block_file(data=b"\x02\x04" + ENCODED_ROW), "snapshot_id: a union names a branch"),
+        (build_block_file(data=b"\x02\x01" + ENCODED_ROW), "snapshot_id: a union names a branch"),
+        (build_block_file(data=TO_PATH + files.varint(-5) + ENCODED_ROW), "file_path: a length or count is negative"),
         (
-            body(data=TO_PATH + FORTY_GIB + ENCODED_ROW),
+            build_block_file(data=TO_PATH + FORTY_GIB + ENCODED_ROW),
             "file_path: a length or count is more than the bytes that follow",
         ),
-        (body(data=TO_PATH + files.add_length(b"\xc0\xaf") + ENCODED_ROW), "file_path: a string is not UTF-8"),
         (
-            body(data=TO_PATH + files.add_length(b"a" * 9 + b"\xed\xa0\x80") + ENCODED_ROW),
+            build_block_file(data=TO_PATH + files.add_length(b"\xc0\xaf") + ENCODED_ROW),
+            "file_path: a string is not UTF-8",
+        ),
+        (
+            build_block_file(data=TO_PATH + files.add_length(b"a" * 9 + b"\xed\xa0\x80") + ENCODED_ROW),
             "file_path: a string is not UTF-8",
         ),
     ],
@@ -171,7 +178,7 @@ def test_error_names_the_file_and_the_field(data: bytes, message: str) -> None:
 
 def test_counts_of_lists_and_maps_are_checked_against_the_available_bytes() -> None:
     schema = files.manifest_schema(2, [])
-    row = files.encode(schema, entry(schema, column_sizes=[{"key": 1, "value": 1}]))
+    row = files.encode(schema, build_entry(schema, column_sizes=[{"key": 1, "value": 1}]))
     filled = b"\x02\x02\x02\x02\x00"  # Branch 1; a block of one entry; its key and value; the end
     assert row.count(filled) == 1
     for instead, message in [
@@ -182,7 +189,7 @@ def test_counts_of_lists_and_maps_are_checked_against_the_available_bytes() -> N
         (b"\x02\x02" + files.varint(2**31), "column_sizes: a number does not fit the 32 bits"),
     ]:
         with pytest.raises(Corrupt, match=message):
-            decode_manifest(body(schema=schema, data=row.replace(filled, instead)), "m")
+            decode_manifest(build_block_file(schema=schema, data=row.replace(filled, instead)), "m")
 
 
 def add_unknown_fields(*kinds: Any) -> dict[str, Any]:
@@ -195,8 +202,8 @@ def add_unknown_fields(*kinds: Any) -> dict[str, Any]:
 def test_any_number_of_zero_width_elements_is_cheap() -> None:
     empty = {"type": "record", "name": "empty", "fields": [{"name": "a", "type": "null"}]}
     schema = add_unknown_fields({"type": "array", "items": empty}, {"type": "array", "items": "null"})
-    row = files.varint(2**62) + b"\x00" + files.varint(2**62) + b"\x00" + files.encode(SCHEMA_2, entry(SCHEMA_2))
-    assert decode_manifest(body(schema=schema, data=row), "m").rows == 1
+    row = files.varint(2**62) + b"\x00" + files.varint(2**62) + b"\x00" + files.encode(SCHEMA_2, build_entry(SCHEMA_2))
+    assert decode_manifest(build_block_file(schema=schema, data=row), "m").rows == 1
 
 
 SCHEMA_2 = files.manifest_schema(2, [])
@@ -270,11 +277,11 @@ def test_entry_without_a_required_field_is_corrupt(field: str) -> None:
             if item["name"] == field:
                 item["type"] = ["null", item["type"]]
     value = {"status": 1, "file_path": "x", "record_count": 1}
-    fine = entry(schema, **({field: value[field]} if field in value else {}))
-    broken = entry(schema, **{field: None})
-    assert decode_manifest(manifest(schema, fine, fine), "the-file").rows == 2
+    valid_entry = build_entry(schema, **({field: value[field]} if field in value else {}))
+    broken_entry = build_entry(schema, **{field: None})
+    assert decode_manifest(build_manifest(schema, valid_entry, valid_entry), "the-file").rows == 2
     with pytest.raises(Corrupt, match="the-file: an entry"):
-        decode_manifest(manifest(schema, fine, broken), "the-file")
+        decode_manifest(build_manifest(schema, valid_entry, broken_entry), "the-file")
 
 
 def test_rows_of_null_records_do_not_multiply_memory() -> None:
@@ -283,7 +290,7 @@ def test_rows_of_null_records_do_not_multiply_memory() -> None:
     schema["fields"] = [schema["fields"][0], schema["fields"][-1]]
     schema["fields"][1]["type"] = ["null", schema["fields"][1]["type"]]
     with pytest.raises(Corrupt, match="claims more rows than its bytes can hold"):
-        decode_manifest(body(count=1 << 20, data=b"\x02\x00" * (1 << 20), schema=schema), "the-file")
+        decode_manifest(build_block_file(count=1 << 20, data=b"\x02\x00" * (1 << 20), schema=schema), "the-file")
 
 
 @pytest.mark.parametrize("codec", ["null", "deflate", "snappy", "zstandard"])
@@ -310,22 +317,22 @@ def test_column_ids_chosen_to_collide_are_rejected_quickly() -> None:
     """Four thousand ids have one place in the kernel's hash table, which would have to probe all of them each time."""
     inverse = pow(2654435769, -1, 2**32)
     ids = [(high << 21 | low) * inverse % 2**32 for high in range(32) for low in range(128)]
-    signed = [i - 2**32 if i >= 2**31 else i for i in ids]
-    row = entry(SCHEMA, column_sizes=[{"key": key, "value": 1} for key in signed])
+    signed_ids = [i - 2**32 if i >= 2**31 else i for i in ids]
+    row = build_entry(SCHEMA, column_sizes=[{"key": key, "value": 1} for key in signed_ids])
     with pytest.raises(Corrupt, match="statistics of more columns than any table has"):
-        decode_manifest(manifest(SCHEMA, row), "the-file")
+        decode_manifest(build_manifest(SCHEMA, row), "the-file")
 
 
 def test_statistics_of_too_many_columns_are_rejected() -> None:
-    row = entry(SCHEMA, column_sizes=[{"key": key, "value": 1} for key in range(140_000)])
+    row = build_entry(SCHEMA, column_sizes=[{"key": key, "value": 1} for key in range(140_000)])
     with pytest.raises(Corrupt, match="statistics of more columns than any table has"):
-        decode_manifest(manifest(SCHEMA, row), "the-file")
+        decode_manifest(build_manifest(SCHEMA, row), "the-file")
 
 
 @pytest.mark.slow
 def test_decoding_leaks_no_memory() -> None:
     good, cut = make_manifest("deflate"), make_manifest("null")[:-40]
-    bad_row = body(data=ENCODED_ROW[:-1])
+    bad_row = build_block_file(data=ENCODED_ROW[:-1])
 
     def decode_all() -> None:
         assert decode_manifest(good, "m").rows == 12
@@ -350,7 +357,8 @@ def test_decoding_leaks_no_memory() -> None:
 def test_threads_decode_concurrently() -> None:
     """The same program runs in several threads at once, and their columns do not mix."""
     manifests = [
-        manifest(SCHEMA, *(entry(SCHEMA, day=k, record_count=i) for i in range(300)), codec="deflate") for k in range(8)
+        build_manifest(SCHEMA, *(build_entry(SCHEMA, day=k, record_count=i) for i in range(300)), codec="deflate")
+        for k in range(8)
     ]
     with ThreadPoolExecutor(4) as pool:
         for round_ in pool.map(lambda k: (k, decode_manifest(manifests[k], "m")), list(range(8)) * 10):

@@ -104,21 +104,24 @@ def test_manifests_of_pyiceberg_are_read(version: Any, codec: Any, tmp_path: Pat
                     data_file=data_file(i, partition),
                 )
             )
-    decoded = decode_manifest(path.read_bytes(), str(path))
-    assert (decoded.metadata["partition-spec-id"], decoded.metadata["format-version"]) == ("4", str(version))
-    result = files.to_plain_entries(decoded)
-    assert [row["file_path"] for row in result] == [f"s3://b/t/{i}.parquet" for i in range(5)]
-    assert [row["column_sizes"] for row in result] == [{1: i, 2: 7} for i in range(5)]
-    assert [row["lower_bounds"] for row in result] == [{1: bytes([i])} for i in range(5)]
-    assert [row["upper_bounds"] for row in result] == [{1: b"", 2: b"zz"}] * 5
-    assert [row["split_offsets"] for row in result] == [None, [4, 128], None, [4, 128], None]
-    assert [row["sort_order_id"] for row in result] == [3, None, 3, None, 3]
-    for i, row in enumerate(result):
+    decoded_manifest = decode_manifest(path.read_bytes(), str(path))
+    assert (decoded_manifest.metadata["partition-spec-id"], decoded_manifest.metadata["format-version"]) == (
+        "4",
+        str(version),
+    )
+    plain_entries = files.to_plain_entries(decoded_manifest)
+    assert [row["file_path"] for row in plain_entries] == [f"s3://b/t/{i}.parquet" for i in range(5)]
+    assert [row["column_sizes"] for row in plain_entries] == [{1: i, 2: 7} for i in range(5)]
+    assert [row["lower_bounds"] for row in plain_entries] == [{1: bytes([i])} for i in range(5)]
+    assert [row["upper_bounds"] for row in plain_entries] == [{1: b"", 2: b"zz"}] * 5
+    assert [row["split_offsets"] for row in plain_entries] == [None, [4, 128], None, [4, 128], None]
+    assert [row["sort_order_id"] for row in plain_entries] == [3, None, 3, None, 3]
+    for i, row in enumerate(plain_entries):
         assert row["partition"] == [
             (1000 + k, None if i == 3 else expected) for k, (_, _, expected) in enumerate(VALUES)
         ]
-    judged = files.read_by_fastavro(path.read_bytes())
-    assert [row["partition"] for row in judged] == [row["partition"] for row in result]
+    expected_manifests = files.read_by_fastavro(path.read_bytes())
+    assert [row["partition"] for row in expected_manifests] == [row["partition"] for row in plain_entries]
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -155,19 +158,19 @@ def test_manifest_lists_of_pyiceberg_are_read(version: Any, tmp_path: Path) -> N
     manifest_list = decode_manifest_list(path.read_bytes(), str(path))
     expected = list(theirs.read_manifest_list(io_.new_input(f"file://{path}")))
     assert len(manifest_list) == 7
-    for ours, judged in zip(manifest_list, expected, strict=True):
+    for ours, expected_manifest in zip(manifest_list, expected, strict=True):
         for name in ManifestFile.__struct_fields__:
             if name == "partitions":
                 assert ours.partitions == (
                     None
-                    if judged.partitions is None
+                    if expected_manifest.partitions is None
                     else tuple(
                         FieldSummary(s.contains_null, s.contains_nan, s.lower_bound, s.upper_bound)
-                        for s in judged.partitions
+                        for s in expected_manifest.partitions
                     )
                 )
             elif name != "first_row_id":  # PyIceberg does not support row lineage.
-                assert getattr(ours, name) == getattr(judged, name)
+                assert getattr(ours, name) == getattr(expected_manifest, name)
 
 
 def list_schema(version: int, *, null_last: bool) -> dict[str, Any]:
@@ -238,17 +241,17 @@ def test_every_manifest_list_decodes_to_what_fastavro_reads(version: int, null_l
     manifest_list = decode_manifest_list(data, "snap.avro")
     expected: list[Any] = list(fastavro.reader(io.BytesIO(data)))
     assert len(manifest_list) == len(expected) == 300
-    for ours, judged in zip(manifest_list, expected, strict=True):
+    for ours, expected_manifest in zip(manifest_list, expected, strict=True):
         for name in ManifestFile.__struct_fields__:
             if name == "partitions":
-                partitions = judged["partitions"]
+                partitions = expected_manifest["partitions"]
                 expected_partitions = (
                     None if partitions is None else tuple(FieldSummary(*s.values()) for s in partitions)
                 )
                 assert ours.partitions == expected_partitions
             else:
-                absent = 0 if name in ("content", "sequence_number", "min_sequence_number") else None
-                assert getattr(ours, name) == judged.get(name, absent)
+                default_value = 0 if name in ("content", "sequence_number", "min_sequence_number") else None
+                assert getattr(ours, name) == expected_manifest.get(name, default_value)
 
 
 def test_manifest_list_without_manifests_is_empty() -> None:

@@ -21,9 +21,9 @@ from seamark.formats.iceberg.manifests.manifest import ManifestFile
 from seamark.formats.iceberg.manifests.writer import ManifestEntry, assign_first_row_ids, write_manifest_list
 from tests.iceberg.manifests import content_files as cases
 from tests.iceberg.manifests.content_files import SEQUENCE, SNAPSHOT, Case, contents, encode_entries, inherit_values
-from tests.planner.lakes.kinds import base, decimal_parts, to_bytes, to_float32
+from tests.planner.lakes.kinds import parse_decimal, strip_parameters, to_bytes, to_float32
 from tests.seeds import examples
-from tests.services.java import SHORT_LIVED, java_17
+from tests.services.java import SHORT_LIVED, find_java_17
 from tests.services.process import CACHE
 
 SEEDS = st.integers(0, 2**32)
@@ -31,7 +31,7 @@ VERSIONS = st.sampled_from([1, 2, 3])
 
 PARTITION_TYPES = {
     "uuid": lambda value, kind: UUID(bytes=value),
-    "decimal": lambda value, kind: Decimal(value).scaleb(-decimal_parts(kind)[1], Context(prec=40)),
+    "decimal": lambda value, kind: Decimal(value).scaleb(-parse_decimal(kind)[1], Context(prec=40)),
     "double": lambda value, kind: to_float32(value),
 }
 """The types to which PyIceberg converts partition values; its decoder rounds doubles to floats (0.12)."""
@@ -55,9 +55,9 @@ def test_pyiceberg_reads_our_manifests(seed: int, version: int, tmp_path_factory
     options: dict[str, Any] = {"snapshot_id": SNAPSHOT, "parent_snapshot_id": 3, "sequence_number": SEQUENCE}
     (folder / "list.avro").write_bytes(write_manifest_list(manifests, format_version=version, **options))
     io = PyArrowFileIO()
-    theirs = list(read_manifest_list(io.new_input(str(folder / "list.avro"))))
-    assert len(theirs) == len(manifests)
-    for manifest, ours, given_entries in zip(theirs, manifests, entries, strict=True):
+    listed_manifests = list(read_manifest_list(io.new_input(str(folder / "list.avro"))))
+    assert len(listed_manifests) == len(manifests)
+    for manifest, ours, given_entries in zip(listed_manifests, manifests, entries, strict=True):
         assert (manifest.content, manifest.sequence_number) == (ours.content, ours.sequence_number)
         assert manifest.min_sequence_number == ours.min_sequence_number
         for name in ("added_rows_count", "existing_rows_count", "deleted_files_count", "added_snapshot_id"):
@@ -72,10 +72,13 @@ def test_pyiceberg_reads_our_manifests(seed: int, version: int, tmp_path_factory
             compare_with_pyiceberg(case, theirs_entry, entry)
 
 
-def compare_with_pyiceberg(case: Case, theirs: Any, entry: ManifestEntry) -> None:
-    file, data_file = entry.file, theirs.data_file
-    assert (int(theirs.status), theirs.snapshot_id) == (entry.status, entry.snapshot_id)
-    assert (theirs.sequence_number, theirs.file_sequence_number) == (entry.sequence_number, entry.file_sequence_number)
+def compare_with_pyiceberg(case: Case, iceberg_entry: Any, entry: ManifestEntry) -> None:
+    file, data_file = entry.file, iceberg_entry.data_file
+    assert (int(iceberg_entry.status), iceberg_entry.snapshot_id) == (entry.status, entry.snapshot_id)
+    assert (iceberg_entry.sequence_number, iceberg_entry.file_sequence_number) == (
+        entry.sequence_number,
+        entry.file_sequence_number,
+    )
     for name in ("file_path", "record_count", "file_size_in_bytes", "key_metadata", "sort_order_id"):
         assert getattr(data_file, name) == getattr(file, name), name
     assert (int(data_file.content), str(data_file.file_format).rpartition(".")[2]) == (file.content, file.file_format)
@@ -86,7 +89,7 @@ def compare_with_pyiceberg(case: Case, theirs: Any, entry: ManifestEntry) -> Non
         assert (tuple(items) if items else None) == getattr(file, name), name
     values = []
     for kind, value in zip(case.partition_kinds, file.partition, strict=True):
-        form = PARTITION_TYPES.get(base(kind))
+        form = PARTITION_TYPES.get(strip_parameters(kind))
         values.append(value if value is None or form is None else form(value, kind))
     assert cases.comparable(tuple(data_file.partition)) == cases.comparable(tuple(values)), case
 
@@ -96,7 +99,7 @@ def java(metadata: list[str]) -> list[list[dict[str, Any]]]:
     beside = ("slf4j-api-*.jar", "snappy-java-*.jar", "zstd-jni-*.jar")
     jars = [*(CACHE / "jars").glob("iceberg-spark-runtime-*.jar")]
     jars += [jar for name in beside for jar in Path(pyspark.__file__).parent.glob(f"jars/{name}")]
-    argv = [java_17(), "-Xmx512m", *SHORT_LIVED, "-cp", ":".join(map(str, jars))]
+    argv = [find_java_17(), "-Xmx512m", *SHORT_LIVED, "-cp", ":".join(map(str, jars))]
     argv.append(str(Path(__file__).with_name("ManifestPeer.java")))
     completed = subprocess.run(argv, input="\n".join(metadata).encode(), capture_output=True, timeout=200)
     assert completed.returncode == 0, completed.stderr.decode()[-3000:]
@@ -119,10 +122,10 @@ def snapshot_on_disk(case: Case, folder: Path) -> tuple[list[ManifestFile], list
     snapshot: dict[str, Any] = {"snapshot-id": SNAPSHOT, "timestamp-ms": 1_700_000_000_000, "schema-id": 0}
     snapshot |= {"manifest-list": (folder / "list.avro").as_uri(), "summary": {"operation": "append"}}
     snapshot |= {} if case.version == 1 else {"sequence-number": SEQUENCE}
-    more = {} if case.version < 3 else {"next-row-id": next_row_id}
+    fields = {} if case.version < 3 else {"next-row-id": next_row_id}
     if case.version > 2:
         snapshot |= {"first-row-id": 10_000, "added-rows": next_row_id - 10_000}
-    metadata = case.json(**{"snapshots": [snapshot], "current-snapshot-id": SNAPSHOT}, **more)
+    metadata = case.json(**{"snapshots": [snapshot], "current-snapshot-id": SNAPSHOT}, **fields)
     (folder / "v1.metadata.json").write_text(json.dumps(metadata))
     return manifests, entries, (folder / "v1.metadata.json").as_uri()
 
@@ -159,7 +162,7 @@ def test_iceberg_java_reads_our_manifests(tmp_path: Path) -> None:
     snapshots = [snapshot_on_disk(case, tmp_path / str(case.seed)) for case in tables]
     answers = java([uri for _, _, uri in snapshots])
     assert len(answers) == len(tables)
-    compared = 0
+    compared_entries = 0
     for case, (manifests, entries, _), answer in zip(tables, snapshots, answers, strict=True):
         for manifest, given_entries, peer_entries in zip(manifests, entries, answer, strict=True):
             files = peer_entries.pop("files")
@@ -171,8 +174,8 @@ def test_iceberg_java_reads_our_manifests(tmp_path: Path) -> None:
                 given_entries, case.version, manifest.content, SNAPSHOT, SEQUENCE, manifest.first_row_id
             )
             assert files == [entry_in_java_form(case, entry) for entry in expected], case
-            compared += len(files)
-    assert compared > 500
+            compared_entries += len(files)
+    assert compared_entries > 500
 
 
 def parse_java_lines(manifest: ManifestFile) -> list[dict[str, Any]] | None:

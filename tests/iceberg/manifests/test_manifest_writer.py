@@ -52,7 +52,7 @@ from tests.iceberg.manifests.content_files import (
     summary_of,
 )
 from tests.planner.lakes.kinds import DAY_US, to_bytes
-from tests.planner.lakes.manifests import Entry, PartitionField, Style, manifest_bytes
+from tests.planner.lakes.manifests import Entry, PartitionField, Style, build_manifest_bytes
 from tests.seeds import examples
 
 SEEDS = st.integers(0, 2**32)
@@ -101,29 +101,31 @@ def test_manifest_summary_matches_its_entries(seed: int, version: int) -> None:
     case = Case(seed, version)
     entries = case.entries()
     new_entries = encode_entries(case, entries)
-    result = new_entries.to_manifest_file("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)
-    of = {status: [entry for entry in entries if entry.status == status] for status in (ADDED, EXISTING, DELETED)}
-    assert [result.added_files_count, result.existing_files_count, result.deleted_files_count] == [
-        len(of[status]) for status in (ADDED, EXISTING, DELETED)
+    manifest_file = new_entries.to_manifest_file("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)
+    entries_by_status = {
+        status: [entry for entry in entries if entry.status == status] for status in (ADDED, EXISTING, DELETED)
+    }
+    assert [manifest_file.added_files_count, manifest_file.existing_files_count, manifest_file.deleted_files_count] == [
+        len(entries_by_status[status]) for status in (ADDED, EXISTING, DELETED)
     ]
-    assert [result.added_rows_count, result.existing_rows_count, result.deleted_rows_count] == [
-        sum(entry.file.record_count for entry in of[status]) for status in (ADDED, EXISTING, DELETED)
+    assert [manifest_file.added_rows_count, manifest_file.existing_rows_count, manifest_file.deleted_rows_count] == [
+        sum(entry.file.record_count for entry in entries_by_status[status]) for status in (ADDED, EXISTING, DELETED)
     ]
     numbers = [SEQUENCE if e.sequence_number is None else e.sequence_number for e in live(entries)]
     if version == 1:
-        assert (result.sequence_number, result.min_sequence_number) == (0, 0)
+        assert (manifest_file.sequence_number, manifest_file.min_sequence_number) == (0, 0)
     else:
-        assert result.sequence_number == SEQUENCE
-        assert result.min_sequence_number == min(numbers, default=SEQUENCE)
-    assert (result.manifest_length, result.added_snapshot_id) == (len(new_entries.data), SNAPSHOT)
+        assert manifest_file.sequence_number == SEQUENCE
+        assert manifest_file.min_sequence_number == min(numbers, default=SEQUENCE)
+    assert (manifest_file.manifest_length, manifest_file.added_snapshot_id) == (len(new_entries.data), SNAPSHOT)
     expected = [
         summary_of(kind, [entry.file.partition[i] for entry in entries]) for i, kind in enumerate(case.partition_kinds)
     ]
     if None in expected:
-        assert result.partitions is None
+        assert manifest_file.partitions is None
     else:
-        assert result.partitions is not None
-        assert [to_plain(summary) for summary in result.partitions] == expected, case
+        assert manifest_file.partitions is not None
+        assert [to_plain(summary) for summary in manifest_file.partitions] == expected, case
 
 
 def to_plain(summary: FieldSummary) -> dict[str, Any]:
@@ -144,7 +146,7 @@ def test_manifests_of_other_writers_are_read(seed: int, version: int) -> None:
     entries = [case.entry(content) for _ in range(case.rng.choice([1, 5]))]
     style = Style.draw(case.rng)
     fields = tuple(PartitionField(field_id, name, source, how) for field_id, source, how, name in case.fields)
-    data = manifest_bytes(
+    data = build_manifest_bytes(
         [
             Entry(e.status, e.snapshot_id, e.sequence_number, e.file_sequence_number, to_planner_file(case, e.file))
             for e in entries
@@ -209,7 +211,7 @@ def to_planner_file(case: Case, file: ContentFile) -> SimpleNamespace:
 @given(seed=SEEDS)
 def test_partition_values_have_the_promoted_type_of_their_column(seed: int) -> None:
     case = Case(seed, 3)
-    wide = case.widen()
+    widened_case = case.widen()
     entries = [entry for entry in case.entries() if entry.status != DELETED]
     new_entries = encode_entries(case, entries)
     (manifest,) = write_and_read_list(
@@ -224,9 +226,9 @@ def test_partition_values_have_the_promoted_type_of_their_column(seed: int) -> N
     ]
     if any(not -(2**63) <= day * DAY_US < 2**63 for day in days):
         with pytest.raises(Corrupt, match=r"^m\.avro: partition field .* is outside the range of timestamp"):
-            read_entries(new_entries.data, manifest, wide)
+            read_entries(new_entries.data, manifest, widened_case)
         return
-    wide_entries = read_entries(new_entries.data, manifest, wide)
+    wide_entries = read_entries(new_entries.data, manifest, widened_case)
     for before, after in zip(old_entries, wide_entries, strict=True):
         expected = tuple(
             value * DAY_US if (transform, case.kinds[source]) == ("identity", "date") and value is not None else value
@@ -234,33 +236,36 @@ def test_partition_values_have_the_promoted_type_of_their_column(seed: int) -> N
         )
         assert cases.comparable(after.file.partition) == cases.comparable(expected), case
     second_manifest = write_manifest(
-        [msgspec.structs.replace(entry, status=EXISTING) for entry in wide_entries], metadata=wide, spec_id=0, content=0
+        [msgspec.structs.replace(entry, status=EXISTING) for entry in wide_entries],
+        metadata=widened_case,
+        spec_id=0,
+        content=0,
     )
     (described,) = write_and_read_list(
         case, [second_manifest.to_manifest_file("n.avro", snapshot_id=SNAPSHOT + 1, sequence_number=SEQUENCE + 1)]
     )
-    for before, after in zip(wide_entries, read_entries(second_manifest.data, described, wide), strict=True):
+    for before, after in zip(wide_entries, read_entries(second_manifest.data, described, widened_case), strict=True):
         assert are_same(msgspec.structs.replace(before, status=EXISTING), after), case
 
 
-def table(version: int = 2, fields: list[dict[str, Any]] | None = None, **more: Any) -> Case:
+def build_case(version: int = 2, fields: list[dict[str, Any]] | None = None, **extra_fields: Any) -> Case:
     """Return a case with one column of type long and one of type uuid, by default unpartitioned."""
     case = Case(0, version)
     case.kinds, case.fields, case.properties = {1: "long", 2: "uuid"}, [], {}
     case.fields = [(1000 + i, *field) for i, field in enumerate(fields or [])]  # type: ignore[misc]
-    case.metadata = case.read(**more)
+    case.metadata = case.read(**extra_fields)
     return case
 
 
-def data_file(partition: tuple[Any, ...] = (), **more: Any) -> ContentFile:
+def build_data_file(partition: tuple[Any, ...] = (), **fields: Any) -> ContentFile:
     options = {"content": 0, "file_path": "f.parquet", "file_format": "PARQUET", "spec_id": 0, "record_count": 10}
-    return ContentFile(**options | {"partition": partition, "file_size_in_bytes": 1} | more)
+    return ContentFile(**options | {"partition": partition, "file_size_in_bytes": 1} | fields)
 
 
-def added_entry(file: ContentFile, **more: Any) -> ManifestEntry:
+def build_added_entry(file: ContentFile, **fields: Any) -> ManifestEntry:
     return ManifestEntry(
         **{"status": ADDED, "snapshot_id": None, "sequence_number": None}
-        | more
+        | fields
         | {"file_sequence_number": None, "file": file}
     )
 
@@ -273,8 +278,8 @@ def test_equal_entries_produce_equal_bytes() -> None:
 
 @pytest.mark.parametrize("codec", ["gzip", "deflate", "zstd", "snappy", "uncompressed"])
 def test_manifest_has_the_codec_of_the_tables_properties(codec: str) -> None:
-    case = table(properties={"write.avro.compression-codec": codec})
-    entries = [added_entry(data_file(file_path=f"{i}.parquet")) for i in range(450)]
+    case = build_case(properties={"write.avro.compression-codec": codec})
+    entries = [build_added_entry(build_data_file(file_path=f"{i}.parquet")) for i in range(450)]
     data = encode_entries(case, entries).data
     names = {"gzip": "deflate", "zstd": "zstandard", "uncompressed": "null"}
     if codec in (
@@ -288,9 +293,9 @@ def test_manifest_has_the_codec_of_the_tables_properties(codec: str) -> None:
 
 
 def test_manifest_has_the_compression_level_of_the_tables_properties() -> None:
-    entries = [added_entry(data_file(file_path=f"{i * 7919}.parquet")) for i in range(450)]
+    entries = [build_added_entry(build_data_file(file_path=f"{i * 7919}.parquet")) for i in range(450)]
     sizes = [
-        len(encode_entries(table(properties={"write.avro.compression-level": level}), entries).data)
+        len(encode_entries(build_case(properties={"write.avro.compression-level": level}), entries).data)
         for level in ("1", "9")
     ]
     assert sizes[0] > sizes[1]
@@ -306,11 +311,11 @@ def test_manifest_has_the_compression_level_of_the_tables_properties() -> None:
 )
 def test_invalid_compression_property_is_named_in_the_error(properties: dict[str, str], message: str) -> None:
     with pytest.raises(BadRequest, match=message):
-        encode_entries(table(properties=properties), [])
+        encode_entries(build_case(properties=properties), [])
 
 
 def test_manifest_header_equals_that_of_javas_writers() -> None:
-    case = table(3, [(1, "bucket[4]", "b")])
+    case = build_case(3, [(1, "bucket[4]", "b")])
     metadata = decode_manifest(encode_entries(case, []).data, "m").metadata
     assert json.loads(metadata["schema"]) == case.json()["schema"]
     assert json.loads(metadata["partition-spec"]) == case.json()["partition-spec"]
@@ -322,31 +327,35 @@ def test_manifest_header_equals_that_of_javas_writers() -> None:
     }
     deletes = write_manifest([], metadata=case.metadata, spec_id=0, content=1)
     assert decode_manifest(deletes.data, "m").metadata["content"] == "deletes"
-    assert "content" not in decode_manifest(encode_entries(table(1), []).data, "m").metadata
+    assert "content" not in decode_manifest(encode_entries(build_case(1), []).data, "m").metadata
 
 
 @pytest.mark.parametrize(
     ("version", "entry", "content", "message"),
     [
-        (1, added_entry(data_file()), 0, "requires a snapshot id"),
-        (1, added_entry(data_file(content=1), snapshot_id=1), 1, "no delete files"),
-        (2, added_entry(data_file()), 1, "content of .* differs from the manifest"),
-        (2, added_entry(data_file(content=1)), 0, "content of .* differs from the manifest"),
-        (2, added_entry(data_file(spec_id=1)), 0, "the partition spec .* differs from the manifest"),
-        (2, added_entry(data_file(), status=EXISTING, snapshot_id=1), 0, "only an added file inherits"),
-        (3, added_entry(data_file(), status=DELETED, snapshot_id=1), 0, "only an added file inherits"),
+        (1, build_added_entry(build_data_file()), 0, "requires a snapshot id"),
+        (1, build_added_entry(build_data_file(content=1), snapshot_id=1), 1, "no delete files"),
+        (2, build_added_entry(build_data_file()), 1, "content of .* differs from the manifest"),
+        (2, build_added_entry(build_data_file(content=1)), 0, "content of .* differs from the manifest"),
+        (2, build_added_entry(build_data_file(spec_id=1)), 0, "the partition spec .* differs from the manifest"),
+        (2, build_added_entry(build_data_file(), status=EXISTING, snapshot_id=1), 0, "only an added file inherits"),
+        (3, build_added_entry(build_data_file(), status=DELETED, snapshot_id=1), 0, "only an added file inherits"),
     ],
 )
 def test_entries_that_readers_would_misread_are_not_written(
     version: int, entry: ManifestEntry, content: int, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        write_manifest([entry], metadata=table(version).metadata, spec_id=0, content=content)
+        write_manifest([entry], metadata=build_case(version).metadata, spec_id=0, content=content)
 
 
 def test_version_1_manifest_in_a_version_2_table_has_sequence_number_0() -> None:
     new_entries = encode_entries(
-        table(1), [added_entry(data_file(), snapshot_id=5), added_entry(data_file(), status=EXISTING, snapshot_id=4)]
+        build_case(1),
+        [
+            build_added_entry(build_data_file(), snapshot_id=5),
+            build_added_entry(build_data_file(), status=EXISTING, snapshot_id=4),
+        ],
     )
     (manifest,) = decode_manifest_list(
         write_manifest_list(
@@ -358,12 +367,12 @@ def test_version_1_manifest_in_a_version_2_table_has_sequence_number_0() -> None
         ),
         "list",
     )
-    entries = read_entries(new_entries.data, manifest, table(2).metadata)
+    entries = read_entries(new_entries.data, manifest, build_case(2).metadata)
     assert [(e.status, e.snapshot_id, e.sequence_number, e.file_sequence_number) for e in entries] == [
         (ADDED, 5, 0, 0),
         (EXISTING, 4, 0, 0),
     ]
-    (rewritten_manifest,) = write_and_read_list(table(2), [manifest])
+    (rewritten_manifest,) = write_and_read_list(build_case(2), [manifest])
     assert rewritten_manifest == manifest
 
 
@@ -388,16 +397,16 @@ def test_first_row_ids_are_assigned_to_data_manifests_without_them() -> None:
 
 def test_files_inherit_first_row_ids_in_the_order_of_their_manifest() -> None:
     """Spec, "First Row ID Inheritance": existing files of upgraded tables have no ids either."""
-    case = table(3)
+    case = build_case(3)
     old_entries = {"status": EXISTING, "snapshot_id": 1, "sequence_number": 1}
     entries = [
-        added_entry(
-            data_file(first_row_id=3, record_count=50)
+        build_added_entry(
+            build_data_file(first_row_id=3, record_count=50)
         ),  # The writer of an added file does not choose this number.
-        added_entry(data_file(first_row_id=70, record_count=25), **old_entries),
-        added_entry(data_file(record_count=5), **old_entries),
-        added_entry(data_file(record_count=9), **old_entries | {"status": DELETED}),
-        added_entry(data_file(record_count=1)),
+        build_added_entry(build_data_file(first_row_id=70, record_count=25), **old_entries),
+        build_added_entry(build_data_file(record_count=5), **old_entries),
+        build_added_entry(build_data_file(record_count=9), **old_entries | {"status": DELETED}),
+        build_added_entry(build_data_file(record_count=1)),
     ]
     new_entries = encode_entries(case, entries)
     described = new_entries.to_manifest_file("m", snapshot_id=5, sequence_number=2)
@@ -413,7 +422,7 @@ def test_files_inherit_first_row_ids_in_the_order_of_their_manifest() -> None:
 
 
 def test_manifest_list_requires_the_fields_of_its_version() -> None:
-    described = encode_entries(table(3), []).to_manifest_file("m", snapshot_id=5, sequence_number=2)
+    described = encode_entries(build_case(3), []).to_manifest_file("m", snapshot_id=5, sequence_number=2)
     options: dict[str, Any] = {"snapshot_id": 5, "parent_snapshot_id": 4, "sequence_number": 2}
     with pytest.raises(ValueError, match="m: no first row id"):
         write_manifest_list([described], format_version=3, **options)
@@ -428,16 +437,18 @@ LOW, HIGH = b"\x00" * 16, b"\xff" * 16
 
 @pytest.mark.parametrize(("uuids", "agree"), [((LOW, HIGH), False), ((HIGH, HIGH), True), ((LOW, b"\x01" * 16), True)])
 def test_uuid_bounds_hold_for_every_readers_order_or_are_omitted(uuids: tuple[bytes, ...], agree: bool) -> None:
-    case = table(2, [(2, "identity", "u"), (1, "identity", "n")])
-    entries = encode_entries(case, [added_entry(data_file((value, 1))) for value in uuids])
+    case = build_case(2, [(2, "identity", "u"), (1, "identity", "n")])
+    entries = encode_entries(case, [build_added_entry(build_data_file((value, 1))) for value in uuids])
     assert (entries.partitions is not None) == agree
 
 
 def test_zeros_and_nan_have_the_bounds_of_the_specification() -> None:
-    case = table(2, [(1, "identity", "f")])
+    case = build_case(2, [(1, "identity", "f")])
     case.kinds = {1: "double"}
     case.metadata = case.read()
-    entries = encode_entries(case, [added_entry(data_file((value,))) for value in (0.0, -0.0, math.nan, None)])
+    entries = encode_entries(
+        case, [build_added_entry(build_data_file((value,))) for value in (0.0, -0.0, math.nan, None)]
+    )
     assert entries.partitions is not None
     (summary,) = entries.partitions
     assert (summary.contains_null, summary.contains_nan) == (True, True)
@@ -445,12 +456,12 @@ def test_zeros_and_nan_have_the_bounds_of_the_specification() -> None:
 
 
 def test_partition_values_of_a_dropped_column_stay_distinct() -> None:
-    case = table(2, [(2, "identity", "u"), (1, "bucket[4]", "b")])
-    entries = encode_entries(case, [added_entry(data_file((LOW, 3)))])
+    case = build_case(2, [(2, "identity", "u"), (1, "bucket[4]", "b")])
+    entries = encode_entries(case, [build_added_entry(build_data_file((LOW, 3)))])
     manifest = entries.to_manifest_file("m", snapshot_id=5, sequence_number=2)
     columns = [{"id": 3, "name": "rest", "required": False, "type": "long"}]
-    without = {"type": "struct", "schema-id": 1, "fields": columns}
-    data_without_column = case.read(**{"schemas": [case.json()["schema"], without], "current-schema-id": 1})
+    missing_column = {"type": "struct", "schema-id": 1, "fields": columns}
+    data_without_column = case.read(**{"schemas": [case.json()["schema"], missing_column], "current-schema-id": 1})
     (entry,) = read_entries(entries.data, manifest, data_without_column)
     assert entry.file.partition == (LOW, 3)
     second_manifest = write_manifest([entry], metadata=data_without_column, spec_id=0, content=0)
@@ -462,15 +473,15 @@ def test_partition_values_of_a_dropped_column_stay_distinct() -> None:
         )[0].file
         == entry.file
     )
-    entries_without_field = case.read(**{"schemas": [without], "current-schema-id": 1})
+    entries_without_field = case.read(**{"schemas": [missing_column], "current-schema-id": 1})
     with pytest.raises(Corrupt, match=r"^m: partition field u: it has values, but no schema"):
         read_entries(entries.data, manifest, entries_without_field)
 
 
 def test_partition_field_without_values_has_type_null() -> None:
     """Java gives the type `unknown` to fields of dropped columns."""
-    case = table(1, [(77, "void", "gone"), (1, "identity", "n")])
-    entries = encode_entries(case, [added_entry(data_file((None, 4)), snapshot_id=1)])
+    case = build_case(1, [(77, "void", "gone"), (1, "identity", "n")])
+    entries = encode_entries(case, [build_added_entry(build_data_file((None, 4)), snapshot_id=1)])
     schema = json.loads(decode_manifest(entries.data, "m").metadata["avro.schema"])
     record = next(field["type"] for field in schema["fields"] if field["name"] == "data_file")
     partition = next(field["type"] for field in record["fields"] if field["name"] == "partition")
@@ -482,18 +493,18 @@ def test_partition_field_without_values_has_type_null() -> None:
 
 
 def test_manifest_that_differs_from_its_list_is_corrupt_and_named() -> None:
-    case = table(2, [(1, "identity", "n")])
-    entries = encode_entries(case, [added_entry(data_file((1,)))])
+    case = build_case(2, [(1, "identity", "n")])
+    entries = encode_entries(case, [build_added_entry(build_data_file((1,)))])
     manifest = entries.to_manifest_file("m.avro", snapshot_id=5, sequence_number=2)
-    for data, changed, expected_change in [
+    for data, changed_fields, expected_change in [
         (entries.data[:-1], {}, "bytes; the manifest list states"),
         (entries.data, {"partition_spec_id": 7}, "has the partition spec 7"),
         (entries.data, {"content": 1}, "has content 0"),
         (b"x" * len(entries.data), {}, "does not start with Avro's magic bytes"),
     ]:
         with pytest.raises(Corrupt, match=rf"^m\.avro.*{expected_change}"):
-            read_entries(data, msgspec.structs.replace(manifest, **changed), case.metadata)
-    other = table(2, [(2, "identity", "n")])
+            read_entries(data, msgspec.structs.replace(manifest, **changed_fields), case.metadata)
+    other = build_case(2, [(2, "identity", "n")])
     with pytest.raises(
         Corrupt, match=r"^m\.avro: partition field n: the stored type long .* cannot be converted to uuid"
     ):
@@ -501,14 +512,14 @@ def test_manifest_that_differs_from_its_list_is_corrupt_and_named() -> None:
 
 
 @settings(max_examples=examples(300))
-@given(seed=st.integers(0, 50), version=VERSIONS, at=st.floats(0, 1, exclude_max=True), byte=st.integers(0, 255))
-def test_damaged_manifest_is_corrupt_or_is_read(seed: int, version: int, at: float, byte: int) -> None:
+@given(seed=st.integers(0, 50), version=VERSIONS, fraction=st.floats(0, 1, exclude_max=True), byte=st.integers(0, 255))
+def test_damaged_manifest_is_corrupt_or_is_read(seed: int, version: int, fraction: float, byte: int) -> None:
     """Compressed blocks have checksums only with some codecs; the rest must decode to entries or raise an error."""
     case = Case(seed, version)
     case.metadata.properties["write.avro.compression-codec"] = "uncompressed"
     new_entries = encode_entries(case, case.entries())
     data = bytearray(new_entries.data)
-    data[int(at * len(data))] = byte
+    data[int(fraction * len(data))] = byte
     manifest = new_entries.to_manifest_file("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)
     try:
         entries = read_entries(bytes(data), manifest, case.metadata)
@@ -530,7 +541,7 @@ def test_path_that_is_not_text_is_corrupt() -> None:
     row |= dict.fromkeys(("snapshot_id", "sequence_number", "file_sequence_number"))
     data = manifest_files.container(schema, [[manifest_files.encode(schema, row)]])
     with pytest.raises(Corrupt, match=r"^m: an entry's file_path is not text"):
-        read_entries(data, ManifestFile("m", len(data), 0, 0, 5, 5, 1), table(2).metadata)
+        read_entries(data, ManifestFile("m", len(data), 0, 0, 5, 5, 1), build_case(2).metadata)
 
 
 def test_existing_entry_without_a_sequence_number_is_corrupt() -> None:
@@ -541,7 +552,7 @@ def test_existing_entry_without_a_sequence_number_is_corrupt() -> None:
     row = {**row, "status": EXISTING, "data_file": file | {"file_size_in_bytes": 1}}  # type: ignore[assignment]
     data = manifest_files.container(schema, [[manifest_files.encode(schema, row)]])
     with pytest.raises(Corrupt, match=r"^m: an existing file has no sequence number"):
-        read_entries(data, ManifestFile("m", len(data), 0, 0, 5, 5, 1), table(2).metadata)
+        read_entries(data, ManifestFile("m", len(data), 0, 0, 5, 5, 1), build_case(2).metadata)
 
 
 @pytest.mark.parametrize(

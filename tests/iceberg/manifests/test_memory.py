@@ -11,7 +11,7 @@ import pytest
 from seamark.formats.iceberg.manifests._memory import Memory
 from seamark.formats.iceberg.manifests.manifest import decode_manifest
 from tests.iceberg.manifests import manifest_files as files
-from tests.iceberg.manifests.test_manifest import SCHEMA, entry, manifest
+from tests.iceberg.manifests.test_manifest import SCHEMA, build_entry, build_manifest
 
 SIZES = [0, 1, 100, 16_384, 16_385, 32_768, 32_769, 100_000, 1 << 20, (1 << 22) + 1]
 
@@ -48,19 +48,19 @@ def test_decoded_arrays_stay_unchanged_while_others_are_decoded() -> None:
     def rows(number: int) -> bytes:
         counts = [{"key": 1, "value": number}, {"key": 2, "value": 7}]
         bounds = [{"key": 1, "value": b"%d" % number}]
-        encoded_entry = entry(
+        encoded_entry = build_entry(
             SCHEMA, day=number, value_counts=counts, lower_bounds=bounds, file_path=f"{number}.parquet"
         )
-        return manifest(SCHEMA, *[encoded_entry] * 3_000, codec="deflate")
+        return build_manifest(SCHEMA, *[encoded_entry] * 3_000, codec="deflate")
 
     data = rows(1)
-    decoded = decode_manifest(data, "m.avro")
-    before = files.to_plain_entries(decoded)
-    counts, heap = decoded.counts["value_counts"][1][1], decoded.heap
+    decoded_manifest = decode_manifest(data, "m.avro")
+    before = files.to_plain_entries(decoded_manifest)
+    counts, heap = decoded_manifest.counts["value_counts"][1][1], decoded_manifest.heap
     for number in range(2, 12):
         decode_manifest(rows(number), "m.avro")
-    assert files.to_plain_entries(decoded) == before
-    del decoded
+    assert files.to_plain_entries(decoded_manifest) == before
+    del decoded_manifest
     for number in range(2, 12):
         decode_manifest(rows(number), "m.avro")
     assert (counts == 1).all()

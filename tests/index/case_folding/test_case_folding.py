@@ -14,9 +14,9 @@ from seamark.formats.index.keys import case_folding_table
 from seamark.formats.index.keys.case_folding import UNKNOWN_CASE, fold, fold_column, has_known_case
 from seamark.formats.index.keys.functions import CASE_KEYS
 from tests.index.case_folding.mappings import Mappings, duckdb_mappings, java_mappings, python_mappings
-from tests.index.case_folding.texts import random_texts
+from tests.index.case_folding.texts import draw_texts
 from tests.seeds import examples, first_seed
-from tests.services.java import java_17
+from tests.services.java import find_java_17
 
 ALL_POINTS = [point for point in range(0x110000) if not 0xD800 <= point <= 0xDFFF]
 FRAME_ROWS = 100_000
@@ -48,15 +48,15 @@ def test_texts_have_one_folded_form_for_all_engines(text: str, expected: str) ->
 
 def test_columns_are_folded_like_their_values() -> None:
     rng = random.Random(first_seed())
-    texts = [None if rng.random() < 0.1 else text for text in random_texts(rng, 300)]
+    texts = [None if rng.random() < 0.1 else text for text in draw_texts(rng, 300)]
     expected = [None if text is None else fold(text) for text in texts]
     for kind in (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.dictionary(pa.int32(), pa.string())):
-        plain = pa.array(texts, pa.string())
-        array = plain.dictionary_encode() if pa.types.is_dictionary(kind) else plain.cast(kind)
+        plain_array = pa.array(texts, pa.string())
+        array = plain_array.dictionary_encode() if pa.types.is_dictionary(kind) else plain_array.cast(kind)
         chunks = pa.chunked_array([array[:100], array[100:100], array[100:]])
-        result = fold_column(chunks)
-        result.validate(full=True)
-        assert result.to_pylist() == expected, kind
+        folded = fold_column(chunks)
+        folded.validate(full=True)
+        assert folded.to_pylist() == expected, kind
         for first in range(0, 300, 37):
             piece = fold_column(pa.chunked_array([array[first : first + 90]]))
             piece.validate(full=True)
@@ -66,7 +66,7 @@ def test_columns_are_folded_like_their_values() -> None:
 
 
 def test_random_texts_keep_their_folded_form_in_python_and_duckdb() -> None:
-    texts = random_texts(random.Random(first_seed()), examples(100_000, 5_000))
+    texts = draw_texts(random.Random(first_seed()), examples(100_000, 5_000))
     table = pa.table({"text": texts})
     rows = duckdb.connect().from_arrow(table).project("text, lower(text), upper(text)").fetchall()
     for text, *other_rows in rows:
@@ -100,12 +100,12 @@ def test_all_characters_keep_their_folded_form_in_python_and_duckdb() -> None:
 @pytest.mark.slow
 @pytest.mark.spark  # Start Java.
 def test_all_characters_keep_their_folded_form_in_java_and_icu_in_all_locales() -> None:
-    check_all(java_mappings(java_17())[0])
+    check_all(java_mappings(find_java_17())[0])
 
 
 @pytest.mark.slow
 def test_spark_keeps_the_folded_form_of_all_characters_and_of_random_texts(spark: SparkSession) -> None:
-    texts = [*map(chr, ALL_POINTS), *random_texts(random.Random(first_seed()), 100_000)]
+    texts = [*map(chr, ALL_POINTS), *draw_texts(random.Random(first_seed()), 100_000)]
     for icu in ("true", "false"):
         spark.conf.set("spark.sql.icu.caseMappings.enabled", icu)
         for first in range(0, len(texts), FRAME_ROWS):

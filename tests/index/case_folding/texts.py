@@ -19,7 +19,7 @@ def list_cased_characters() -> str:
     return "".join(point for point in points if point != point.lower() or point != point.upper())
 
 
-def random_texts(rng: random.Random, count: int) -> list[str]:
+def draw_texts(rng: random.Random, count: int) -> list[str]:
     return [random_text(rng) for _ in range(count)]
 
 
@@ -46,7 +46,7 @@ def random_text(rng: random.Random) -> str:
 def with_other_case(rng: random.Random, text: str) -> str:
     """Return a text that some engine may make of `text`, or of a text that differs from it in case."""
     changes = [str.lower, str.upper, str.casefold, str.swapcase, str.title]
-    changed = rng.choice(changes)(text)
+    changed_text = rng.choice(changes)(text)
     if rng.random() < 0.3:
-        changed = "".join(rng.choice([str.lower, str.upper])(item) for item in text)
-    return unicodedata.normalize("NFC", changed) if rng.random() < 0.2 else changed
+        changed_text = "".join(rng.choice([str.lower, str.upper])(item) for item in text)
+    return unicodedata.normalize("NFC", changed_text) if rng.random() < 0.2 else changed_text

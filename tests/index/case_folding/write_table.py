@@ -124,15 +124,15 @@ def _runs(moves: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int, int
     """Yield runs of code points with the same change, each 1 or 2 after the one before."""
     run: list[int] = []
     step, change = 0, 0
-    for point, by in moves:
+    for point, delta in moves:
         gap = point - run[-1] if run else 0
-        if run and by == change and gap in (1, 2) and step in (0, gap):
+        if run and delta == change and gap in (1, 2) and step in (0, gap):
             step = gap
             run.append(point)
             continue
         if run:
             yield run[0], run[-1], step or 1, change
-        run, step, change = [point], 0, by
+        run, step, change = [point], 0, delta
     if run:
         yield run[0], run[-1], step or 1, change
 

@@ -40,9 +40,9 @@ class Kind:
     nans: bool = False
 
 
-def _array_builder(arrow: pa.DataType, through: pa.DataType | None = None) -> Callable[[Sequence[Any]], pa.Array]:
+def _array_builder(arrow: pa.DataType, target_type: pa.DataType | None = None) -> Callable[[Sequence[Any]], pa.Array]:
     return lambda values: (
-        pa.array(values, through or arrow).cast(arrow) if through != arrow else pa.array(values, arrow)
+        pa.array(values, target_type or arrow).cast(arrow) if target_type != arrow else pa.array(values, arrow)
     )
 
 
@@ -100,7 +100,7 @@ KINDS = [
 ]
 
 
-def kind_of(kind: Kind) -> str:
+def get_kind(kind: Kind) -> str:
     return kind.name.partition(", huge")[0]
 
 
@@ -148,10 +148,10 @@ class Predicate:
             return self.nulls
         if value != value:
             return self.nans
-        at = order(value)
+        rank = order(value)
         for low, high, low_open, high_open in self.ranges:
-            above = low is None or order(low) < at or (order(low) == at and not low_open)
-            below = high is None or at < order(high) or (order(high) == at and not high_open)
+            above = low is None or order(low) < rank or (order(low) == rank and not low_open)
+            below = high is None or rank < order(high) or (order(high) == rank and not high_open)
             if above and below:
                 return True
         return False
@@ -181,10 +181,10 @@ def merge_ranges(ranges: Sequence[Range]) -> list[Range]:
 
 def draw_predicate(rng: random.Random, kind: Kind, values: Sequence[Any]) -> Predicate:
     """Return a predicate on existing and other values: =, <, between, IN of a few or hundreds, all values, no value."""
-    present = [value for value in values if value is not None and value == value]
+    present_values = [value for value in values if value is not None and value == value]
 
     def literal() -> Any:
-        return rng.choice(present) if present and rng.random() < 0.7 else kind.draw(rng)
+        return rng.choice(present_values) if present_values and rng.random() < 0.7 else kind.draw(rng)
 
     ranges: list[Range] = []
     for _ in range(rng.choice([0, 1, 1, 1, 2, 5, 300])):
@@ -205,4 +205,4 @@ def draw_predicate(rng: random.Random, kind: Kind, values: Sequence[Any]) -> Pre
         ranges.append((None, None, False, False))
     if len(ranges) >= 300 or rng.random() < 0.3:
         ranges = [item for item in ranges if item[0] is not None and item[0] == item[1]]
-    return Predicate(kind_of(kind), tuple(ranges), rng.random() < 0.3, rng.random() < 0.3)
+    return Predicate(get_kind(kind), tuple(ranges), rng.random() < 0.3, rng.random() < 0.3)

@@ -19,14 +19,14 @@ from seamark.formats.index.keys.keys import KeyRange, KeyRanges, mask_of
 from seamark.formats.index.kinds import bitmap, postings
 from seamark.formats.index.kinds.bitmap import Bitmap, FileBitmap
 from seamark.formats.index.kinds.slices import EQUALITY, SLICES, slice_count
-from tests.index.kinds.columns import KINDS, LONG_TEXT, Kind, draw_column, draw_predicate, kind_of
+from tests.index.kinds.columns import KINDS, LONG_TEXT, Kind, draw_column, draw_predicate, get_kind
 from tests.seeds import quick
 
 ROWS = (0, 1, 2, 63, 64, 65, 127, 200, 700)
 
 
 def build_file(kind: Kind, values: Sequence[Any]) -> FileBitmap:
-    return bitmap.build(keys_of(kind.arrow(values), kind_of(kind)))
+    return bitmap.build(keys_of(kind.arrow(values), get_kind(kind)))
 
 
 def open_bitmap(entries: Sequence[FileBitmap]) -> Bitmap:
@@ -41,7 +41,7 @@ def code(value: int) -> int:
     return value + (1 << 63)
 
 
-def ranges_of(*values: int) -> KeyRanges:
+def build_ranges(*values: int) -> KeyRanges:
     return KeyRanges("long", tuple(KeyRange(key, key) for key in sorted(map(code, set(values)))))
 
 
@@ -98,15 +98,15 @@ def test_merge_equals_an_index_built_from_the_kept_files(kind: Kind, layout: str
     pool = [kind.draw(rng) for _ in range(30)]
     parts, kept_entries, columns = [], [], []
     for _ in range(3):
-        mine = [draw_column(rng, kind, rng.choice(ROWS), pool) for _ in range(5)]
-        entries = [build_file(kind, values) for values in mine]
-        keep = np.array([rng.random() < 0.6 for _ in mine])
+        drawn_columns = [draw_column(rng, kind, rng.choice(ROWS), pool) for _ in range(5)]
+        entries = [build_file(kind, values) for values in drawn_columns]
+        keep = np.array([rng.random() < 0.6 for _ in drawn_columns])
         parts.append((open_bitmap(entries), keep))
         kept_entries += [entry for entry, is_kept in zip(entries, keep, strict=True) if is_kept]
-        columns += [one for one, is_kept in zip(mine, keep, strict=True) if is_kept]
-    merged = b"".join(bitmap.merge(parts))
-    assert merged == b"".join(bitmap.encode(kept_entries))
-    check(Bitmap(memoryview(merged)), kind, columns, rng, 10)
+        columns += [one for one, is_kept in zip(drawn_columns, keep, strict=True) if is_kept]
+    merged_blob = b"".join(bitmap.merge(parts))
+    assert merged_blob == b"".join(bitmap.encode(kept_entries))
+    check(Bitmap(memoryview(merged_blob)), kind, columns, rng, 10)
 
 
 @pytest.mark.parametrize("files", [1, 63, 64, 65, 300])
@@ -119,21 +119,21 @@ def test_files_with_matches_is_right_for_any_number_of_files(files: int, shared:
     index = open_bitmap([build_of_longs(values) for values in columns])
     for _ in range(60):
         low = rng.randrange(-5, 7 * files + 60)
-        for ranges, holds in (
-            (ranges_of(low), lambda v, low=low: v == low),
+        for ranges, expected in (
+            (build_ranges(low), lambda v, low=low: v == low),
             (make_between(low, low + 20), lambda v, low=low: low <= v <= low + 20),
             (make_between(None, low), lambda v, low=low: v <= low),
-            (ranges_of(low, low + 3, low + 90), lambda v, low=low: v in (low, low + 3, low + 90)),
+            (build_ranges(low, low + 3, low + 90), lambda v, low=low: v in (low, low + 3, low + 90)),
         ):
-            assert index.files_with(ranges).tolist() == [int(any(map(holds, values))) for values in columns]
+            assert index.files_with(ranges).tolist() == [int(any(map(expected, values))) for values in columns]
 
 
 def test_keys_shared_by_files_are_stored_once_and_others_with_their_files() -> None:
     rng = np.random.default_rng(1)
     shared = [build_of_longs(rng.integers(0, 1000, 20_000)) for _ in range(20)]
-    alone = [build_of_longs(rng.integers(-(1 << 62), 1 << 62, 20_000)) for _ in range(20)]
+    builds = [build_of_longs(rng.integers(-(1 << 62), 1 << 62, 20_000)) for _ in range(20)]
     sizes = {}
-    for name, entries in (("shared", shared), ("alone", alone)):
+    for name, entries in (("shared", shared), ("alone", builds)):
         sections = sum(entry.size_bytes for entry in entries)
         sizes[name] = (sum(map(len, bitmap.encode(entries))) - sections) / sections
     assert sizes["shared"] < 0.05
@@ -158,7 +158,7 @@ def test_rare_values_are_stored_by_value_when_that_is_smaller() -> None:
     assert index.section(0).bitmaps_bytes < 5 * 3000  # 2 bytes for each rare row, and 2 runs
     for requested_files in ({3}, {0}, {3, 4}, set(range(1, 29)), set(range(30)) - {7}):
         expected = np.flatnonzero(np.isin(values, list(requested_files))).tolist()
-        assert find_rows(index, 0, ranges_of(*requested_files), len(values)) == expected
+        assert find_rows(index, 0, build_ranges(*requested_files), len(values)) == expected
 
 
 @pytest.mark.parametrize("bounds", [1, 60, 127, 128, 129, 2000])
@@ -168,7 +168,7 @@ def test_in_lists_of_any_length_find_the_same_rows(bounds: int) -> None:
     index = open_bitmap([build_of_longs(values)])
     requested_files = rng.choice(5000, bounds, replace=False)
     expected = np.flatnonzero(np.isin(values, requested_files)).tolist()
-    assert find_rows(index, 0, ranges_of(*requested_files.tolist()), len(values)) == expected
+    assert find_rows(index, 0, build_ranges(*requested_files.tolist()), len(values)) == expected
 
 
 @pytest.mark.parametrize(
@@ -189,9 +189,9 @@ def test_every_method_to_rank_keys_finds_the_same_rows(values: np.ndarray[Any, n
     index = open_bitmap([build_of_longs(values)])
     distinct = np.unique(values)
     assert index.section(0).cardinality == len(distinct)
-    for at in np.random.default_rng(7).integers(0, len(distinct), 20):
-        value = int(distinct[at])
-        assert find_rows(index, 0, ranges_of(value), len(values)) == np.flatnonzero(values == value).tolist()
+    for position in np.random.default_rng(7).integers(0, len(distinct), 20):
+        value = int(distinct[position])
+        assert find_rows(index, 0, build_ranges(value), len(values)) == np.flatnonzero(values == value).tolist()
         assert find_rows(index, 0, make_between(None, value), len(values)) == np.flatnonzero(values <= value).tolist()
 
 
@@ -226,7 +226,7 @@ def test_prefix_predicates_are_ranges() -> None:
 def test_index_of_no_files_is_valid() -> None:
     index = open_bitmap([])
     assert index.files == 0
-    assert index.files_with(ranges_of(1)).tolist() == []
+    assert index.files_with(build_ranges(1)).tolist() == []
     assert b"".join(bitmap.merge([])) == b"".join(bitmap.encode([]))
 
 
@@ -254,7 +254,7 @@ def test_section_is_sufficient_for_the_rows_of_a_file() -> None:
     hidden = bytearray(index.memory)
     first, first_length = index.section_range(0)
     hidden[first : first + first_length] = bytes(first_length)
-    assert find_rows(Bitmap(memoryview(hidden)), 1, ranges_of(9), 4) == [2, 3]
+    assert find_rows(Bitmap(memoryview(hidden)), 1, build_ranges(9), 4) == [2, 3]
     assert start + length == len(index.memory)
 
 

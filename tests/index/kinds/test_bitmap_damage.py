@@ -81,11 +81,11 @@ def test_flipped_byte_is_detected_or_harmless(case: tuple[bytes, str]) -> None:
     blob, kind = case
     right = answers(blob, kind)
     count = 0
-    for at in range(len(blob)):
-        damaged = bytearray(blob)
-        damaged[at] ^= 1 << (at * 7 % 8)
+    for offset in range(len(blob)):
+        damaged_bytes = bytearray(blob)
+        damaged_bytes[offset] ^= 1 << (offset * 7 % 8)
         try:
-            assert answers(damaged, kind) == right, f"byte {at} of {len(blob)}"
+            assert answers(damaged_bytes, kind) == right, f"byte {offset} of {len(blob)}"
         except ValueError:
             count += 1
     assert count > 0.9 * len(blob)
@@ -94,11 +94,11 @@ def test_flipped_byte_is_detected_or_harmless(case: tuple[bytes, str]) -> None:
 def test_verify_detects_every_flipped_byte_outside_padding(case: tuple[bytes, str]) -> None:
     blob, _ = case
     missed = 0
-    for at in range(len(blob)):
-        damaged = bytearray(blob)
-        damaged[at] ^= 0x10
+    for offset in range(len(blob)):
+        damaged_bytes = bytearray(blob)
+        damaged_bytes[offset] ^= 0x10
         try:
-            Bitmap(memoryview(damaged)).verify()
+            Bitmap(memoryview(damaged_bytes)).verify()
             missed += 1
         except ValueError:
             pass
@@ -120,12 +120,12 @@ def test_overwritten_random_bytes_are_detected_or_harmless(case: tuple[bytes, st
     right = answers(blob, kind)
     for seed in range(30):
         rng = random.Random(seed)
-        damaged = bytearray(blob)
+        damaged_bytes = bytearray(blob)
         start = rng.randrange(len(blob))
         length = rng.randrange(1, 200)
-        damaged[start : start + length] = rng.choice([bytes(length), rng.randbytes(length)])[: len(blob) - start]
+        damaged_bytes[start : start + length] = rng.choice([bytes(length), rng.randbytes(length)])[: len(blob) - start]
         with contextlib.suppress(ValueError):
-            assert answers(damaged[: len(blob)], kind) == right, f"seed {seed}"
+            assert answers(damaged_bytes[: len(blob)], kind) == right, f"seed {seed}"
 
 
 def test_swapped_sections_are_rejected() -> None:
@@ -169,9 +169,9 @@ def test_piece_that_would_inflate_past_its_limit_is_not_inflated(layout: int) ->
     written_pieces = write_pieces(PiecesHeader(0 if layout == EDGES else 1, 3, CODES, layout, 0), pieces)
     postings = Postings(memoryview(written_pieces), CODES, 3, 3)
     is_present = np.ones(3, dtype=np.bool_)
-    wide = KeyRanges("long", (KeyRange(0, 9),))
+    wide_range = KeyRanges("long", (KeyRange(0, 9),))
     with pytest.raises(ValueError, match="cannot inflate to"):
-        postings.files_with(Bounds(wide, CODES), is_present, lambda _: pytest.fail("a section was requested"))
+        postings.files_with(Bounds(wide_range, CODES), is_present, lambda _: pytest.fail("a section was requested"))
 
 
 def test_lists_with_more_files_than_keys_are_rejected() -> None:

@@ -34,15 +34,15 @@ from tests.index.kinds.test_keys import COLUMNS, arrow_of, is_nan
 from tests.seeds import examples
 
 
-def blob_of(entries: list[FileBloom]) -> bytes:
+def encode_blob(entries: list[FileBloom]) -> bytes:
     return b"".join(encode(entries))
 
 
-def longs(values: Any) -> Keys:
+def build_long_keys(values: Any) -> Keys:
     return keys_of(pa.array(np.asarray(values, dtype=np.int64)), "long")
 
 
-def hash_of(value: Any, kind: str = "long") -> Any:
+def hash_value(value: Any, kind: str = "long") -> Any:
     return np.array([hash_key(key_of(value, kind), 0)], dtype=np.uint64)
 
 
@@ -57,7 +57,7 @@ def probe_remotely(blob: bytes, hashes: Any) -> Any:
     return bloom.probe_bytes(hashes, slice_ranges(blob, bloom.byte_ranges(hashes)))
 
 
-def random_files(seed: int, sizes: list[int]) -> list[Any]:
+def draw_files(seed: int, sizes: list[int]) -> list[Any]:
     """Return int64 values of each file; files share few values."""
     rng = np.random.default_rng(seed)
     return [rng.integers(-(2**62), 2**62, size) for size in sizes]
@@ -68,43 +68,45 @@ def random_files(seed: int, sizes: list[int]) -> list[Any]:
 @settings(max_examples=examples(40))
 def test_file_that_has_a_value_is_never_pruned(kind: str, data: st.DataObject) -> None:
     files = data.draw(st.lists(st.lists(st.one_of(st.none(), COLUMNS[kind][1]), max_size=60), min_size=1, max_size=6))
-    blob = blob_of([build(keys_of(arrow_of(kind, values), kind)) for values in files])
+    blob = encode_blob([build(keys_of(arrow_of(kind, values), kind)) for values in files])
     bloom = Bloom(blob)
     bloom.verify()
     assert bloom.files == len(files)
     for number, values in enumerate(files):
         for value in values:
             if value is not None and not is_nan(value):
-                hashes = hash_of(value, kind)
+                hashes = hash_value(value, kind)
                 assert bloom.probe(hashes)[number] == 1
                 assert probe_remotely(blob, hashes)[number] == 1
 
 
 def test_zeros_of_both_signs_huge_strings_and_files_without_a_key() -> None:
-    floats = blob_of([build(keys_of(pa.array([value]), "double")) for value in (-0.0, 0.0, math.nan, None, math.inf)])
+    floats = encode_blob(
+        [build(keys_of(pa.array([value]), "double")) for value in (-0.0, 0.0, math.nan, None, math.inf)]
+    )
     for value, number in ((-0.0, 0), (0.0, 1), (math.inf, 4)):
-        result = Bloom(floats).probe(hash_of(value, "double"))
-        assert result[number] == 1
-        assert result[2:4].tolist() == [0, 0]
-    huge, wide = "x" * 2_000_000, "𝕏 é\0" * 50_000
-    columns = [pa.array([huge]), pa.array([wide, None]), pa.array([], pa.string()), pa.nulls(3)]
-    texts = Bloom(blob_of([build(keys_of(column, "string")) for column in columns]))
-    assert texts.probe(hash_of(huge, "string")).tolist() == [1, 0, 0, 0]
-    assert texts.probe(hash_of(wide, "string")).tolist() == [0, 1, 0, 0]
+        answers = Bloom(floats).probe(hash_value(value, "double"))
+        assert answers[number] == 1
+        assert answers[2:4].tolist() == [0, 0]
+    huge_text, wide_text = "x" * 2_000_000, "𝕏 é\0" * 50_000
+    columns = [pa.array([huge_text]), pa.array([wide_text, None]), pa.array([], pa.string()), pa.nulls(3)]
+    texts = Bloom(encode_blob([build(keys_of(column, "string")) for column in columns]))
+    assert texts.probe(hash_value(huge_text, "string")).tolist() == [1, 0, 0, 0]
+    assert texts.probe(hash_value(wide_text, "string")).tolist() == [0, 1, 0, 0]
 
 
 @pytest.mark.parametrize("count", [1, 2, 63, 64, 65, 127, 128, 129, 500, 1000])
 def test_each_of_many_files_is_found_by_its_own_keys(count: int) -> None:
     rng = np.random.default_rng(count)
-    files = random_files(count, rng.choice([3, 40, 200, 900], count).tolist())
-    blob = blob_of([build(longs(values)) for values in files])
+    files = draw_files(count, rng.choice([3, 40, 200, 900], count).tolist())
+    blob = encode_blob([build(build_long_keys(values)) for values in files])
     bloom = Bloom(blob)
     for number in rng.permutation(count)[:60].tolist():
         for value in files[number][:3].tolist():
-            result = bloom.probe(hash_of(value))
-            assert result[number] == 1
-            assert np.array_equal(result, probe_remotely(blob, hash_of(value)))
-    together = np.concatenate([hash_of(int(values[0])) for values in files])
+            answers = bloom.probe(hash_value(value))
+            assert answers[number] == 1
+            assert np.array_equal(answers, probe_remotely(blob, hash_value(value)))
+    together = np.concatenate([hash_value(int(values[0])) for values in files])
     assert bloom.probe(together).all()
     assert np.array_equal(bloom.probe(together), probe_remotely(blob, together))
 
@@ -113,17 +115,17 @@ def test_each_of_many_files_is_found_by_its_own_keys(count: int) -> None:
 @pytest.mark.parametrize("fpp", [0.2, 0.05, 0.01, 0.001])
 @pytest.mark.parametrize("keys", [20, 25, 300, 1_700, 20_000])
 def test_false_positives_are_as_rare_as_requested(fpp: float, keys: int) -> None:
-    files = random_files(keys, [keys] * max(4, 40_000 // keys))
-    bloom = Bloom(blob_of([build(longs(values), fpp) for values in files]))
+    files = draw_files(keys, [keys] * max(4, 40_000 // keys))
+    bloom = Bloom(encode_blob([build(build_long_keys(values), fpp) for values in files]))
     absent_hashes = np.random.default_rng(7).integers(0, 2**64, 100_000 // len(files) + 400, dtype=np.uint64)
-    result = sum(int(bloom.probe(absent_hashes[i : i + 1]).sum()) for i in range(len(absent_hashes)))
-    assert result / (len(absent_hashes) * len(files)) <= 1.5 * fpp
+    false_positives = sum(int(bloom.probe(absent_hashes[i : i + 1]).sum()) for i in range(len(absent_hashes)))
+    assert false_positives / (len(absent_hashes) * len(files)) <= 1.5 * fpp
 
 
 def test_repeated_keys_take_no_space() -> None:
     values = np.random.default_rng(1).integers(0, 900, 300_000)
-    assert build(longs(values)).filter_bits == filter_bits(900, 0.01)
-    assert build(longs(np.zeros(500_000))).filter_bits == filter_bits(1, 0.01)
+    assert build(build_long_keys(values)).filter_bits == filter_bits(900, 0.01)
+    assert build(build_long_keys(np.zeros(500_000))).filter_bits == filter_bits(1, 0.01)
 
 
 @given(
@@ -132,8 +134,8 @@ def test_repeated_keys_take_no_space() -> None:
 )
 @settings(max_examples=examples(100))
 def test_distinct_hashes_are_each_stored_once(hashes: list[int], again: int) -> None:
-    result = _bloom.distinct(np.array(hashes * again, dtype=np.uint64)).tolist()
-    assert sorted(result) == sorted(set(hashes))
+    distinct_hashes = _bloom.distinct(np.array(hashes * again, dtype=np.uint64)).tolist()
+    assert sorted(distinct_hashes) == sorted(set(hashes))
 
 
 def test_many_distinct_hashes_are_counted_exactly() -> None:
@@ -149,9 +151,9 @@ def test_many_distinct_hashes_are_counted_exactly() -> None:
 def test_bloom_filter_wastes_at_most_a_quarter(fpp: float) -> None:
     k = hash_count(fpp)
     for keys in [*range(300, 5_000, 7), 10**6, 9_999_999]:
-        needed = keys * -k / math.log(1 - fpp ** (1 / k))
+        bit_count = keys * -k / math.log(1 - fpp ** (1 / k))
         bits = filter_bits(keys, fpp)
-        assert needed <= bits < max(needed * 1.25 + 64, 257)
+        assert bit_count <= bits < max(bit_count * 1.25 + 64, 257)
         assert bits % 64 == 0
         assert bits.bit_count() <= 3
     assert filter_bits(0, fpp) == filter_bits(1, fpp) == 256
@@ -172,14 +174,14 @@ def bits_in(blob: bytes) -> list[set[int]]:
         rows = 1
         while rows * 2 * stride <= 32768:
             rows *= 2
-        at, end = offset, offset + length
+        start, end = offset, offset + length
         for first in range(0, bits, rows):
             rows_of_layer = min(rows, bits - first)
-            page = blob[at : at + math.ceil(rows_of_layer * stride / 8)]
-            at += len(page)
-            seal = xxhash.xxh64_intdigest(page, at - len(page)) & 0xFFFFFFFF
-            assert blob[at : at + 4] == seal.to_bytes(4, "little")
-            at += 4
+            page = blob[start : start + math.ceil(rows_of_layer * stride / 8)]
+            start += len(page)
+            seal = xxhash.xxh64_intdigest(page, start - len(page)) & 0xFFFFFFFF
+            assert blob[start : start + 4] == seal.to_bytes(4, "little")
+            start += 4
             number = int.from_bytes(page, "little")
             for row in range(rows_of_layer):
                 line = number >> row * stride & (1 << stride) - 1
@@ -187,7 +189,7 @@ def bits_in(blob: bytes) -> list[set[int]]:
                 while line:
                     results[members[(line & -line).bit_length() - 1]].add(first + row)
                     line &= line - 1
-        assert at == end
+        assert start == end
     return results
 
 
@@ -202,17 +204,17 @@ def bits_of_values(values: Any, bits: int, k: int) -> set[int]:
 
 @pytest.mark.parametrize(("count", "fpp"), [(1, 0.01), (3, 0.01), (70, 0.2), (131, 0.05)])
 def test_reader_of_the_documented_format_finds_the_bits_of_each_file(count: int, fpp: float) -> None:
-    files = random_files(count, np.random.default_rng(count).choice([0, 10, 45, 80], count).tolist())
-    entries = [build(longs(values), fpp) for values in files]
+    files = draw_files(count, np.random.default_rng(count).choice([0, 10, 45, 80], count).tolist())
+    entries = [build(build_long_keys(values), fpp) for values in files]
     expected = [
         bits_of_values(values, entry.filter_bits, hash_count(fpp)) for values, entry in zip(files, entries, strict=True)
     ]
-    assert bits_in(blob_of(entries)) == expected
+    assert bits_in(encode_blob(entries)) == expected
 
 
 def test_format_equals_that_of_earlier_versions() -> None:
     texts = [["a", "ß", ""], [], [str(i) for i in range(5_000)], [None, "a"], *[[str(i)] for i in range(200)]]
-    blob = blob_of([build(keys_of(pa.array(text, pa.string()), "string")) for text in texts])
+    blob = encode_blob([build(keys_of(pa.array(text, pa.string()), "string")) for text in texts])
     assert (len(blob), xxhash.xxh64_hexdigest(blob)) == GOLDEN
 
 
@@ -226,57 +228,57 @@ def draw_merges(seed: int) -> Iterator[tuple[list[FileBloom], list[tuple[Bloom, 
         counts = rng.choice([1, 2, 7, 64, 65, 130, 300], parts).tolist()
         kept_entries, given_parts = [], []
         for count in counts:
-            files = random_files(int(rng.integers(2**40)), rng.choice([0, 10, 60, 500], count).tolist())
-            entries = [build(longs(values)) for values in files]
+            files = draw_files(int(rng.integers(2**40)), rng.choice([0, 10, 60, 500], count).tolist())
+            entries = [build(build_long_keys(values)) for values in files]
             keep = rng.random(count) < rng.choice([0.0, 0.4, 0.95, 1.0])
             kept_entries += [entry for entry, expected in zip(entries, keep.tolist(), strict=True) if expected]
-            given_parts.append((Bloom(blob_of(entries)), keep))
+            given_parts.append((Bloom(encode_blob(entries)), keep))
         yield kept_entries, given_parts
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_merge_equals_a_build_from_the_kept_files_byte_by_byte(seed: int) -> None:
     for kept_entries, parts in draw_merges(seed):
-        merged = b"".join(merge(parts))
-        Bloom(merged).verify()
+        merged_blob = b"".join(merge(parts))
+        Bloom(merged_blob).verify()
         if kept_entries:
-            assert merged == blob_of(kept_entries)
+            assert merged_blob == encode_blob(kept_entries)
         else:
-            assert Bloom(merged).files == 0
+            assert Bloom(merged_blob).files == 0
 
 
 def test_merge_in_many_steps_equals_one_merge(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.formats.index.kinds.bloom._MERGE_WORDS", 900)
     for kept_entries, parts in draw_merges(9):
         if kept_entries:
-            assert b"".join(merge(parts)) == blob_of(kept_entries)
+            assert b"".join(merge(parts)) == encode_blob(kept_entries)
 
 
 def test_merges_of_merges_miss_no_key() -> None:
-    files = random_files(5, [400] * 90)
-    level = [Bloom(blob_of([build(longs(values))])) for values in files]
+    files = draw_files(5, [400] * 90)
+    level = [Bloom(encode_blob([build(build_long_keys(values))])) for values in files]
     while len(level) > 1:
         level = [
             Bloom(b"".join(merge([(item, np.ones(item.files, dtype=bool)) for item in level[at : at + 4]])))
             for at in range(0, len(level), 4)
         ]
     for number, values in enumerate(files):
-        assert level[0].probe(hash_of(int(values[-1])))[number] == 1
+        assert level[0].probe(hash_value(int(values[-1])))[number] == 1
 
 
 def test_empty_blob_covers_no_file() -> None:
-    bloom, keep = Bloom(blob_of([build(longs([1]))])), np.zeros(1, dtype=bool)
+    bloom, keep = Bloom(encode_blob([build(build_long_keys([1]))])), np.zeros(1, dtype=bool)
     empty = b"".join(merge([(bloom, keep)]))
-    assert Bloom(empty).probe(hash_of(1)).tolist() == []
-    assert probe_remotely(empty, hash_of(1)).tolist() == []
-    assert b"".join(merge([(Bloom(empty), keep[:0]), (bloom, ~keep)])) == blob_of([build(longs([1]))])
+    assert Bloom(empty).probe(hash_value(1)).tolist() == []
+    assert probe_remotely(empty, hash_value(1)).tolist() == []
+    assert b"".join(merge([(Bloom(empty), keep[:0]), (bloom, ~keep)])) == encode_blob([build(build_long_keys([1]))])
 
 
-def test_list_of_keys_finds_what_any_key_finds() -> None:
-    files = random_files(8, [30] * 200)
-    blob = blob_of([build(longs(values)) for values in files])
+def test_list_of_keys_finds_the_files_of_each_key() -> None:
+    files = draw_files(8, [30] * 200)
+    blob = encode_blob([build(build_long_keys(values)) for values in files])
     bloom = Bloom(blob)
-    hashes = np.concatenate([hash_of(int(files[number][0])) for number in (3, 77, 150)])
+    hashes = np.concatenate([hash_value(int(files[number][0])) for number in (3, 77, 150)])
     single = [bloom.probe(hashes[i : i + 1]) for i in range(3)]
     assert np.array_equal(bloom.probe(hashes), np.maximum.reduce(single))
     assert not bloom.probe(hashes[:0]).any()
@@ -284,19 +286,19 @@ def test_list_of_keys_finds_what_any_key_finds() -> None:
 
 
 def test_remote_probe_reads_at_most_k_small_ranges_for_each_group() -> None:
-    files = random_files(2, [1_000] * 300 + [40_000] * 3)
-    blob = blob_of([build(longs(values)) for values in files])
+    files = draw_files(2, [1_000] * 300 + [40_000] * 3)
+    blob = encode_blob([build(build_long_keys(values)) for values in files])
     bloom = Bloom(blob)
     for value in files[0][:40].tolist():
-        ranges = bloom.byte_ranges(hash_of(value))
+        ranges = bloom.byte_ranges(hash_value(value))
         assert len(ranges) <= 2 * 7
         assert sum(length for _, length in ranges) <= 2 * 7 * (4096 + 4)
         assert ranges == sorted(ranges)
 
 
 def test_bytes_from_another_position_are_rejected() -> None:
-    blob = blob_of([build(longs(values)) for values in random_files(2, [1_000] * 300)])
-    bloom, hashes = Bloom(blob), hash_of(5)
+    blob = encode_blob([build(build_long_keys(values)) for values in draw_files(2, [1_000] * 300)])
+    bloom, hashes = Bloom(blob), hash_value(5)
     parts = slice_ranges(blob, bloom.byte_ranges(hashes))
     parts[0], parts[1] = parts[1], parts[0]
     with pytest.raises(ValueError, match="checksum"):
@@ -308,23 +310,23 @@ def test_bytes_from_another_position_are_rejected() -> None:
 @pytest.fixture(scope="module")
 def undamaged_index() -> tuple[bytes, list[Any], Any]:
     """Return a blob of small and large groups, a key of each file, and the answers."""
-    files = random_files(4, [12] * 150 + [70] * 9 + [400, 5_000])
-    blob = blob_of([build(longs(values)) for values in files])
-    hashes = [hash_of(int(values[0])) for values in files]
+    files = draw_files(4, [12] * 150 + [70] * 9 + [400, 5_000])
+    blob = encode_blob([build(build_long_keys(values)) for values in files])
+    hashes = [hash_value(int(values[0])) for values in files]
     return blob, hashes, [Bloom(blob).probe(item) for item in hashes]
 
 
-def check_same_or_error(damaged: bytes, hashes: list[Any], answers: Any) -> int:
+def check_same_or_error(damaged_blob: bytes, hashes: list[Any], answers: Any) -> int:
     """Return the number of probes that reported an error."""
     try:
-        bloom = Bloom(damaged)
+        bloom = Bloom(damaged_blob)
     except ValueError:
         return len(hashes)
     errors = 0
     for single_hash, answer in zip(hashes, answers, strict=True):
         try:
             assert np.array_equal(bloom.probe(single_hash), answer)
-            assert np.array_equal(probe_remotely(damaged, single_hash), answer)
+            assert np.array_equal(probe_remotely(damaged_blob, single_hash), answer)
         except ValueError:
             errors += 1
     return errors
@@ -336,14 +338,14 @@ def test_flipped_bit_is_an_error_or_changes_no_answer(undamaged_index: tuple[byt
     places = [*range(header_size(blob) + 8), *rng.integers(0, len(blob), 600).tolist(), len(blob) - 1]
     damage_reports = 0
     for place in places:
-        damaged = bytearray(blob)
-        damaged[place] ^= 1 << int(rng.integers(8))
+        damaged_bytes = bytearray(blob)
+        damaged_bytes[place] ^= 1 << int(rng.integers(8))
         hash_indexes = rng.permutation(len(hashes))[:5].tolist()
         some_hashes, expected = [hashes[i] for i in hash_indexes], [answers[i] for i in hash_indexes]
-        damage_reports += check_same_or_error(bytes(damaged), some_hashes, expected) > 0
+        damage_reports += check_same_or_error(bytes(damaged_bytes), some_hashes, expected) > 0
         if place >= header_size(blob):
             with pytest.raises(ValueError, match="checksum"):
-                Bloom(bytes(damaged)).verify()
+                Bloom(bytes(damaged_bytes)).verify()
     assert damage_reports > header_size(blob)
 
 
@@ -358,9 +360,9 @@ def test_blob_that_is_too_short_or_too_long_is_rejected(undamaged_index: tuple[b
 
 def test_merge_of_damaged_bits_is_rejected(undamaged_index: tuple[bytes, list[Any], Any]) -> None:
     blob, _, _ = undamaged_index
-    damaged = bytearray(blob)
-    damaged[-1000] ^= 16
-    bloom = Bloom(bytes(damaged))
+    damaged_bytes = bytearray(blob)
+    damaged_bytes[-1000] ^= 16
+    bloom = Bloom(bytes(damaged_bytes))
     with pytest.raises(ValueError, match="checksum"):
         merge([(bloom, np.ones(bloom.files, dtype=bool))])
 
@@ -372,36 +374,36 @@ def test_wrong_header_with_a_valid_checksum_is_rejected_or_harmless(
     blob, hashes, _ = undamaged_index
     head = header_size(blob)
     rng = np.random.default_rng(13)
-    refused = 0
+    refused_count = 0
     for _ in range(2_000):
-        forged = bytearray(blob)
+        forged_blob = bytearray(blob)
         place = int(rng.integers(4, head - 8))
-        forged[place] = int(rng.integers(256))
-        forged[head - 8 : head] = xxhash.xxh64_intdigest(bytes(forged[: head - 8])).to_bytes(8, "little")
+        forged_blob[place] = int(rng.integers(256))
+        forged_blob[head - 8 : head] = xxhash.xxh64_intdigest(bytes(forged_blob[: head - 8])).to_bytes(8, "little")
         try:
-            bloom = Bloom(bytes(forged))
+            bloom = Bloom(bytes(forged_blob))
             bloom.probe(hashes[0])
             merge([(bloom, np.ones(bloom.files, dtype=bool))])
         except ValueError:
-            refused += 1
-    assert refused > 1_000
+            refused_count += 1
+    assert refused_count > 1_000
 
 
 def test_filters_can_be_sent_between_processes() -> None:
-    built = build(longs([1, 2, 3]))
+    built = build(build_long_keys([1, 2, 3]))
     document = pickle.loads(pickle.dumps(built))
-    assert blob_of([document]) == blob_of([built])
+    assert encode_blob([document]) == encode_blob([built])
 
 
 def test_impossible_filter_parameters_are_rejected() -> None:
-    first, other = build(longs([1])), build(longs([1]), 0.2)
+    first, other = build(build_long_keys([1])), build(build_long_keys([1]), 0.2)
     for fpp in (0.0, 1e-7, 0.6, math.nan):
         with pytest.raises(ValueError, match="false-positive rate"):
-            build(longs([1]), fpp)
+            build(build_long_keys([1]), fpp)
     for entries in ([], [first, other]):
         with pytest.raises(ValueError, match="number of bits per key"):
             encode(entries)
-    blooms = [(Bloom(blob_of([some])), np.ones(1, dtype=bool)) for some in (first, other)]
+    blooms = [(Bloom(encode_blob([some])), np.ones(1, dtype=bool)) for some in (first, other)]
     for parts in ([], blooms):
         with pytest.raises(ValueError, match="number of bits per key"):
             merge(parts)

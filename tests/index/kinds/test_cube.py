@@ -50,7 +50,7 @@ _TYPES = {
 _IDS = {field.name: field.id for field in SCHEMA.fields}
 
 
-def cube(columns: list[str], measures: list[str], **parameters: float) -> IndexDefinition:
+def define_cube(columns: list[str], measures: list[str], **parameters: float) -> IndexDefinition:
     return define("c", "cube", columns, SCHEMA, measures=measures, parameters=parameters)
 
 
@@ -63,7 +63,7 @@ def open_entries(*entries: pa.RecordBatch) -> CubeEntries:
     return CUBE.open(memoryview(b"".join(map(bytes, CUBE.encode(entries)))))
 
 
-def random_rows(seed: int, rows: int = 400) -> pa.Table:
+def draw_rows(seed: int, rows: int = 400) -> pa.Table:
     generator = random.Random(seed)
 
     def value(name: str) -> Any:
@@ -96,8 +96,8 @@ def random_rows(seed: int, rows: int = 400) -> pa.Table:
 def test_entry_has_the_aggregates_that_duckdb_computes(dimensions: list[str]) -> None:
     measures = ["count(*)", "count(qty)", "sum(qty)", "sum(big)", "avg(price)", "sum(price * (1 - discount))"]
     measures += ["min(ratio)", "max(ratio)", "min(country)", "max(price)", "sum(qty + qty)", "min(ts)"]
-    definition = cube(dimensions, measures)
-    rows = random_rows(len(dimensions))
+    definition = define_cube(dimensions, measures)
+    rows = draw_rows(len(dimensions))
     entry = build(definition, rows)
     assert entry.schema == entry_schema(definition.terms, definition.measures)
     keys = [
@@ -114,13 +114,13 @@ def test_entry_has_the_aggregates_that_duckdb_computes(dimensions: list[str]) ->
     ).fetchall()
     # Zeros with different signs are separate groups of an entry.
     partials = pa.Table.from_batches([entry])
-    merged = duckdb.from_arrow(partials).query(
+    merged_groups = duckdb.from_arrow(partials).query(
         "e",
         f"SELECT {', '.join(f'd{n}' for n in range(len(keys)))}, sum(m0), sum(m1), sum(m2), sum(m3), sum(m4), sum(m5),"
         f" sum(m6), {lowest.replace('ratio', 'm7')}, {lowest.replace('ratio', 'm8').replace('min', 'max', 1)},"
         " min(m9), max(m10), sum(m11), min(m12) FROM e GROUP BY ALL",
     ).fetchall()  # fmt: skip
-    assert sorted(map(repr, map(_normalize_row, merged))) == sorted(map(repr, map(_normalize_row, expected)))
+    assert sorted(map(repr, map(_normalize_row, merged_groups))) == sorted(map(repr, map(_normalize_row, expected)))
 
 
 def _normalize_row(row: tuple[Any, ...]) -> list[Any]:
@@ -138,7 +138,7 @@ def _normalize_value(value: Any) -> Any:
 
 def test_min_and_max_are_nan_only_if_all_values_are_nan() -> None:
     rows = pa.table({"country": ["a", "a", "b", "c"], "ratio": [math.nan, 1.0, math.nan, None]})
-    entry = build(cube(["country"], ["min(ratio)", "max(ratio)"]), rows).to_pydict()
+    entry = build(define_cube(["country"], ["min(ratio)", "max(ratio)"]), rows).to_pydict()
     assert entry["m1"][0] == entry["m2"][0] == 1.0
     assert math.isnan(entry["m1"][1])
     assert math.isnan(entry["m2"][1])
@@ -148,9 +148,9 @@ def test_min_and_max_are_nan_only_if_all_values_are_nan() -> None:
 def test_value_that_does_not_fit_the_engines_type_refuses_the_file() -> None:
     ints = pa.table({"country": ["a", "a"], "qty": pa.array([2**31 - 1, 1], pa.int32())})
     with pytest.raises(ValueError, match="overflow"):
-        build(cube(["country"], ["sum(qty + 1)"]), ints)
-    wide = Schema((Field(1, "k", False, "int"), Field(2, "v", False, "decimal(38, 0)")), schema_id=0)
-    definition = define("c", "cube", ["k"], wide, measures=["sum(v)"])
+        build(define_cube(["country"], ["sum(qty + 1)"]), ints)
+    wide_schema = Schema((Field(1, "k", False, "int"), Field(2, "v", False, "decimal(38, 0)")), schema_id=0)
+    definition = define("c", "cube", ["k"], wide_schema, measures=["sum(v)"])
     values = pa.array([Decimal("9" * 38)] * 2, pa.decimal128(38, 0))
     columns = {1: pa.chunked_array([[1, 1]]), 2: pa.chunked_array([values])}
     with pytest.raises(ValueError, match="38"):
@@ -159,7 +159,7 @@ def test_value_that_does_not_fit_the_engines_type_refuses_the_file() -> None:
 
 def test_sum_of_integers_beyond_64_bits_is_exact() -> None:
     rows = pa.table({"country": ["a"] * 4, "big": [2**63 - 1] * 4})
-    assert build(cube(["country"], ["sum(big)"]), rows).to_pydict()["m1"] == [4 * (2**63 - 1)]
+    assert build(define_cube(["country"], ["sum(big)"]), rows).to_pydict()["m1"] == [4 * (2**63 - 1)]
 
 
 def test_cube_that_does_not_shrink_its_file_is_refused_with_the_figures() -> None:
@@ -167,37 +167,37 @@ def test_cube_that_does_not_shrink_its_file_is_refused_with_the_figures() -> Non
     with pytest.raises(
         ValueError, match=r"3,000 groups for 3,000 rows has 1\.0 rows for each group; the minimum is 20"
     ):
-        build(cube(["big"], ["count(*)"]), rows)
-    assert build(cube(["big"], ["count(*)"], shrink=1), rows).num_rows == 3000
-    assert build(cube(["big"], ["count(*)"]), rows.slice(0, 1000)).num_rows == 1000, "a small entry is kept"
+        build(define_cube(["big"], ["count(*)"]), rows)
+    assert build(define_cube(["big"], ["count(*)"], shrink=1), rows).num_rows == 3000
+    assert build(define_cube(["big"], ["count(*)"]), rows.slice(0, 1000)).num_rows == 1000, "a small entry is kept"
 
 
 def test_groups_are_sorted_by_their_dimensions() -> None:
     rows = pa.table({"country": ["b", None, "a", "b"], "ratio": [-0.0, 1.0, math.nan, 0.0]})
-    dimensions = [(row["d0"], str(row["d1"])) for row in build(cube(["country", "ratio"], []), rows).to_pylist()]
+    dimensions = [(row["d0"], str(row["d1"])) for row in build(define_cube(["country", "ratio"], []), rows).to_pylist()]
     assert dimensions == [("a", "nan"), ("b", "-0.0"), ("b", "0.0"), (None, "1.0")]
 
 
 def test_merge_keeps_the_selected_entries() -> None:
-    definition = cube(["country"], ["sum(qty)"])
-    entries = [build(definition, random_rows(seed, 50)) for seed in range(4)]
+    definition = define_cube(["country"], ["sum(qty)"])
+    entries = [build(definition, draw_rows(seed, 50)) for seed in range(4)]
     left, right = open_entries(*entries[:2]), open_entries(*entries[2:])
     parts = CUBE.merge([(left, np.array([True, False])), (right, np.array([True, True]))])
-    merged = CUBE.open(memoryview(b"".join(map(bytes, parts))))
-    assert [batch.to_pydict() for batch in merged.read(range(3))] == [entries[n].to_pydict() for n in (0, 2, 3)]
-    assert CUBE.check_rows(merged, 150) is None
-    assert "counts 150 rows" in (CUBE.check_rows(merged, 151) or "")
-    assert [batch.to_pydict() for batch in merged.read([2], ["m1"])] == [{"m1": entries[3].to_pydict()["m1"]}]
+    merged_cube = CUBE.open(memoryview(b"".join(map(bytes, parts))))
+    assert [batch.to_pydict() for batch in merged_cube.read(range(3))] == [entries[n].to_pydict() for n in (0, 2, 3)]
+    assert CUBE.check_rows(merged_cube, 150) is None
+    assert "counts 150 rows" in (CUBE.check_rows(merged_cube, 151) or "")
+    assert [batch.to_pydict() for batch in merged_cube.read([2], ["m1"])] == [{"m1": entries[3].to_pydict()["m1"]}]
 
 
 def test_each_changed_byte_of_a_cube_is_noticed() -> None:
-    entry = build(cube(["country"], ["sum(qty)"]), random_rows(1, 30))
+    entry = build(define_cube(["country"], ["sum(qty)"]), draw_rows(1, 30))
     blob = b"".join(map(bytes, CUBE.encode([entry])))
-    for at in range(0, len(blob), 7):
-        damaged = bytearray(blob)
-        damaged[at] ^= 1
+    for offset in range(0, len(blob), 7):
+        damaged_bytes = bytearray(blob)
+        damaged_bytes[offset] ^= 1
         with pytest.raises(ValueError, match="cube"):
-            CUBE.open(memoryview(damaged))
+            CUBE.open(memoryview(damaged_bytes))
     with pytest.raises(ValueError, match="bytes"):
         CUBE.open(memoryview(blob[:-1]))
 
@@ -232,19 +232,19 @@ def test_entry_without_compression_is_refused() -> None:
 
 @pytest.mark.parametrize("rows", [0, 1, 3000])
 def test_decompressed_size_of_an_entry_is_known_before_it_is_read(rows: int) -> None:
-    entry = build(cube(["country", "ratio"], ["sum(qty)", "min(ts)"]), random_rows(4, rows))
+    entry = build(define_cube(["country", "ratio"], ["sum(qty)", "min(ts)"]), draw_rows(4, rows))
     body = CUBE.encode([entry, entry])[1]
     assert isinstance(body, memoryview)
-    (stored,) = open_entries(entry).read([0])
+    (stored_groups,) = open_entries(entry).read([0])
     sizes = [count_decoded_bytes(body, place) for place in find_batches(body)]
-    assert sizes == [sum(buffer.size for column in stored.columns for buffer in column.buffers() if buffer)] * 2
+    assert sizes == [sum(buffer.size for column in stored_groups.columns for buffer in column.buffers() if buffer)] * 2
 
 
 def test_entry_with_too_many_groups_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    definition = cube(["country"], ["count(*)"])
+    definition = define_cube(["country"], ["count(*)"])
     monkeypatch.setattr("seamark.formats.index.kinds.cube.ENTRY_GROUPS_MAX", 3)
     with pytest.raises(ValueError, match="the maximum is 3 groups"):
-        build(definition, random_rows(1, 100))
+        build(definition, draw_rows(1, 100))
 
 
 def test_only_a_sum_that_does_not_fit_is_reported_as_an_overflow() -> None:
@@ -254,8 +254,8 @@ def test_only_a_sum_that_does_not_fit_is_reported_as_an_overflow() -> None:
 
 
 def test_audit_names_the_column_that_differs() -> None:
-    definition = cube(["country"], ["sum(qty)", "sum(ratio)"])
-    rows = random_rows(2, 60)
+    definition = define_cube(["country"], ["sum(qty)", "sum(ratio)"])
+    rows = draw_rows(2, 60)
     index = open_entries(build(definition, rows))
     assert list(CUBE.compare_aggregates(index, 0, build(definition, rows))) == []
     earlier = open_entries(build(definition, rows).take(pa.array(range(build(definition, rows).num_rows)[::-1])))
@@ -266,12 +266,14 @@ def test_audit_names_the_column_that_differs() -> None:
 
 
 def test_definition_of_a_cube_survives_its_id_and_a_rename() -> None:
-    definition = cube(["day(ts)", "place.city"], ["sum(price * (1 - discount))", "avg(qty)", "count(*)"], shrink=5)
+    definition = define_cube(
+        ["day(ts)", "place.city"], ["sum(price * (1 - discount))", "avg(qty)", "count(*)"], shrink=5
+    )
     assert definition.text == "cube(day(ts), place.city; sum(price * (1 - discount)), avg(qty), count(*), shrink=5)"
-    renamed = Schema(tuple(Field(f.id, f"new_{f.name}", False, f.type) for f in SCHEMA.fields), schema_id=1)
-    again = of_id(definition.id, renamed, name="c")
-    assert again.id == definition.id
-    assert again.text.startswith("cube(day(new_ts), new_place.city; sum(new_price * (1 - new_discount))")
+    renamed_schema = Schema(tuple(Field(f.id, f"new_{f.name}", False, f.type) for f in SCHEMA.fields), schema_id=1)
+    second_blob = of_id(definition.id, renamed_schema, name="c")
+    assert second_blob.id == definition.id
+    assert second_blob.text.startswith("cube(day(new_ts), new_place.city; sum(new_price * (1 - new_discount))")
     assert set(definition.column_ids) == {1, 11, 5, 6, 7}
 
 
@@ -283,7 +285,7 @@ def test_text_of_a_measure_has_the_same_column_again(name: str) -> None:
 
 
 def test_long_measure_survives_its_definition() -> None:
-    definition = cube(["country"], ["sum(" + "+".join(["qty"] * 45) + ")"])
+    definition = define_cube(["country"], ["sum(" + "+".join(["qty"] * 45) + ")"])
     assert of_id(definition.id, SCHEMA, name="c").measures == definition.measures
 
 
@@ -308,7 +310,7 @@ def test_long_measure_survives_its_definition() -> None:
 )
 def test_invalid_cube_is_refused_with_a_reason(columns: list[str], measures: list[str], reason: str) -> None:
     with pytest.raises(BadRequest, match=reason):
-        cube(columns, measures)
+        define_cube(columns, measures)
 
 
 def test_only_cubes_have_measures() -> None:
@@ -318,14 +320,16 @@ def test_only_cubes_have_measures() -> None:
 
 def test_dates_before_1970_are_truncated_downwards() -> None:
     rows = pa.table({"day": pa.array([date(1969, 12, 31), date(1970, 1, 1)]), "qty": pa.array([1, 2], pa.int32())})
-    entry = build(cube(["year(day)"], ["sum(qty)"]), rows).to_pydict()
+    entry = build(define_cube(["year(day)"], ["sum(qty)"]), rows).to_pydict()
     assert entry["d0"] == [date(1969, 1, 1), date(1970, 1, 1)]
 
 
 def test_combined_groups_equal_the_groups_of_all_rows() -> None:
-    definition = cube(["country", "day(ts)"], ["sum(qty)", "count(qty)", "min(ratio)", "max(ratio)", "sum(price)"])
-    parts = [random_rows(seed, 200) for seed in range(3)]
-    coarse = cube(["country"], ["sum(qty)", "count(qty)", "min(ratio)", "max(ratio)", "sum(price)"])
+    definition = define_cube(
+        ["country", "day(ts)"], ["sum(qty)", "count(qty)", "min(ratio)", "max(ratio)", "sum(price)"]
+    )
+    parts = [draw_rows(seed, 200) for seed in range(3)]
+    coarse = define_cube(["country"], ["sum(qty)", "count(qty)", "min(ratio)", "max(ratio)", "sum(price)"])
     groups = pa.Table.from_batches([build(definition, rows) for rows in parts]).drop_columns(["d1"])
     functions = {"m0": "count", "m1": "sum", "m2": "count", "m3": "min", "m4": "max", "m5": "sum"}
     expected = pa.Table.from_batches([build(coarse, pa.concat_tables(parts))])
@@ -335,7 +339,7 @@ def test_combined_groups_equal_the_groups_of_all_rows() -> None:
 
 
 def test_file_without_rows_has_an_entry_without_groups() -> None:
-    entry = build(cube(["country"], ["sum(qty)"]), random_rows(0, 0))
+    entry = build(define_cube(["country"], ["sum(qty)"]), draw_rows(0, 0))
     assert entry.num_rows == 0
     assert open_entries(entry).files == 1
 

@@ -22,7 +22,7 @@ from seamark.formats.index.kinds import bitmap
 from tests.seeds import quick
 
 
-def keys_in(values: list[Any], kind: str, arrow: pa.DataType) -> KeySet:
+def build_key_set(values: list[Any], kind: str, arrow: pa.DataType) -> KeySet:
     return KeySet(kind, rank_keys(keys_of(pa.array(values, arrow), kind))[0])
 
 
@@ -47,17 +47,17 @@ def test_bitmap_index_finds_files_and_rows_by_many_keys(seed: int, monkeypatch: 
     index = open_bitmap(files, kind, arrow)
     pool = [value for values in files for value in values if value is not None] + random_values(rng, text, span, 5)
     expected = set(rng.sample(pool, rng.randint(0, min(len(pool), rng.choice([3, 60, 5000]))))) - {None}
-    keys = keys_in(sorted(expected), kind, arrow)
+    keys = build_key_set(sorted(expected), kind, arrow)
     assert index.files_with_keys(keys).tolist() == [int(any(value in expected for value in values)) for values in files]
     assert not index.has_only(keys) or all(value in expected for values in files for value in values)
     for number, values in enumerate(files):
-        result = mask_of(index.rows_with_keys(number, keys), len(values)).tolist()
-        assert result == [value in expected for value in values]
+        row_mask = mask_of(index.rows_with_keys(number, keys), len(values)).tolist()
+        assert row_mask == [value in expected for value in values]
         among = rng.choices([True, False], k=len(values))
         bits = keys_of(pa.array([1 if item else None for item in among], pa.int64()), "long").valid
         if bits is not None:
-            result = mask_of(index.rows_with_keys(number, keys, bits), len(values)).tolist()
-            assert result == [value in expected and there for value, there in zip(values, among, strict=True)]
+            row_mask = mask_of(index.rows_with_keys(number, keys, bits), len(values)).tolist()
+            assert row_mask == [value in expected and there for value, there in zip(values, among, strict=True)]
 
 
 @pytest.mark.parametrize("seed", range(150))
@@ -75,7 +75,7 @@ def test_row_with_a_key_in_every_column_is_found(seed: int) -> None:
             keys: KeySet | KeySpan = KeySpan("long", low + (1 << 63), low + width - 1 + (1 << 63))
         else:
             expected = {rng.randrange(span) - span // 2 for _ in range(rng.choice([1, 8, span // 4, span // 2]))}
-            keys = keys_in(sorted(expected), "long", pa.int64())
+            keys = build_key_set(sorted(expected), "long", pa.int64())
         assert keys.table is not None
         column = index.column(0, keys.table)
         if column is None:  # Few values each have a bitmap.
@@ -95,7 +95,7 @@ def test_row_with_a_key_in_every_column_is_found(seed: int) -> None:
 
 def test_parts_that_do_not_fit_together_are_rejected() -> None:
     index = open_bitmap([list(range(100))], "long", pa.int64())
-    keys = keys_in(list(range(0, 100, 3)), "long", pa.int64())
+    keys = build_key_set(list(range(0, 100, 3)), "long", pa.int64())
     assert keys.table is not None
     column = index.column(0, keys.table)
     assert column is not None
@@ -115,23 +115,26 @@ def test_parts_that_do_not_fit_together_are_rejected() -> None:
 
 
 def test_keys_of_another_type_represent_the_same_values() -> None:
-    longs = keys_in([-(2**40), -5, 7, 2**31 - 1, 2**31], "long", pa.int64())
+    longs = build_key_set([-(2**40), -5, 7, 2**31 - 1, 2**31], "long", pa.int64())
     ints = longs.of_kind("int")
     assert [ints.at(place) - (1 << 63) for place in range(len(ints))] == [-5, 7, 2**31 - 1]  # type: ignore[operator]
-    assert ints.of_kind("long").digest == keys_in([-5, 7, 2**31 - 1], "long", pa.int64()).digest
-    short = keys_in([-3, 0, 12], "decimal(9, 2)", pa.decimal128(9, 2))
-    wide = short.of_kind("decimal(30, 2)")
-    assert wide.digest == keys_in([-3, 0, 12], "decimal(30, 2)", pa.decimal128(30, 2)).digest
-    assert wide.of_kind("decimal(9, 2)").digest == short.digest
-    beyond = keys_in([10**25, 4], "decimal(30, 2)", pa.decimal128(30, 2)).of_kind("decimal(9, 2)")
+    assert ints.of_kind("long").digest == build_key_set([-5, 7, 2**31 - 1], "long", pa.int64()).digest
+    short = build_key_set([-3, 0, 12], "decimal(9, 2)", pa.decimal128(9, 2))
+    wide_set = short.of_kind("decimal(30, 2)")
+    assert wide_set.digest == build_key_set([-3, 0, 12], "decimal(30, 2)", pa.decimal128(30, 2)).digest
+    assert wide_set.of_kind("decimal(9, 2)").digest == short.digest
+    beyond = build_key_set([10**25, 4], "decimal(30, 2)", pa.decimal128(30, 2)).of_kind("decimal(9, 2)")
     assert len(beyond) == 1
-    assert wide.of_kind("decimal(20, 2)").digest == keys_in([-3, 0, 12], "decimal(20, 2)", pa.decimal128(20, 2)).digest
+    assert (
+        wide_set.of_kind("decimal(20, 2)").digest
+        == build_key_set([-3, 0, 12], "decimal(20, 2)", pa.decimal128(20, 2)).digest
+    )
 
 
 def test_digests_differ_by_type_and_by_every_key() -> None:
-    keys = keys_in([1, 2, 300], "long", pa.int64())
-    assert keys.digest == keys_in([300, 2, 1, 1], "long", pa.int64()).digest
-    assert len({keys.digest, keys.of_kind("int").digest, keys_in([1, 2], "long", pa.int64()).digest}) == 3
+    keys = build_key_set([1, 2, 300], "long", pa.int64())
+    assert keys.digest == build_key_set([300, 2, 1, 1], "long", pa.int64()).digest
+    assert len({keys.digest, keys.of_kind("int").digest, build_key_set([1, 2], "long", pa.int64()).digest}) == 3
 
 
 def test_keys_too_long_to_be_distinguished_are_rejected() -> None:

@@ -99,15 +99,15 @@ def check(keys: Keys, kind: str, values: list[Any]) -> None:
             assert not int.from_bytes(bits.tobytes(), "little") >> rows
     assert (keys.valid is None) == all(valid)
     assert (keys.nan is None) == (not any(nan))
-    present = keys.present
-    assert ([True] * rows if present is None else present.tolist()) == [
+    present_mask = keys.present
+    assert ([True] * rows if present_mask is None else present_mask.tolist()) == [
         value is not None and not is_nan(value) for value in values
     ]
     if has_codes(kind):
         assert keys.codes is not None
         assert keys.codes.dtype == np.uint64
         assert keys.starts is None
-        result: list[Any] = keys.codes.tolist()
+        codes: list[Any] = keys.codes.tolist()
         empty: Key = 0
     else:
         assert keys.codes is None
@@ -115,9 +115,9 @@ def check(keys: Keys, kind: str, values: list[Any]) -> None:
         assert keys.heap is not None
         assert keys.starts.tolist()[0] == 0
         assert keys.starts.tolist()[-1] == len(keys.heap)
-        result = [keys.heap[a:b].tobytes() for a, b in zip(keys.starts[:-1], keys.starts[1:], strict=True)]
+        codes = [keys.heap[a:b].tobytes() for a, b in zip(keys.starts[:-1], keys.starts[1:], strict=True)]
         empty = b""
-    assert result == [
+    assert codes == [
         empty if value is None or is_nan(value) else compute_documented_key(kind, value) for value in values
     ]
 
@@ -206,8 +206,8 @@ def test_values_from_before_a_promotion_have_the_keys_of_the_wider_type() -> Non
 def test_timestamps_of_any_unit_are_converted_to_the_unit_of_the_column(unit: str, factor: float) -> None:
     array = pa.array([-1_000, None, 5_000], pa.int64()).view(pa.timestamp(unit, "Europe/Paris"))
     counts = [-1_000 * factor, None, 5_000 * factor]
-    whole = [None if count is None else int(count) for count in counts]
-    check(keys_of(array, "timestamptz"), "timestamptz", whole)
+    integer_counts = [None if count is None else int(count) for count in counts]
+    check(keys_of(array, "timestamptz"), "timestamptz", integer_counts)
     if unit == "ns":
         check(keys_of(array, "timestamptz_ns"), "timestamptz_ns", [-1_000, None, 5_000])
         return
@@ -259,8 +259,8 @@ def test_column_with_values_of_another_type_is_rejected(array: pa.Array, kind: s
 
 
 def test_invalid_bytes_under_a_null_are_accepted() -> None:
-    wide = pa.Array.from_buffers(pa.float64(), 2, [pa.py_buffer(b"\x02"), pa.py_buffer(np.array([0.1, 0.5]))])
-    check(keys_of(wide, "float"), "float", [None, 0.5])
+    wide_array = pa.Array.from_buffers(pa.float64(), 2, [pa.py_buffer(b"\x02"), pa.py_buffer(np.array([0.1, 0.5]))])
+    check(keys_of(wide_array, "float"), "float", [None, 0.5])
     array = pa.Array.from_buffers(
         pa.timestamp("ns"), 2, [pa.py_buffer(b"\x02"), pa.py_buffer(np.array([1_001, 5_000], dtype=np.int64))]
     )

@@ -64,20 +64,20 @@ def spans_of(kind: str, values: list[Value | None], heap: bytearray) -> Spans:
     return Spans(np.array(starts, dtype=np.int64), np.array(lengths, dtype=np.int32))
 
 
-def bytes_of(heap: bytes | bytearray) -> npt.NDArray[np.uint8]:
+def to_byte_array(heap: bytes | bytearray) -> npt.NDArray[np.uint8]:
     return np.frombuffer(bytes(heap), dtype=np.uint8)
 
 
 def pack_spans(
     kind: str, heap: bytes | bytearray, spans: Spans, *, absent_low: bool
 ) -> tuple[PackedColumn, Packed] | None:
-    packer = Packer(bytes_of(heap), len(spans.starts))
+    packer = Packer(to_byte_array(heap), len(spans.starts))
     number = packer.bounds(source_of(kind), spans.starts, spans.lengths, absent_low=absent_low)
     memory = np.frombuffer(packer.pack(), dtype=np.uint8)
-    packed = packer.packed(number)
-    if packed is None:
+    packed_span = packer.packed(number)
+    if packed_span is None:
         return None
-    return PackedColumn(memory, Packed(*packed), len(spans.starts)), Packed(*packed)
+    return PackedColumn(memory, Packed(*packed_span), len(spans.starts)), Packed(*packed_span)
 
 
 def pack_bounds(
@@ -93,18 +93,18 @@ def pack_bounds(
 @given(data=st.data())
 def test_every_value_and_gap_survives_packing(kind: str, data: st.DataObject) -> None:
     values = data.draw(st.lists(st.one_of(st.none(), VALUES[kind]), min_size=1, max_size=40))
-    column, packed = pack_bounds(kind, values, absent_low=data.draw(st.booleans()))
-    if column is None or packed is None:
+    column, packed_span = pack_bounds(kind, values, absent_low=data.draw(st.booleans()))
+    if column is None or packed_span is None:
         assert all(value is None for value in values)
         return
     form = form_of(kind)
     assert form is not None
     for row, value in enumerate(values):
         key = column.key(row)
-        back = None if key is None else value_of(form, kind, key)
-        assert back == value
-        if isinstance(value, float) and isinstance(back, float):
-            assert math.copysign(1, back) == math.copysign(1, value)
+        decoded_value = None if key is None else value_of(form, kind, key)
+        assert decoded_value == value
+        if isinstance(value, float) and isinstance(decoded_value, float):
+            assert math.copysign(1, decoded_value) == math.copysign(1, value)
     assert column.present().tolist() == [value is not None for value in values]
 
 
@@ -125,30 +125,30 @@ def test_keys_have_the_order_of_their_values(kind: str, data: st.DataObject) -> 
 
 
 def test_narrow_range_takes_one_byte_for_each_row() -> None:
-    _, packed = pack_bounds("long", [10**15 + number for number in range(200)], absent_low=True)
-    assert packed is not None
-    assert packed.width == 1
+    _, packed_span = pack_bounds("long", [10**15 + number for number in range(200)], absent_low=True)
+    assert packed_span is not None
+    assert packed_span.width == 1
 
 
 def test_equal_values_take_no_bytes() -> None:
-    _, packed = pack_bounds("long", [7] * 100, absent_low=True)
-    assert packed is not None
-    assert (packed.width, packed.base) == (0, 7)
+    _, packed_span = pack_bounds("long", [7] * 100, absent_low=True)
+    assert packed_span is not None
+    assert (packed_span.width, packed_span.base) == (0, 7)
     _, text = pack_bounds("string", ["the same"] * 100, absent_low=True)
     assert text is not None
     assert (text.width, text.common) == (0, b"the same")
 
 
 def test_doubles_that_are_floats_take_four_bytes() -> None:
-    _, packed = pack_bounds("double", [0.5, 1.25, -3.0], absent_low=True)
-    assert packed is not None
-    assert packed.width == 4
+    _, packed_span = pack_bounds("double", [0.5, 1.25, -3.0], absent_low=True)
+    assert packed_span is not None
+    assert packed_span.width == 4
     _, exact = pack_bounds("double", [0.1, 1.25], absent_low=True)
     assert exact is not None
     assert exact.width == 8
 
 
-def keys_of(kind: str, heap: bytes, starts: list[int], lengths: list[int]) -> list[Any]:
+def unpack_keys(kind: str, heap: bytes, starts: list[int], lengths: list[int]) -> list[Any]:
     spans = Spans(np.array(starts, dtype=np.int64), np.array(lengths, dtype=np.int32))
     actual_packed_spans = pack_spans(kind, heap, spans, absent_low=True)
     assert actual_packed_spans is not None
@@ -157,7 +157,7 @@ def keys_of(kind: str, heap: bytes, starts: list[int], lengths: list[int]) -> li
 
 def test_bounds_of_impossible_lengths_are_dropped() -> None:
     number = int.from_bytes(b"abcdefgh", "little")
-    assert keys_of("long", b"abcdefgh" * 4, [0, 8, 16], [3, 8, 7]) == [None, number, None]
+    assert unpack_keys("long", b"abcdefgh" * 4, [0, 8, 16], [3, 8, 7]) == [None, number, None]
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_bounds_of_impossible_lengths_are_dropped() -> None:
 def test_span_outside_the_heap_is_dropped(kind: str, heap: bytes, first: Any) -> None:
     size = len(heap)
     starts = [0, size - 1, -1, size + 1, 2**62, -(2**62)]
-    assert keys_of(kind, heap, starts, [size] * len(starts)) == [first] + [None] * (len(starts) - 1)
+    assert unpack_keys(kind, heap, starts, [size] * len(starts)) == [first] + [None] * (len(starts) - 1)
 
 
 def test_least_long_is_dropped_as_a_lower_bound_and_rounded_up_as_an_upper_bound() -> None:
@@ -189,11 +189,11 @@ def test_least_long_is_dropped_as_a_lower_bound_and_rounded_up_as_an_upper_bound
 def test_days_of_a_promoted_date_are_not_used_as_timestamp_bounds() -> None:
     heap = struct.pack("<iq", 19_000, 5)
     for kind, first in (("timestamp", None), ("timestamptz_ns", None), ("long", 19_000)):
-        assert keys_of(kind, heap, [0, 4], [4, 8]) == [first, 5]
+        assert unpack_keys(kind, heap, [0, 4], [4, 8]) == [first, 5]
 
 
 def test_nan_is_not_used_as_a_bound() -> None:
-    assert keys_of("double", struct.pack("<dd", float("nan"), 2.0), [0, 8], [8, 8]) == [None, 2.0]
+    assert unpack_keys("double", struct.pack("<dd", float("nan"), 2.0), [0, 8], [8, 8]) == [None, 2.0]
 
 
 def test_types_without_an_order_have_no_packed_form() -> None:
@@ -202,12 +202,12 @@ def test_types_without_an_order_have_no_packed_form() -> None:
 
 def test_decimal_too_long_for_its_type_is_dropped() -> None:
     data = (10**30).to_bytes(16, "big", signed=True)
-    assert keys_of("decimal(9, 2)", data + b"\x05", [0, 16], [16, 1]) == [None, 5]
+    assert unpack_keys("decimal(9, 2)", data + b"\x05", [0, 16], [16, 1]) == [None, 5]
 
 
 def test_decimal_may_repeat_its_sign_bytes() -> None:
     heap = (-300).to_bytes(40, "big", signed=True) + (1).to_bytes(17, "big") + b"\x01" + bytes(16)
-    assert keys_of("decimal(18, 0)", heap, [0, 40, 57], [40, 17, 17]) == [-300, 1, None]
+    assert unpack_keys("decimal(18, 0)", heap, [0, 40, 57], [40, 17, 17]) == [-300, 1, None]
 
 
 @pytest.mark.parametrize("literal", [10**44, -(10**44), 2**127, -(2**127) - 1])
@@ -224,15 +224,15 @@ def test_literal_outside_the_decimals_is_outside_all_packed_decimals(literal: in
 def test_presence_mask_says_which_values_count() -> None:
     longs = np.array([MISSING, 5, 9, LONG_MAX], dtype=np.int64)
     doubles = np.array([math.nan, 0.1, -math.inf, 7.0])
-    present = np.array([1, 0, 1, 0], dtype=np.uint8)
-    packer = Packer(bytes_of(b""), 4)
-    numbers = [packer.longs(longs, present, absent_low=True), packer.doubles(doubles, present, absent_low=False)]
+    presence = np.array([1, 0, 1, 0], dtype=np.uint8)
+    packer = Packer(to_byte_array(b""), 4)
+    numbers = [packer.longs(longs, presence, absent_low=True), packer.doubles(doubles, presence, absent_low=False)]
     memory = np.frombuffer(packer.pack(), dtype=np.uint8)
     results = []
     for number in numbers:
-        packed = packer.packed(number)
-        assert packed is not None
-        results.append(PackedColumn(memory, Packed(*packed), 4))
+        packed_span = packer.packed(number)
+        assert packed_span is not None
+        results.append(PackedColumn(memory, Packed(*packed_span), 4))
     assert [results[0].key(row) for row in range(4)] == [MISSING, None, 9, None]
     assert str([results[1].key(row) for row in range(4)]) == "[nan, None, -inf, None]"
     assert (results[1].packed.low, results[1].packed.high) == (-math.inf, math.inf)
@@ -266,23 +266,23 @@ def test_codes_keep_the_order_of_values_and_absent_values_are_at_the_end(
     """The values are at the limits of each width, where the code for absent values decides the width."""
     low = -(2**63) + 1
     values = [low, low + spread // 2, low + spread] + ([MISSING] if gap else [])
-    packer = Packer(bytes_of(b""), len(values))
+    packer = Packer(to_byte_array(b""), len(values))
     number = packer.longs(np.array(values, dtype=np.int64), absent_low=absent_low)
     memory = np.frombuffer(packer.pack(), dtype=np.uint8)
     fields = packer.packed(number)
     assert fields is not None
-    packed = Packed(*fields)
-    assert PackedColumn(memory, packed, len(values)).longs().tolist() == values
-    assert (packed.presence == NONE) == (not gap)
+    packed_span = Packed(*fields)
+    assert PackedColumn(memory, packed_span, len(values)).longs().tolist() == values
+    assert (packed_span.presence == NONE) == (not gap)
     if not gap and spread == 0:
-        assert packed.width == 0
+        assert packed_span.width == 0
         return
-    assert packed.width == next(width for width in (1, 2, 4, 8) if spread + gap < 1 << 8 * width or width == 8)
-    codes = np.frombuffer(memory, f"<u{packed.width}", len(values), packed.codes).tolist()
+    assert packed_span.width == next(width for width in (1, 2, 4, 8) if spread + gap < 1 << 8 * width or width == 8)
+    codes = np.frombuffer(memory, f"<u{packed_span.width}", len(values), packed_span.codes).tolist()
     assert codes[0] <= codes[1] <= codes[2]
     if gap:
-        assert codes[3] == (0 if absent_low else 2 ** (8 * packed.width) - 1)
-        assert (packed.low, packed.high) == ((MISSING, values[2]) if absent_low else (low, LONG_MAX))
+        assert codes[3] == (0 if absent_low else 2 ** (8 * packed_span.width) - 1)
+        assert (packed_span.low, packed_span.high) == ((MISSING, values[2]) if absent_low else (low, LONG_MAX))
         assert codes[3] <= codes[0] if absent_low else codes[3] >= codes[2]
 
 
@@ -324,7 +324,7 @@ def test_manifest_of_columns_survives_packing(data: st.DataObject) -> None:
             spans = spans_of(kind, [value for value in side if value is not None], heap)
             bounds.append((find_placed(side), spans.starts, spans.lengths))
         given_bounds.append(bounds)
-    packer = Packer(bytes_of(heap), rows)
+    packer = Packer(to_byte_array(heap), rows)
     record_count = packer.longs(np.array(records, dtype=np.int64), absent_low=True)
     numbers = [
         packer.column(source_of(kind), counts, lower, upper, record_count)  # type: ignore[arg-type]
@@ -344,11 +344,11 @@ def test_manifest_of_columns_survives_packing(data: st.DataObject) -> None:
             keys = [column.key(row) for row in range(rows)]
             assert [None if key is None else value_of(form, kind, key) for key in keys] == side
         real = [[None if count is not None and count < 0 else count for count in item] for item in counts]
-        for fields, each in zip(packed_counts, real, strict=True):
+        for fields, packed_count in zip(packed_counts, real, strict=True):
             if fields is None:
-                assert all(count is None for count in each)
+                assert all(count is None for count in packed_count)
                 continue
-            assert longs_of(memory, fields, rows) == each
+            assert longs_of(memory, fields, rows) == packed_count
         values, nulls, nans, _ = real
         if values == records and rows:
             assert packed_counts[0] == packer.packed(record_count)
@@ -363,22 +363,22 @@ def longs_of(memory: npt.NDArray[np.uint8], fields: tuple[Any, ...], rows: int) 
 
 
 def test_incompatible_columns_are_rejected() -> None:
-    heap, two = bytes_of(b"abc"), np.array([0, 1], dtype=np.int64)
+    heap, values = to_byte_array(b"abc"), np.array([0, 1], dtype=np.int64)
     packer = Packer(heap, 2)
     rows, lengths = np.array([0, 2], dtype=np.int32), np.array([1, 1], dtype=np.int32)
-    nothing = (None, None, None, None)
+    empty_key = (None, None, None, None)
     with pytest.raises(ValueError, match="beyond"):
-        packer.column(0, nothing, (rows[1:], two[:1], lengths[:1]), None)
+        packer.column(0, empty_key, (rows[1:], values[:1], lengths[:1]), None)
     with pytest.raises(ValueError, match="a row of its own"):
-        packer.column(0, nothing, (rows, two[:1], lengths[:1]), None)
+        packer.column(0, empty_key, (rows, values[:1], lengths[:1]), None)
     with pytest.raises(ValueError, match="a start and a length"):
-        packer.bounds(source_of("string"), two, lengths[:1], absent_low=True)
+        packer.bounds(source_of("string"), values, lengths[:1], absent_low=True)
     with pytest.raises(ValueError, match="each row"):
-        packer.bounds(source_of("string"), two[:1], lengths[:1], absent_low=True)
+        packer.bounds(source_of("string"), values[:1], lengths[:1], absent_low=True)
     with pytest.raises(ValueError, match="each value"):
-        packer.longs(two, np.ones(1, dtype=np.uint8), absent_low=True)
+        packer.longs(values, np.ones(1, dtype=np.uint8), absent_low=True)
     with pytest.raises(ValueError, match="no such job"):
-        packer.column(0, nothing, None, None, 7)
+        packer.column(0, empty_key, None, None, 7)
     with pytest.raises(IndexError):
         packer.packed(0)
     packer.pack()

@@ -79,9 +79,9 @@ class Lake:
     def check(self, record: RecordBlob, numbers: Sequence[int]) -> None:
         """Check that the record index has exactly these files, in this order."""
         positions_by_key = defaultdict(list)
-        for at, number in enumerate(numbers):
+        for key_number, number in enumerate(numbers):
             for position, row in enumerate(self.files[number]):
-                positions_by_key[tuple(map(normalize, row))].append((at, position))
+                positions_by_key[tuple(map(normalize, row))].append((key_number, position))
         all_keys = [*itertools.chain.from_iterable(self.files), *self.others]
         columns = self.keys(all_keys)
         hi, lo = hash_rows(columns, 0), hash_rows(columns, 1)
@@ -90,8 +90,11 @@ class Lake:
         ]
         assert matches(record.lookup(hi, lo)) == expected
         assert matches(look_up_remotely(record, hi, lo)) == expected
-        for at in range(0, len(all_keys), 17):
-            assert record.find(int(hi[at]), int(lo[at])) == positions_by_key[tuple(map(normalize, all_keys[at]))]
+        for key_number in range(0, len(all_keys), 17):
+            assert (
+                record.find(int(hi[key_number]), int(lo[key_number]))
+                == positions_by_key[tuple(map(normalize, all_keys[key_number]))]
+            )
         assert record.count == sum(len(self.files[number]) for number in numbers)
         assert record.counts.tolist() == [len(self.files[number]) for number in numbers]
         record.verify()
@@ -135,12 +138,12 @@ def test_lookups_equal_a_dict_before_and_after_merges(seed: int) -> None:
         keep = np.array([draw.random() < 0.7 for _ in half], bool)
         parts.append((lake.record(half), keep))
         kept_numbers += [number for number, is_kept in zip(half, keep, strict=True) if is_kept]
-    merged = open_record(merge(parts))
-    lake.check(merged, kept_numbers)
-    assert blob_of(merged) == b"".join(encode([build(lake.keys(lake.files[number])) for number in kept_numbers]))
+    merged_record = open_record(merge(parts))
+    lake.check(merged_record, kept_numbers)
+    assert blob_of(merged_record) == b"".join(encode([build(lake.keys(lake.files[number])) for number in kept_numbers]))
     keep_again = np.array([draw.random() < 0.7 for _ in kept_numbers], bool)
     lake.check(
-        open_record(merge([(merged, keep_again)])),
+        open_record(merge([(merged_record, keep_again)])),
         [number for number, is_kept in zip(kept_numbers, keep_again, strict=True) if is_kept],
     )
 
@@ -150,9 +153,9 @@ def test_hash_of_one_key_equals_that_of_a_row(seed: int) -> None:
     draw = random.Random(seed)
     lake = Lake(draw, 1)
     columns = lake.keys(lake.others)
-    many = zip(hash_rows(columns, 0).tolist(), hash_rows(columns, 1).tolist(), strict=True)
-    for at, (row, expected) in enumerate(zip(lake.others, many, strict=True)):
-        parts = [part(keys, at, value) for keys, value in zip(columns, row, strict=True)]
+    row_hashes = zip(hash_rows(columns, 0).tolist(), hash_rows(columns, 1).tolist(), strict=True)
+    for row_number, (row, expected) in enumerate(zip(lake.others, row_hashes, strict=True)):
+        parts = [part(keys, row_number, value) for keys, value in zip(columns, row, strict=True)]
         assert row_hash(parts) == expected
 
 
@@ -196,50 +199,50 @@ def test_equal_and_extreme_hashes_are_distinguished_where_possible(seed: int) ->
     assert matches(record.lookup(hi, lo)) == expected
     assert matches(look_up_remotely(record, hi, lo)) == expected
     assert [record.find(*pair) for pair in pairs] == [positions_by_key[pair] for pair in pairs]
-    for at in range(len(pairs)):
+    for index in range(len(pairs)):
         assert [
-            match[1:] for match in matches(look_up_remotely(record, hi[at : at + 1], lo[at : at + 1]))
-        ] == positions_by_key[pairs[at]]
+            match[1:] for match in matches(look_up_remotely(record, hi[index : index + 1], lo[index : index + 1]))
+        ] == positions_by_key[pairs[index]]
 
 
-def uniform(rows: int, seed: int = 0) -> tuple[Any, Any]:
+def draw_uniform_hashes(rows: int, seed: int = 0) -> tuple[Any, Any]:
     draw = np.random.default_rng(seed)
     return tuple(draw.integers(0, 1 << 64, rows, dtype=np.uint64) for _ in range(2))
 
 
 def test_remote_lookup_reads_one_or_two_pages() -> None:
-    hi, lo = uniform(100_000)
+    hi, lo = draw_uniform_hashes(100_000)
     record = open_record(encode([FileRecords(sorted_run(hi, lo))]))
     reads = [record.fences.page_ranges(hi[at : at + 1], lo[at : at + 1]) for at in range(0, len(hi), 50)]
     assert {len(read) for read in reads} == {1}
     assert {read[0][1] for read in reads} == {PAGE, 2 * PAGE}
     assert sum(read[0][1] for read in reads) < 1.02 * PAGE * len(reads)
-    absent, _ = uniform(1000, seed=1)
-    assert {len(record.fences.page_ranges(item, item)) for item in absent.reshape(-1, 1)} == {1}
-    everything = record.fences.page_ranges(hi, lo)
-    assert everything == [(0, len(record.memory))]
+    absent_hashes, _ = draw_uniform_hashes(1000, seed=1)
+    assert {len(record.fences.page_ranges(item, item)) for item in absent_hashes.reshape(-1, 1)} == {1}
+    all_ranges = record.fences.page_ranges(hi, lo)
+    assert all_ranges == [(0, len(record.memory))]
 
 
 def test_entry_takes_little_more_than_24_bytes() -> None:
-    assert len(b"".join(encode([FileRecords(sorted_run(*uniform(100_000)))]))) / 100_000 < 24.2
+    assert len(b"".join(encode([FileRecords(sorted_run(*draw_uniform_hashes(100_000)))]))) / 100_000 < 24.2
 
 
-def test_index_without_entries_finds_nothing() -> None:
+def test_index_without_entries_finds_no_file() -> None:
     for record in (
         open_record(encode([])),
         open_record(encode([build([keys_of(pa.array([], pa.int64()), "long")])] * 3)),
     ):
-        assert (record.count, record.find(1, 2), matches(record.lookup(*uniform(5)))) == (0, [], [])
-        assert matches(look_up_remotely(record, *uniform(5))) == []
+        assert (record.count, record.find(1, 2), matches(record.lookup(*draw_uniform_hashes(5)))) == (0, [], [])
+        assert matches(look_up_remotely(record, *draw_uniform_hashes(5))) == []
         record.verify()
 
 
 def test_batch_larger_than_all_limits_is_answered_in_order() -> None:
     """There are more hashes than one lookup handles at once, and three times as many answers."""
-    hi, lo = uniform(2000)
+    hi, lo = draw_uniform_hashes(2000)
     record = open_record(encode([FileRecords(sorted_run(hi, lo))] * 3))
     queries = np.random.default_rng(2).integers(0, 4000, 300_000)
-    absent_hi, absent_lo = uniform(2000, seed=1)
+    absent_hi, absent_lo = draw_uniform_hashes(2000, seed=1)
     query, file, position = record.lookup(
         np.concatenate([hi, absent_hi])[queries], np.concatenate([lo, absent_lo])[queries]
     )
@@ -250,7 +253,7 @@ def test_batch_larger_than_all_limits_is_answered_in_order() -> None:
 
 
 def test_lookups_of_many_threads_agree() -> None:
-    hi, lo = uniform(50_000)
+    hi, lo = draw_uniform_hashes(50_000)
     record = open_record(encode([FileRecords(sorted_run(hi, lo))]))
     answers: list[list[int]] = []
 
@@ -273,17 +276,19 @@ def test_files_with_too_many_rows_are_rejected() -> None:
 
 def test_memory_of_a_merge_does_not_depend_on_its_output(tmp_path: Path) -> None:
     """The runs of a merge are mapped, so its allocations do not depend on their size."""
-    mapped = [
-        write_and_open_record(tmp_path / str(number), encode([FileRecords(sorted_run(*uniform(500_000, number)))]))
+    mapped_pages = [
+        write_and_open_record(
+            tmp_path / str(number), encode([FileRecords(sorted_run(*draw_uniform_hashes(500_000, number)))])
+        )
         for number in (1, 2)
     ]
     tracemalloc.start()
-    written = 0
-    for part in merge([(record, np.ones(1, bool)) for record in mapped]):
-        written += len(part)
+    written_count = 0
+    for part in merge([(record, np.ones(1, bool)) for record in mapped_pages]):
+        written_count += len(part)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert written > 24_000_000
+    assert written_count > 24_000_000
     assert peak < 4 << 20
 
 
@@ -300,37 +305,37 @@ def test_index_of_50_million_keys_has_an_entry_for_each(tmp_path: Path) -> None:
     tracemalloc.start()
     rounds = []
     for group in range(10):
-        entries = [FileRecords(sorted_run(*uniform(1_000_000, 10 * group + number))) for number in range(5)]
+        entries = [FileRecords(sorted_run(*draw_uniform_hashes(1_000_000, 10 * group + number))) for number in range(5)]
         rounds.append(write_and_open_record(tmp_path / str(group), encode(entries)))
         del entries
     tracemalloc.reset_peak()
-    whole = write_and_open_record(tmp_path / "whole", merge([(record, np.ones(5, bool)) for record in rounds]))
-    whole.verify()
-    half = write_and_open_record(tmp_path / "half", merge([(whole, np.arange(50) % 2 == 0)]))
+    merged_record = write_and_open_record(tmp_path / "whole", merge([(record, np.ones(5, bool)) for record in rounds]))
+    merged_record.verify()
+    half = write_and_open_record(tmp_path / "half", merge([(merged_record, np.arange(50) % 2 == 0)]))
     half.verify()
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 32 << 20
-    assert (whole.count, whole.files, half.count, half.files) == (50_000_000, 50, 25_000_000, 25)
+    assert (merged_record.count, merged_record.files, half.count, half.files) == (50_000_000, 50, 25_000_000, 25)
     for seed in range(0, 100, 11):
         file = seed // 10 * 5 + seed % 10 if seed % 10 < 5 else None
-        hi, lo = (part[:1000] for part in uniform(1_000_000, seed))
+        hi, lo = (part[:1000] for part in draw_uniform_hashes(1_000_000, seed))
         everywhere = [] if file is None else [(file, position) for position in range(1000)]
-        assert [place for _, *place in matches(whole.lookup(hi, lo))] == list(map(list, everywhere))
+        assert [place for _, *place in matches(merged_record.lookup(hi, lo))] == list(map(list, everywhere))
 
 
 def test_damage_at_any_byte_is_detected() -> None:
-    hi, lo = uniform(400)
+    hi, lo = draw_uniform_hashes(400)
     blob = b"".join(encode([FileRecords(sorted_run(hi[:200], lo[:200])), FileRecords(sorted_run(hi[200:], lo[200:]))]))
     expected, draw = matches(RecordBlob(memoryview(blob)).lookup(hi, lo)), random.Random(3)
     assert len(expected) == 400
-    for at in range(0, len(blob), 1):
-        broken = bytearray(blob)
-        broken[at] ^= 1 << draw.randrange(8)
+    for offset in range(0, len(blob), 1):
+        damaged_bytes = bytearray(blob)
+        damaged_bytes[offset] ^= 1 << draw.randrange(8)
         with pytest.raises(ValueError):
-            RecordBlob(memoryview(broken)).verify()
+            RecordBlob(memoryview(damaged_bytes)).verify()
         try:
-            assert matches(RecordBlob(memoryview(broken)).lookup(hi[:40], lo[:40])) == expected[:40]
+            assert matches(RecordBlob(memoryview(damaged_bytes)).lookup(hi[:40], lo[:40])) == expected[:40]
         except ValueError:
             continue
     for size in range(0, len(blob), 97):
@@ -339,16 +344,16 @@ def test_damage_at_any_byte_is_detected() -> None:
 
 
 def test_damaged_page_affects_only_its_lookups_and_is_never_merged() -> None:
-    hi, lo = uniform(1000)
+    hi, lo = draw_uniform_hashes(1000)
     blob = bytearray(b"".join(encode([FileRecords(sorted_run(hi, lo))])))
     blob[2 * PAGE + 100] ^= 1
     record = RecordBlob(memoryview(blob))
-    fine = hi < record.fences.first[2]
-    assert len(record.lookup(hi[fine], lo[fine])[0]) == np.count_nonzero(fine)
-    needs = int(np.flatnonzero((hi > record.fences.first[2]) & (hi < record.fences.first[3]))[0])
+    is_undamaged = hi < record.fences.first[2]
+    assert len(record.lookup(hi[is_undamaged], lo[is_undamaged])[0]) == np.count_nonzero(is_undamaged)
+    damaged_row = int(np.flatnonzero((hi > record.fences.first[2]) & (hi < record.fences.first[3]))[0])
     for _ in range(2):
         with pytest.raises(ValueError, match="page 2 does not match its checksum"):
-            record.find(int(hi[needs]), int(lo[needs]))
+            record.find(int(hi[damaged_row]), int(lo[damaged_row]))
     with pytest.raises(ValueError, match="page 2 does not match its checksum"):
         b"".join(merge([(record, np.ones(1, bool))]))
     spans = [bytes(blob[at : at + size]) for at, size in record.fences.page_ranges(hi, lo)]
@@ -358,17 +363,17 @@ def test_damaged_page_affects_only_its_lookups_and_is_never_merged() -> None:
 
 def with_changed_page(blob: bytes, page: int, change: Callable[[bytearray], None]) -> memoryview:
     """Return the blob with a changed page and matching checksums."""
-    changed = bytearray(blob)
-    page_bytes = changed[page * PAGE : (page + 1) * PAGE]
+    changed_blob = bytearray(blob)
+    page_bytes = changed_blob[page * PAGE : (page + 1) * PAGE]
     change(page_bytes)
     struct.pack_into("<Q", page_bytes, 0, compute_checksum(bytes(page_bytes[8:]), page))
-    changed[page * PAGE : (page + 1) * PAGE] = page_bytes
-    return memoryview(changed)
+    changed_blob[page * PAGE : (page + 1) * PAGE] = page_bytes
+    return memoryview(changed_blob)
 
 
 @pytest.mark.parametrize("entries", [0, 171, 255, 0xFFFFFFFF])
 def test_page_with_impossible_counts_is_rejected(entries: int) -> None:
-    hi, lo = uniform(400)
+    hi, lo = draw_uniform_hashes(400)
     blob = b"".join(encode([FileRecords(sorted_run(hi, lo))]))
     record = RecordBlob(with_changed_page(blob, 1, lambda page: struct.pack_into("<I", page, 8, entries)))
     for reads in (lambda: record.lookup(hi, lo), record.verify, lambda: b"".join(merge([(record, np.ones(1, bool))]))):
@@ -377,7 +382,7 @@ def test_page_with_impossible_counts_is_rejected(entries: int) -> None:
 
 
 def test_entry_of_a_missing_file_is_rejected() -> None:
-    hi, lo = uniform(100)
+    hi, lo = draw_uniform_hashes(100)
     blob = b"".join(encode([FileRecords(sorted_run(hi, lo))]))
     record = RecordBlob(with_changed_page(blob, 0, lambda page: struct.pack_into("<I", page, 16 + 16, 7)))
     for reads in (lambda: record.lookup(hi, lo), record.verify, lambda: b"".join(merge([(record, np.ones(1, bool))]))):
@@ -386,7 +391,7 @@ def test_entry_of_a_missing_file_is_rejected() -> None:
 
 
 def test_pages_in_wrong_positions_are_rejected() -> None:
-    hi, lo = uniform(400)
+    hi, lo = draw_uniform_hashes(400)
     blob = b"".join(encode([FileRecords(sorted_run(hi, lo))]))
     swapped = memoryview(blob[PAGE : 2 * PAGE] + blob[:PAGE] + blob[2 * PAGE :])
     with pytest.raises(ValueError, match="does not match its checksum"):
@@ -395,7 +400,7 @@ def test_pages_in_wrong_positions_are_rejected() -> None:
 
 def test_reader_of_the_documented_format_finds_every_entry() -> None:
     """The reader follows `docs/reference/index-format.md` with `struct` alone."""
-    rows = [uniform(500, seed) for seed in range(3)]
+    rows = [draw_uniform_hashes(500, seed) for seed in range(3)]
     blob = b"".join(encode([FileRecords(sorted_run(*row)) for row in rows]))
     magic, entries, pages, files, page_bytes, directory_sum = struct.unpack_from("<8sQQIIQ", blob, len(blob) - 64)
     assert (magic, entries, pages, files, page_bytes) == (b"SMRECORD", 1500, 9, 3, 4096)
@@ -427,8 +432,8 @@ def test_bytes_of_a_record_blob_never_change() -> None:
     """
     text = [f"key {number % 300}" if number % 7 else None for number in range(1000)]
     columns = [keys_of(pa.array(range(1000), pa.int64()), "long"), keys_of(pa.array(text), "string")]
-    more = [keys_of(pa.array([5], pa.int64()), "long"), keys_of(pa.array(["key 5"]), "string")]
-    blob = b"".join(encode([build(columns), build(more)]))
+    other_keys = [keys_of(pa.array([5], pa.int64()), "long"), keys_of(pa.array(["key 5"]), "string")]
+    blob = b"".join(encode([build(columns), build(other_keys)]))
     record = RecordBlob(memoryview(blob))
     assert record.find(*row_hash([key_of(5, "long"), b"key 5"])) == [(0, 5), (1, 0)]
     assert hashlib.sha256(blob).hexdigest() == "33368500a56fbe0fe7148d3228b69d579b4846c96f0ac980121e0ea71f96b701"

@@ -67,14 +67,14 @@ def test_toy_index_is_built_merged_listed_and_prunes_files(client: IndexClient) 
     assert client.explain("db.t", "id = 40").files == FILES
     assert client.index("db.t", INDEX).health == "behind"
     build(client)
-    result = client.index("db.t", INDEX)
-    assert (result.health, result.files, result.json["kind"], result.json["levels"]) == (
+    index_report = client.index("db.t", INDEX)
+    assert (index_report.health, index_report.files, index_report.json["kind"], index_report.json["levels"]) == (
         "ok",
         FILES,
         "signature",
         {"1": 1},
     )
-    assert (result.json["width"], result.definition) == (1024, "signature(id, width=1024)")
+    assert (index_report.json["width"], index_report.definition) == (1024, "signature(id, width=1024)")
     plan = client.explain("db.t", "id = 40")
     assert plan.files < FILES / 2
     assert [stage.name for stage in plan.stages][-1] == SIGNATURE.name

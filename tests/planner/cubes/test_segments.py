@@ -38,7 +38,7 @@ def file_id(number: int) -> tuple[int, int]:
     return rng.getrandbits(64), rng.getrandbits(64)
 
 
-def ids_of(numbers: Iterable[int]) -> Any:
+def hash_file_ids(numbers: Iterable[int]) -> Any:
     return np.array([file_id(number) for number in numbers], dtype=np.uint64).reshape(-1, 2)
 
 
@@ -70,7 +70,7 @@ class Lake:
             batches = [batch.rename_columns(["d0", "m0", "other"]) for batch in batches]
         index = CUBE.open(memoryview(b"".join(map(bytes, CUBE.encode(batches)))))
         self._opened[location] = SimpleNamespace(
-            location=location, files=SimpleNamespace(ids=ids_of(numbers)), index=index
+            location=location, files=SimpleNamespace(ids=hash_file_ids(numbers)), index=index
         )
         self.files.append(SimpleNamespace(location=location))
         self.version += 1
@@ -91,7 +91,7 @@ class Lake:
 
 
 @asynccontextmanager
-async def opened(lake: Lake, folder: Path, *, memory_bytes: int = 1 << 20) -> AsyncIterator[Segments]:
+async def open_segments(lake: Lake, folder: Path, *, memory_bytes: int = 1 << 20) -> AsyncIterator[Segments]:
     """Open segments over the index files of a lake."""
     async with open_stack(
         MemoryCache[str, pa.Table](memory_bytes),
@@ -107,7 +107,7 @@ async def opened(lake: Lake, folder: Path, *, memory_bytes: int = 1 << 20) -> As
         yield Segments(indexes, registry, stack)
 
 
-def sums_in(table: pa.Table) -> Counter[tuple[str, int]]:
+def sum_groups(table: pa.Table) -> Counter[tuple[str, int]]:
     """Return the rows and the sums of all countries."""
     sums: Counter[tuple[str, int]] = Counter()
     for row in table.to_pylist():
@@ -119,13 +119,13 @@ def sums_in(table: pa.Table) -> Counter[tuple[str, int]]:
 async def read_parts(segments: Segments, numbers: Sequence[int]) -> tuple[list[int], Counter[tuple[str, int]]]:
     """Return the covered data files, and the sums of the parts that were read for them."""
     files, sums = list[int](), Counter[tuple[str, int]]()
-    async for part in segments.read_parts(ENTRY, DEFINITION, ids_of(numbers)):
+    async for part in segments.read_parts(ENTRY, DEFINITION, hash_file_ids(numbers)):
         files += [numbers[file] for file in part.files.tolist()]
-        sums.update(sums_in(part.table))
+        sums.update(sum_groups(part.table))
     return sorted(files), sums
 
 
-def expected_sums(numbers: Iterable[int], *, amount: int = 1) -> Counter[tuple[str, int]]:
+def compute_expected_sums(numbers: Iterable[int], *, amount: int = 1) -> Counter[tuple[str, int]]:
     sums: Counter[tuple[str, int]] = Counter()
     for number in numbers:
         for country, value in groups_of(number, amount=amount).items():
@@ -146,10 +146,10 @@ def check_tree(tree: FileTree, group: FileGroup) -> None:
 
 def test_groups_of_a_tree_depend_on_their_files_alone() -> None:
     numbers = list(range(3000))
-    ids, sources = ids_of(numbers), np.zeros(3000, dtype=np.uint64)
+    ids, sources = hash_file_ids(numbers), np.zeros(3000, dtype=np.uint64)
 
-    def digests(chosen: list[int]) -> set[str]:
-        tree = FileTree(ids[chosen], sources[chosen])
+    def digests(numbers: list[int]) -> set[str]:
+        tree = FileTree(ids[numbers], sources[numbers])
         check_tree(tree, tree.root)
         pending, keys = [tree.root], set[str]()
         while pending:
@@ -158,38 +158,38 @@ def test_groups_of_a_tree_depend_on_their_files_alone() -> None:
             pending += tree.members(group)
         return keys
 
-    whole = digests(numbers)
-    assert 60 < len(whole) < 200
+    whole_digests = digests(numbers)
+    assert 60 < len(whole_digests) < 200
     without_one = digests([number for number in numbers if number != 1500])
-    assert len(without_one - whole) <= 3, "one group of each level has another digest"
-    assert len(digests([*numbers[1000:], *numbers[:1000]]) - whole) <= 9
-    moved = FileTree(ids, sources + 1)
-    assert moved.digest(moved.root) not in whole, "entries in other index files have other segments"
+    assert len(without_one - whole_digests) <= 3, "one group of each level has another digest"
+    assert len(digests([*numbers[1000:], *numbers[:1000]]) - whole_digests) <= 9
+    moved_tree = FileTree(ids, sources + 1)
+    assert moved_tree.digest(moved_tree.root) not in whole_digests, "entries in other index files have other segments"
 
 
 async def _run_case(seed: int, folder: Path) -> None:
     """Change index files and snapshots at random, and compare the merged groups with the entries."""
     rng = random.Random(seed)
     lake, snapshots, next_number = Lake(), [list[int]()], 0
-    held: dict[str, list[int]] = {}
+    numbers_by_segment: dict[str, list[int]] = {}
     for restart in range(2):
-        async with opened(lake, folder, memory_bytes=rng.choice((2_000, 1 << 20))) as segments:
+        async with open_segments(lake, folder, memory_bytes=rng.choice((2_000, 1 << 20))) as segments:
             for step in range(6):
-                added = list(range(next_number, next_number + rng.choice((1, 20, 80))))
-                next_number += len(added)
+                added_numbers = list(range(next_number, next_number + rng.choice((1, 20, 80))))
+                next_number += len(added_numbers)
                 parent = rng.choice(snapshots[-3:])  # A branch, a rollback, or an append to the newest snapshot.
-                removed = set(rng.sample(parent, min(len(parent), rng.choice((0, 0, 1, 20)))))
-                snapshots.append([number for number in parent if number not in removed] + added)
+                removed_numbers = set(rng.sample(parent, min(len(parent), rng.choice((0, 0, 1, 20)))))
+                snapshots.append([number for number in parent if number not in removed_numbers] + added_numbers)
                 if rng.random() < 0.8:
-                    held[f"{restart}-{step}"] = added
-                    lake.add(f"{restart}-{step}", added)
-                if len(held) > 2 and rng.random() < 0.3:  # A merge of index files.
-                    one, other = rng.sample(sorted(held), 2)
-                    merged = held.pop(one) + held.pop(other)
+                    numbers_by_segment[f"{restart}-{step}"] = added_numbers
+                    lake.add(f"{restart}-{step}", added_numbers)
+                if len(numbers_by_segment) > 2 and rng.random() < 0.3:  # A merge of index files.
+                    one, other = rng.sample(sorted(numbers_by_segment), 2)
+                    merged_numbers = numbers_by_segment.pop(one) + numbers_by_segment.pop(other)
                     lake.remove(one)
                     lake.remove(other)
-                    lake.add(f"{one}+{other}"[-60:], merged)
-                    held[f"{one}+{other}"[-60:]] = merged
+                    lake.add(f"{one}+{other}"[-60:], merged_numbers)
+                    numbers_by_segment[f"{one}+{other}"[-60:]] = merged_numbers
                 if rng.random() < 0.2:
                     for path in (folder / "cubes").rglob("*"):  # A damaged disk.
                         if path.is_file() and rng.random() < 0.3 and path.suffix != ".db":
@@ -198,12 +198,14 @@ async def _run_case(seed: int, folder: Path) -> None:
                                 data[rng.randrange(len(data))] ^= 1
                                 path.write_bytes(data)
                 for snapshot in rng.sample(snapshots, min(3, len(snapshots))):
-                    covered = {number for numbers in held.values() for number in numbers}
+                    covered = {number for numbers in numbers_by_segment.values() for number in numbers}
                     part = snapshot[rng.randint(0, len(snapshot) // 2) :] if rng.random() < 0.3 else snapshot
-                    merged_groups = await segments.read(ENTRY, DEFINITION, ids_of(part), stores_all=rng.random() < 0.7)
+                    merged_groups = await segments.read(
+                        ENTRY, DEFINITION, hash_file_ids(part), stores_all=rng.random() < 0.7
+                    )
                     assert merged_groups.covered.tolist() == [number in covered for number in part], seed
-                    expected = expected_sums(number for number in part if number in covered)
-                    assert sums_in(merged_groups.table) == expected, seed
+                    expected = compute_expected_sums(number for number in part if number in covered)
+                    assert sum_groups(merged_groups.table) == expected, seed
                     assert await read_parts(segments, part) == (sorted(covered & set(part)), expected), seed
 
 
@@ -215,43 +217,43 @@ async def test_merged_groups_equal_the_entries_after_random_changes(tmp_path: Pa
 async def test_commit_of_one_file_reads_few_entries(tmp_path: Path) -> None:
     lake, numbers = Lake(), list(range(500))
     lake.add("first", numbers)
-    async with opened(lake, tmp_path) as segments:
-        await segments.read(ENTRY, DEFINITION, ids_of(numbers))
+    async with open_segments(lake, tmp_path) as segments:
+        await segments.read(ENTRY, DEFINITION, hash_file_ids(numbers))
         assert segments.stats.entries_read == 500
         lake.add("second", [500])
-        merged = await segments.read(ENTRY, DEFINITION, ids_of([*numbers, 500]))
-        assert sums_in(merged.table) == expected_sums(range(501))
+        merged_segments = await segments.read(ENTRY, DEFINITION, hash_file_ids([*numbers, 500]))
+        assert sum_groups(merged_segments.table) == compute_expected_sums(range(501))
         assert segments.stats.entries_read < 700
-    async with opened(lake, tmp_path) as segments:
-        merged = await segments.read(ENTRY, DEFINITION, ids_of([*numbers, 500]))
+    async with open_segments(lake, tmp_path) as segments:
+        merged_segments = await segments.read(ENTRY, DEFINITION, hash_file_ids([*numbers, 500]))
         assert segments.stats.entries_read == 0, "segments are on the disk after a restart"
-        assert sums_in(merged.table) == expected_sums(range(501))
+        assert sum_groups(merged_segments.table) == compute_expected_sums(range(501))
 
 
 async def test_segment_is_not_read_after_its_index_file_was_quarantined(tmp_path: Path) -> None:
     lake = Lake()
     lake.add("wrong", range(50), amount=2)
-    async with opened(lake, tmp_path) as segments:
-        merged = await segments.read(ENTRY, DEFINITION, ids_of(range(50)))
-        assert sums_in(merged.table) == expected_sums(range(50), amount=2)
+    async with open_segments(lake, tmp_path) as segments:
+        merged_segments = await segments.read(ENTRY, DEFINITION, hash_file_ids(range(50)))
+        assert sum_groups(merged_segments.table) == compute_expected_sums(range(50), amount=2)
         lake.remove("wrong")
-        assert not (await segments.read(ENTRY, DEFINITION, ids_of(range(50)))).covered.any()
+        assert not (await segments.read(ENTRY, DEFINITION, hash_file_ids(range(50)))).covered.any()
         lake.add("right", range(50))
-        merged = await segments.read(ENTRY, DEFINITION, ids_of(range(50)))
-        assert sums_in(merged.table) == expected_sums(range(50))
+        merged_segments = await segments.read(ENTRY, DEFINITION, hash_file_ids(range(50)))
+        assert sum_groups(merged_segments.table) == compute_expected_sums(range(50))
 
 
 async def test_damaged_index_file_is_reported_and_covers_no_file(tmp_path: Path) -> None:
     lake = Lake()
     lake.add("damaged", range(20), damaged=True)
     lake.add("whole", range(20, 40))
-    async with opened(lake, tmp_path) as segments:
-        merged = await segments.read(ENTRY, DEFINITION, ids_of(range(40)))
-        assert merged.covered.tolist() == [False] * 20 + [True] * 20
+    async with open_segments(lake, tmp_path) as segments:
+        merged_segments = await segments.read(ENTRY, DEFINITION, hash_file_ids(range(40)))
+        assert merged_segments.covered.tolist() == [False] * 20 + [True] * 20
         assert lake.reported == {"damaged"}
-        assert sums_in(merged.table) == expected_sums(range(20, 40))
+        assert sum_groups(merged_segments.table) == compute_expected_sums(range(20, 40))
         lake.reported.clear()
-        assert await read_parts(segments, range(40)) == (list(range(20, 40)), expected_sums(range(20, 40)))
+        assert await read_parts(segments, range(40)) == (list(range(20, 40)), compute_expected_sums(range(20, 40)))
         assert lake.reported == {"damaged"}
 
 
@@ -260,15 +262,15 @@ async def test_groups_beyond_a_limit_are_read_once_and_refused(tmp_path: Path, m
     monkeypatch.setattr(segments_module, "_COMBINED_GROUPS", 5)
     lake = Lake()
     lake.add("first", range(100))
-    async with opened(lake, tmp_path) as segments:
+    async with open_segments(lake, tmp_path) as segments:
         with pytest.raises(SegmentTooLarge, match="exceed 3 groups"):
-            await segments.read(ENTRY, DEFINITION, ids_of(range(100)))
+            await segments.read(ENTRY, DEFINITION, hash_file_ids(range(100)))
         entries_read = segments.stats.entries_read
         for stores_all in (True, False):
             with pytest.raises(SegmentTooLarge, match="exceed 3 groups"):
-                await segments.read(ENTRY, DEFINITION, ids_of(range(100)), stores_all=stores_all)
+                await segments.read(ENTRY, DEFINITION, hash_file_ids(range(100)), stores_all=stores_all)
         assert segments.stats.entries_read == entries_read > 0, "the groups are not merged again"
-        merged = await segments.read(ENTRY, DEFINITION, ids_of(range(2)))
-        assert sums_in(merged.table) == expected_sums(range(2)), "other files are merged"
-        assert await read_parts(segments, range(100)) == (list(range(100)), expected_sums(range(100)))
+        merged_segments = await segments.read(ENTRY, DEFINITION, hash_file_ids(range(2)))
+        assert sum_groups(merged_segments.table) == compute_expected_sums(range(2)), "other files are merged"
+        assert await read_parts(segments, range(100)) == (list(range(100)), compute_expected_sums(range(100)))
         assert segments.stats.merged > 0

@@ -18,10 +18,10 @@ from seamark.metaserver.planner.indexes.coverage import FileIds, Words, file_ids
 from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.planner.view.view import TableView
-from tests.planner.lakes.history import random_lake
+from tests.planner.lakes.history import write_random_lake
 from tests.planner.lakes.lake import ContentFile
 from tests.planner.lakes.tables import Table
-from tests.planner.test_lookup import open_lookup_planner, views
+from tests.planner.test_lookup import build_views, open_lookup_planner
 from tests.seeds import examples
 
 
@@ -41,9 +41,9 @@ async def test_each_file_of_a_random_table_is_found_by_its_identity(tmp_path: Pa
     async with open_lookup_planner(tmp_path) as planner:
         searched, count = 0, examples(40, 8)
         for seed in range(count):
-            lake = random_lake(seed, tmp_path / str(seed))
+            lake = write_random_lake(seed, tmp_path / str(seed))
             rng = random.Random(seed)
-            for _, snapshot, view in await views(lake, planner):
+            for _, snapshot, view in await build_views(lake, planner):
                 files, text = list(snapshot.data_files), f"seed {seed}, snapshot {snapshot.id}"
                 ids = FileIds(view)
                 assert ids.count == len(files), text
@@ -93,8 +93,8 @@ def test_identities_with_the_same_first_half_are_distinguished() -> None:
     pairs = sorted({(rng.randrange(3), rng.randrange(50)) for _ in range(100)})
     ordered = np.array(pairs, dtype=np.uint64)
     queries = [(high, low) for high in range(4) for low in range(50)]
-    result = coverage.find_ids(ordered, np.array(queries, dtype=np.uint64)).tolist()
-    assert result == [pairs.index(item) if item in pairs else -1 for item in queries]
+    found_ids = coverage.find_ids(ordered, np.array(queries, dtype=np.uint64)).tolist()
+    assert found_ids == [pairs.index(item) if item in pairs else -1 for item in queries]
 
 
 async def test_snapshots_share_identities_of_shared_manifests_until_they_are_released(
@@ -113,8 +113,8 @@ async def test_snapshots_share_identities_of_shared_manifests_until_they_are_rel
     assert ids.size_bytes == 5 * 24
     file_ids_of(await planner.view(table.metadata, ScanRequest(snapshot_id=2)))
     assert results == [5, 3]
-    alone = TableView(view.manifests, view.blocks)
-    removed_ref = ref(file_ids_of(alone))
-    del alone
+    plain_view = TableView(view.manifests, view.blocks)
+    removed_ref = ref(file_ids_of(plain_view))
+    del plain_view
     gc.collect()
     assert removed_ref() is None

@@ -37,7 +37,7 @@ from seamark.metaserver.store.model import IndexFileState
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.port import PointerStore
 from tests.planner.lakes.indexing import IndexedTable, Planning, create_namespace, open_planning
-from tests.planner.lakes.tables import RecordingObjects, Table, numbers_of
+from tests.planner.lakes.tables import RecordingObjects, Table, list_file_numbers
 
 FILES = range(6)
 ODD_ID_FILTER = {"type": "eq", "term": "id", "value": 13}
@@ -47,15 +47,15 @@ ODD_ID_FILTER = {"type": "eq", "term": "id", "value": 13}
 Wrap = Callable[[ObjectStore], ObjectStore]
 
 
-def eq(value: int) -> dict[str, Any]:
+def build_eq_filter(value: int) -> dict[str, Any]:
     return {"type": "eq", "term": "id", "value": value}
 
 
-def and_filter(left: Any, right: Any) -> dict[str, Any]:
+def build_and_filter(left: Any, right: Any) -> dict[str, Any]:
     return {"type": "and", "left": left, "right": right}
 
 
-def or_filter(left: Any, right: Any) -> dict[str, Any]:
+def build_or_filter(left: Any, right: Any) -> dict[str, Any]:
     return {"type": "or", "left": left, "right": right}
 
 
@@ -87,7 +87,7 @@ class Rig:
         return await planning.planner.bind_and_plan(self.table.metadata, request, await self.table.entry())
 
     async def plan_files(self, planning: Planning, filter: Any) -> list[int]:
-        return numbers_of(await self.scan(planning, filter))
+        return list_file_numbers(await self.scan(planning, filter))
 
 
 @pytest.fixture
@@ -98,9 +98,9 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
         yield Rig(tmp_path, store, stack)
 
 
-async def wait_until(holds: Callable[[], bool]) -> None:
+async def wait_until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
-        while not holds():
+        while not condition():
             await asyncio.sleep(0.01)
 
 
@@ -160,13 +160,13 @@ def list_predicates(projected: IndexProjection | None) -> list[tuple[str, str, t
 
 
 def test_index_on_a_transform_receives_the_projected_filter() -> None:
-    filter = and_filter(eq(7), {"type": "lt", "term": "ts", "value": "2020-01-02T03:00:00"})
-    result = list_predicates(
+    filter = build_and_filter(build_eq_filter(7), {"type": "lt", "term": "ts", "value": "2020-01-02T03:00:00"})
+    predicates = list_predicates(
         project_filter(filter, b="bloom(bucket[16](id))", t="bitmap(truncate[5](id))", d="bitmap(day(ts))")
     )
-    assert [(name, op) for name, op, _ in result] == [("b", "eq"), ("d", "lt"), ("t", "eq")]
-    assert result[1][2] == (18264,)
-    assert result[2][2] == (5,)
+    assert [(name, op) for name, op, _ in predicates] == [("b", "eq"), ("d", "lt"), ("t", "eq")]
+    assert predicates[1][2] == (18264,)
+    assert predicates[2][2] == (5,)
 
 
 def test_index_on_lower_answers_equality_and_prefixes_of_the_column() -> None:
@@ -216,12 +216,15 @@ def test_index_on_lower_or_upper_answers_filters_on_either_function(function: st
 
 def test_composite_key_index_receives_folded_values() -> None:
     term = {"type": "transform", "transform": "upper", "term": "name"}
-    result = list_predicates(
-        project_filter(and_filter(eq(7), {"type": "eq", "term": term, "value": "AB"}), r="record(id, lower(name))")
+    predicates = list_predicates(
+        project_filter(
+            build_and_filter(build_eq_filter(7), {"type": "eq", "term": term, "value": "AB"}),
+            r="record(id, lower(name))",
+        )
     )
-    assert result == [("r", "eq", (7,)), ("r", "in", ("ab", UNKNOWN_CASE))]
+    assert predicates == [("r", "eq", (7,)), ("r", "in", ("ab", UNKNOWN_CASE))]
     projected = project_filter(
-        and_filter(eq(7), {"type": "eq", "term": "name", "value": "AB"}), r="record(id, lower(name))"
+        build_and_filter(build_eq_filter(7), {"type": "eq", "term": "name", "value": "AB"}), r="record(id, lower(name))"
     )
     assert projected is not None
     ((_, equalities),) = projected.composite
@@ -246,21 +249,27 @@ def test_bloom_and_record_indexes_answer_equality_only() -> None:
 def test_composite_key_index_is_used_when_each_column_has_values() -> None:
     index = {"r": "record(id, kind)"}
     kinds = {"type": "in", "term": "kind", "values": [1, 2]}
-    assert list_predicates(project_filter(and_filter(eq(7), kinds), **index)) == [
+    assert list_predicates(project_filter(build_and_filter(build_eq_filter(7), kinds), **index)) == [
         ("r", "eq", (7,)),
         ("r", "in", (1, 2)),
     ]
-    assert project_filter(eq(7), **index) is None
-    assert project_filter(or_filter(eq(7), kinds), **index) is None
-    assert project_filter(and_filter(eq(7), {"type": "gt", "term": "kind", "value": 1}), **index) is None
+    assert project_filter(build_eq_filter(7), **index) is None
+    assert project_filter(build_or_filter(build_eq_filter(7), kinds), **index) is None
+    assert (
+        project_filter(build_and_filter(build_eq_filter(7), {"type": "gt", "term": "kind", "value": 1}), **index)
+        is None
+    )
     side = int(COMBINATIONS_MAX**0.5) + 1
-    many = [{"type": "in", "term": name, "values": list(range(side))} for name in ("id", "kind")]
-    assert project_filter(and_filter(*many), **index) is None
+    long_filters = [{"type": "in", "term": name, "values": list(range(side))} for name in ("id", "kind")]
+    assert project_filter(build_and_filter(*long_filters), **index) is None
 
 
 def test_index_is_unused_when_it_covers_only_one_side_of_an_or() -> None:
-    assert project_filter(or_filter(eq(7), {"type": "eq", "term": "kind", "value": 1}), b="bloom(id)") is None
-    projected = project_filter(or_filter(eq(7), eq(8)), b="bloom(id)")
+    assert (
+        project_filter(build_or_filter(build_eq_filter(7), {"type": "eq", "term": "kind", "value": 1}), b="bloom(id)")
+        is None
+    )
+    projected = project_filter(build_or_filter(build_eq_filter(7), build_eq_filter(8)), b="bloom(id)")
     assert [op for _, op, _ in list_predicates(projected)] == ["eq", "eq"]
 
 
@@ -276,8 +285,8 @@ async def test_index_file_covers_the_rows_of_the_files_it_describes(rig: Rig) ->
     planning = await rig.open_planning()
     view = await planning.planner.view(table.metadata, ScanRequest())
     ids = FileIds(view)
-    opened = [await planning.indexes.open(file) for file in await table.files()]
-    files = [item for item in opened if item is not None]
+    opened_indexes = [await planning.indexes.open(file) for file in await table.files()]
+    files = [item for item in opened_indexes if item is not None]
     coverage = Coverage(ids, files)
     assert coverage.uncovered.tolist() == [1, 0, 1, 1, 0, 1]
     assert coverage.files == 2
@@ -305,20 +314,20 @@ async def test_plan_keeps_files_without_index_entries(rig: Rig) -> None:
     assert await rig.plan_files(planning, ODD_ID_FILTER) == [1]
     await table.index("b", [1])
     assert await rig.plan_files(planning, ODD_ID_FILTER) == []
-    assert await rig.plan_files(planning, eq(14)) == [1]
-    assert await rig.plan_files(planning, or_filter(ODD_ID_FILTER, eq(55))) == [5]
+    assert await rig.plan_files(planning, build_eq_filter(14)) == [1]
+    assert await rig.plan_files(planning, build_or_filter(ODD_ID_FILTER, build_eq_filter(55))) == [5]
 
 
 async def test_only_bitmaps_prune_by_values_that_never_share_a_row(rig: Rig) -> None:
     table = await rig.create(b="bitmap(id)", l="bloom(id)", r="record(id)")
     planning = await rig.open_planning()
-    never = and_filter(eq(12), eq(14))
+    never = build_and_filter(build_eq_filter(12), build_eq_filter(14))
     for name in ("l", "r"):
         await table.index(name, FILES)
         assert await rig.plan_files(planning, never) == [1]
     await table.index("b", FILES)
     scan = await rig.scan(planning, never)
-    assert numbers_of(scan) == []
+    assert list_file_numbers(scan) == []
     assert [stage.name for stage in scan.stages][-4:] == ["bloom", "bitmap", "record", "bitmap_rows"]
 
 
@@ -329,10 +338,10 @@ async def test_plan_reports_what_each_index_pruned(rig: Rig, kind: str) -> None:
     )
     await table.index("i", FILES)
     planning = await rig.open_planning()
-    scan = await rig.scan(planning, or_filter(ODD_ID_FILTER, eq(14)))
-    assert numbers_of(scan) == [1]
-    scan = await rig.scan(planning, or_filter(ODD_ID_FILTER, eq(24)))
-    assert numbers_of(scan) == [2]
+    scan = await rig.scan(planning, build_or_filter(ODD_ID_FILTER, build_eq_filter(14)))
+    assert list_file_numbers(scan) == [1]
+    scan = await rig.scan(planning, build_or_filter(ODD_ID_FILTER, build_eq_filter(24)))
+    assert list_file_numbers(scan) == [2]
     (use,) = scan.indexes
     assert (use.name, use.kind) == ("i", kind)
     assert use.files_removed >= 1
@@ -353,22 +362,22 @@ async def test_plan_skips_a_late_index_and_the_next_plan_uses_it(rig: Rig) -> No
         return stores[0]
 
     planning = await rig.open_planning(record_objects, index_wait_s=0.2)
-    scan = await rig.scan(planning, or_filter(ODD_ID_FILTER, eq(35)))
-    assert numbers_of(scan) == [1]
+    scan = await rig.scan(planning, build_or_filter(ODD_ID_FILTER, build_eq_filter(35)))
+    assert list_file_numbers(scan) == [1]
     assert not scan.complete
     hits = planning.planner.stats().plan_hits
     results = await asyncio.gather(
-        *(rig.scan(planning, or_filter(ODD_ID_FILTER, eq(value))) for value in (31, 33, 35, 37))
+        *(rig.scan(planning, build_or_filter(ODD_ID_FILTER, build_eq_filter(value))) for value in (31, 33, 35, 37))
     )
-    assert [numbers_of(result) for result in results] == [[1]] * 4
+    assert [list_file_numbers(result) for result in results] == [[1]] * 4
     assert stores[0].reads.count(late_index.name) == 1
     stores[0].let_go()
     (file,) = [file for file in await table.files() if file.location == late_index.as_uri()]
     await wait_until(lambda: planning.indexes.in_memory(file) is not None)
-    scan_result = await rig.scan(planning, or_filter(ODD_ID_FILTER, eq(35)))
-    assert (numbers_of(scan_result), scan_result.complete) == ([], True)
+    scan_result = await rig.scan(planning, build_or_filter(ODD_ID_FILTER, build_eq_filter(35)))
+    assert (list_file_numbers(scan_result), scan_result.complete) == ([], True)
     assert planning.planner.stats().plan_hits == hits
-    assert await rig.scan(planning, or_filter(ODD_ID_FILTER, eq(35))) is scan_result
+    assert await rig.scan(planning, build_or_filter(ODD_ID_FILTER, build_eq_filter(35))) is scan_result
 
 
 async def test_plan_skips_an_index_that_a_bug_keeps_from_opening(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -381,7 +390,7 @@ async def test_plan_skips_an_index_that_a_bug_keeps_from_opening(rig: Rig, monke
 
     monkeypatch.setattr(KINDS["bitmap"], "open", fault)
     scan = await rig.scan(planning, ODD_ID_FILTER)
-    assert (numbers_of(scan), scan.complete) == ([1], False)
+    assert (list_file_numbers(scan), scan.complete) == ([1], False)
     monkeypatch.undo()
     assert await rig.plan_files(planning, ODD_ID_FILTER) == []
 
@@ -407,18 +416,18 @@ async def test_large_bloom_index_is_probed_by_range_until_it_is_local(rig: Rig) 
     path = await table.index("l", FILES)
     planning, storage = await open_planner_with_remote_indexes(rig, path)
     first = await rig.scan(planning, ODD_ID_FILTER)
-    assert (numbers_of(first), first.complete) == ([], True)
+    assert (list_file_numbers(first), first.complete) == ([], True)
     opening = len(storage.ranges)
     assert set(storage.ranges) == {path.name}
-    second = await rig.scan(planning, or_filter(eq(15), eq(34)))
-    assert (numbers_of(second), second.complete) == ([3], True)
+    second = await rig.scan(planning, build_or_filter(build_eq_filter(15), build_eq_filter(34)))
+    assert (list_file_numbers(second), second.complete) == ([3], True)
     assert 1 <= len(storage.ranges) - opening <= 2 * 7
     assert await rig.scan(planning, ODD_ID_FILTER) is first
     storage.let_go()
     (file,) = await table.files()
     await wait_until(lambda: planning.indexes.in_memory(file) is not None)
     asked_before = len(storage.ranges)
-    assert await rig.plan_files(planning, or_filter(eq(17), eq(36))) == [3]
+    assert await rig.plan_files(planning, build_or_filter(build_eq_filter(17), build_eq_filter(36))) == [3]
     assert len(storage.ranges) == asked_before
     assert storage.reads.count(path.name) == 1
 
@@ -431,15 +440,15 @@ async def test_large_index_of_each_kind_is_probed_by_range(rig: Rig, kind: str) 
     assert await rig.plan_files(planning, ODD_ID_FILTER) == []
     opening = len(storage.ranges)
     assert opening <= 7
-    assert await rig.plan_files(planning, or_filter(eq(15), eq(34))) == [3]
+    assert await rig.plan_files(planning, build_or_filter(build_eq_filter(15), build_eq_filter(34))) == [3]
     assert len(storage.ranges) - opening <= 4
-    scan = await rig.scan(planning, eq(14))
-    assert (numbers_of(scan), scan.complete) == ([1], True)
+    scan = await rig.scan(planning, build_eq_filter(14))
+    assert (list_file_numbers(scan), scan.complete) == ([1], True)
     storage.let_go()
     (file,) = await table.files()
     await wait_until(lambda: planning.indexes.in_memory(file) is not None)
     before = len(storage.ranges)
-    assert await rig.plan_files(planning, or_filter(eq(17), eq(36))) == [3]
+    assert await rig.plan_files(planning, build_or_filter(build_eq_filter(17), build_eq_filter(36))) == [3]
     assert len(storage.ranges) == before
 
 
@@ -450,14 +459,14 @@ async def test_remote_bitmaps_are_read_only_for_the_remaining_files(rig: Rig, mo
     table = await rig.create(b="bitmap(id)")
     path = await table.index("b", FILES)
     planning, storage = await open_planner_with_remote_indexes(rig, path)
-    assert await rig.plan_files(planning, eq(12)) == [1]
+    assert await rig.plan_files(planning, build_eq_filter(12)) == [1]
     request_count = len(storage.ranges)
-    scan = await rig.scan(planning, and_filter(eq(12), eq(14)))
-    assert (numbers_of(scan), scan.complete) == ([], True)
+    scan = await rig.scan(planning, build_and_filter(build_eq_filter(12), build_eq_filter(14)))
+    assert (list_file_numbers(scan), scan.complete) == ([], True)
     assert [(use.name, use.files_in) for use in scan.indexes] == [("b", scan.indexes[0].files_in)]
     assert len(storage.ranges) == request_count + 1, "the section of one file"
-    plain = await rig.scan(await rig.open_planning(), and_filter(eq(12), eq(14)))
-    assert plain.indexes == scan.indexes
+    plain_plan = await rig.scan(await rig.open_planning(), build_and_filter(build_eq_filter(12), build_eq_filter(14)))
+    assert plain_plan.indexes == scan.indexes
     assert storage.reads.count(path.name) == 1
 
 
@@ -468,8 +477,8 @@ async def test_plan_with_remote_bitmaps_waits_no_longer_than_its_limit(
     table = await rig.create(b="bitmap(id)")
     path = await table.index("b", FILES)
     planning, storage = await open_planner_with_remote_indexes(rig, path, index_wait_s=60.0)
-    assert await rig.plan_files(planning, eq(12)) == [1]
-    assert await rig.plan_files(planning, eq(14)) == [1]
+    assert await rig.plan_files(planning, build_eq_filter(12)) == [1]
+    assert await rig.plan_files(planning, build_eq_filter(14)) == [1]
     request_count = len(storage.ranges)
     monkeypatch.setattr(planning.planner._index_selection, "_wait_s", 0.3)
 
@@ -480,8 +489,8 @@ async def test_plan_with_remote_bitmaps_waits_no_longer_than_its_limit(
 
     monkeypatch.setattr(storage, "read_range", never)
     async with asyncio.timeout(60):
-        scan = await rig.scan(planning, and_filter(eq(12), eq(14)))
-    assert (numbers_of(scan), scan.complete) == ([1], False)
+        scan = await rig.scan(planning, build_and_filter(build_eq_filter(12), build_eq_filter(14)))
+    assert (list_file_numbers(scan), scan.complete) == ([1], False)
     assert len(storage.ranges) == request_count + 1
 
 
@@ -489,14 +498,14 @@ async def test_large_bloom_index_is_used_for_many_keys_once_it_is_local(rig: Rig
     table = await rig.create(l="bloom(id)")
     path = await table.index("l", FILES)
     planning, storage = await open_planner_with_remote_indexes(rig, path, index_wait_s=0.2)
-    many = {"type": "in", "term": "id", "values": list(range(1, 59, 2))}
-    scan = await rig.scan(planning, many)
-    assert (numbers_of(scan), scan.complete) == (list(FILES), False)
+    long_filter = {"type": "in", "term": "id", "values": list(range(1, 59, 2))}
+    scan = await rig.scan(planning, long_filter)
+    assert (list_file_numbers(scan), scan.complete) == (list(FILES), False)
     assert storage.ranges == []
     storage.let_go()
     (file,) = await table.files()
     await wait_until(lambda: planning.indexes.in_memory(file) is not None)
-    assert len(await rig.plan_files(planning, many)) < 6
+    assert len(await rig.plan_files(planning, long_filter)) < 6
 
 
 @pytest.mark.each_value
@@ -520,7 +529,7 @@ async def test_damaged_remote_index_widens_the_plan_and_is_quarantined(rig: Rig,
         path.write_bytes(data)
     planning, storage = await open_planner_with_remote_indexes(rig, path, index_wait_s=0.5)
     scan = await rig.scan(planning, ODD_ID_FILTER)
-    assert 1 in numbers_of(scan)
+    assert 1 in list_file_numbers(scan)
     assert not scan.complete
     storage.let_go()
     await wait_until(lambda: planning.indexes.quarantined == 1)
@@ -542,13 +551,15 @@ async def test_coverage_of_a_view_is_computed_once_and_counted_in_the_planners_m
     table = await rig.create(b="bitmap(id)")
     await table.index("b", FILES)
     planning = await rig.open_planning()
-    plain = await planning.planner.bind_and_plan(table.metadata, ScanRequest(filter=parse_expression(eq(14))), None)
+    plain_plan = await planning.planner.bind_and_plan(
+        table.metadata, ScanRequest(filter=parse_expression(build_eq_filter(14))), None
+    )
     before = planning.planner.stats().added_bytes
-    first = await rig.scan(planning, eq(16))
+    first = await rig.scan(planning, build_eq_filter(16))
     after = planning.planner.stats().added_bytes
     assert after - before > 6 * (1 + 8 + 24)
-    second = await rig.scan(planning, eq(18))
-    assert (numbers_of(plain), numbers_of(first), numbers_of(second)) == ([1], [1], [1])
+    second = await rig.scan(planning, build_eq_filter(18))
+    assert (list_file_numbers(plain_plan), list_file_numbers(first), list_file_numbers(second)) == ([1], [1], [1])
     assert planning.planner.stats().added_bytes - after < after - before
     covers, definition, entry = IndexResolver(planning.indexes), table.definitions["b"], await table.entry()
     size_bytes = first.view.derived.size_bytes
@@ -567,8 +578,10 @@ async def test_index_damage_found_by_a_probe_widens_the_plan_and_quarantines_the
     data[blob.offset + blob.length - 16] ^= 0x10  # The damage is in the last section.
     path.write_bytes(data)
     planning = await rig.open_planning()
-    scan = await rig.scan(planning, or_filter(and_filter(eq(52), eq(54)), eq(13)))
-    assert 5 in numbers_of(scan)
+    scan = await rig.scan(
+        planning, build_or_filter(build_and_filter(build_eq_filter(52), build_eq_filter(54)), build_eq_filter(13))
+    )
+    assert 5 in list_file_numbers(scan)
     assert not scan.complete
     (file,) = await table.files()
     await wait_until(lambda: planning.indexes.quarantined == 1)
@@ -585,14 +598,16 @@ async def test_bitmap_with_a_different_row_count_is_ignored(rig: Rig) -> None:
     await table.index("b", FILES)
     planning = await rig.open_planning()
     (file,) = await table.files()
-    opened = await planning.indexes.open(file)
-    assert opened is not None
-    records = opened.files.records.copy()
+    opened_index = await planning.indexes.open(file)
+    assert opened_index is not None
+    records = opened_index.files.records.copy()
     records[1] += 1
-    wrong = OpenIndex(opened.location, replace(opened.files, records=records), opened.index, opened.size_bytes)
-    planning.indexes._stack._memory.put(f"index/{file.location}", wrong, 1)
-    scan = await rig.scan(planning, and_filter(eq(12), eq(14)))
-    assert (numbers_of(scan), scan.complete) == ([1], False)
+    wrong_index = OpenIndex(
+        opened_index.location, replace(opened_index.files, records=records), opened_index.index, opened_index.size_bytes
+    )
+    planning.indexes._stack._memory.put(f"index/{file.location}", wrong_index, 1)
+    scan = await rig.scan(planning, build_and_filter(build_eq_filter(12), build_eq_filter(14)))
+    assert (list_file_numbers(scan), scan.complete) == ([1], False)
 
 
 async def test_diverged_tables_with_one_uuid_keep_separate_definitions(rig: Rig) -> None:
@@ -609,6 +624,6 @@ async def test_diverged_tables_with_one_uuid_keep_separate_definitions(rig: Rig)
     swapped = ScanRequest(filter=parse_expression({"type": "eq", "term": "day", "value": 13}))
     for _ in range(2):
         scan = await planning.planner.bind_and_plan(other, swapped, entry)
-        assert (numbers_of(scan), [use.name for use in scan.indexes]) == ([], ["k"])
-        mine = await rig.scan(planning, and_filter(eq(13), eq(15)))
-        assert {use.name for use in mine.indexes} == {"b"}
+        assert (list_file_numbers(scan), [use.name for use in scan.indexes]) == ([], ["k"])
+        own_tasks = await rig.scan(planning, build_and_filter(build_eq_filter(13), build_eq_filter(15)))
+        assert {use.name for use in own_tasks.indexes} == {"b"}

@@ -27,8 +27,8 @@ from seamark.metaserver.store.port import PointerStore
 from tests.planner.lakes.indexing import IndexedTable, array_of, as_of, create_namespace, open_planning
 from tests.planner.lakes.kinds import DAY_US, to_float32
 from tests.planner.lakes.literal_forms import render
-from tests.planner.lakes.partitioning import result_kind
-from tests.planner.lakes.tables import SCHEMA, Table, numbers_of
+from tests.planner.lakes.partitioning import infer_result_kind
+from tests.planner.lakes.tables import SCHEMA, Table, list_file_numbers
 
 DAYS = [-700_000, -1, 0, 1, 19_000]
 
@@ -126,9 +126,9 @@ class EvolvedTable(IndexedTable):
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[PointerStore]:
     async with AsyncExitStack() as stack:
-        opened = await stack.enter_async_context(open_store(f"sqlite:///{tmp_path / 's.db'}", clock=SystemClock()))
-        await create_namespace(opened)
-        yield opened
+        store = await stack.enter_async_context(open_store(f"sqlite:///{tmp_path / 's.db'}", clock=SystemClock()))
+        await create_namespace(store)
+        yield store
 
 
 async def create_evolved_table(
@@ -170,16 +170,18 @@ async def test_index_older_than_a_promotion_prunes_no_matching_row(
 async def _judge(promotion: Promotion, table: EvolvedTable, folder: Path, *, exact: bool) -> None:
     rows = {0: [promotion.read(value) for value in promotion.old], 1: promotion.new}
     literals = sorted({*rows[0], *rows[1]})
-    compared = {"eq": operator.eq, "not-eq": operator.ne, "lt": operator.lt, "lt-eq": operator.le, "gt": operator.gt}
+    comparisons = {"eq": operator.eq, "not-eq": operator.ne, "lt": operator.lt, "lt-eq": operator.le, "gt": operator.gt}
     async with open_planning(folder, table.registry) as planning:
         entry = await table.entry()
-        for op, holds in compared.items():
+        for op, comparison in comparisons.items():
             for literal in literals:
-                written = render(result_kind("identity", promotion.after), literal, "spec")
-                filter = {"type": op, "term": "c", "value": written}
+                rendered_literal = render(infer_result_kind("identity", promotion.after), literal, "spec")
+                filter = {"type": op, "term": "c", "value": rendered_literal}
                 request = ScanRequest(filter=parse_expression(filter))
-                numbers = set(numbers_of(await planning.planner.bind_and_plan(table.metadata, request, entry)))
-                expected = {number for number, values in rows.items() if any(holds(value, literal) for value in values)}
+                numbers = set(list_file_numbers(await planning.planner.bind_and_plan(table.metadata, request, entry)))
+                expected = {
+                    number for number, values in rows.items() if any(comparison(value, literal) for value in values)
+                }
                 assert expected <= numbers, filter
                 assert not exact or numbers == expected, filter
 
@@ -195,7 +197,7 @@ async def test_renamed_column_keeps_its_index_and_its_old_name_has_none(tmp_path
         for name, value, expected in (("d", 11, [1]), ("d", 5, []), ("c", 11, [0, 1])):
             request = ScanRequest(filter=parse_expression({"type": "eq", "term": name, "value": value}))
             scan = await planning.planner.bind_and_plan(table.metadata, request, await table.entry())
-            assert numbers_of(scan) == expected, (name, value)
+            assert list_file_numbers(scan) == expected, (name, value)
 
 
 async def test_column_dropped_and_added_again_does_not_reuse_the_index(tmp_path: Path, store: PointerStore) -> None:
@@ -208,6 +210,10 @@ async def test_column_dropped_and_added_again_does_not_reuse_the_index(tmp_path:
     await table.index(older, [0])
     async with open_planning(tmp_path, table.registry) as planning:
         request = ScanRequest(filter=parse_expression({"type": "eq", "term": "c", "value": 7}))
-        assert numbers_of(await planning.planner.bind_and_plan(table.metadata, request, await table.entry())) == [0, 1]
+        assert list_file_numbers(
+            await planning.planner.bind_and_plan(table.metadata, request, await table.entry())
+        ) == [0, 1]
         await table.index("i", [0, 1])
-        assert numbers_of(await planning.planner.bind_and_plan(table.metadata, request, await table.entry())) == [1]
+        assert list_file_numbers(
+            await planning.planner.bind_and_plan(table.metadata, request, await table.entry())
+        ) == [1]

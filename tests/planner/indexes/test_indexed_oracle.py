@@ -40,8 +40,8 @@ from seamark.metaserver.index.files.registry import Registry
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.store.open import open_store
-from tests.planner.lakes.cases import Case, cases
-from tests.planner.lakes.history import random_lake
+from tests.planner.lakes.cases import Case, draw_cases
+from tests.planner.lakes.history import write_random_lake
 from tests.planner.lakes.indexing import (
     IndexedLake,
     Planning,
@@ -70,7 +70,7 @@ from tests.planner.lakes.predicates import (
     to_json,
 )
 from tests.planner.lakes.tables import RecordingObjects
-from tests.planner.test_oracle import seeds
+from tests.planner.test_oracle import read_seeds
 from tests.seeds import examples
 from tests.services.java_planner import JavaPlanner
 
@@ -82,7 +82,7 @@ Plans for other clients may contain its rows by chance.
 """
 
 
-async def run_campaign(chosen: Sequence[int], per_lake: int, folder: Path, java: JavaPlanner) -> Counter[str]:
+async def run_campaign(seeds: Sequence[int], per_lake: int, folder: Path, java: JavaPlanner) -> Counter[str]:
     """Check `per_lake` cases on the lake of each seed, and return counts of the situations that occurred."""
     counts: Counter[str] = Counter()
     clock = SystemClock()
@@ -90,22 +90,22 @@ async def run_campaign(chosen: Sequence[int], per_lake: int, folder: Path, java:
         store = await stack.enter_async_context(open_store(f"sqlite:///{folder / 'seamark.db'}", clock=clock))
         await create_namespace(store)
         registry = Registry(store, clock)
-        for start in range(0, len(chosen), LAKES_AT_ONCE):
-            chunk = chosen[start : start + LAKES_AT_ONCE]
+        for start in range(0, len(seeds), LAKES_AT_ONCE):
+            chunk = seeds[start : start + LAKES_AT_ONCE]
             random_cases: list[Case] = []
             lakes: dict[int, IndexedLake] = {}
             for seed in chunk:
-                mine = list(cases(seed, folder, per_lake))
+                lake_cases = list(draw_cases(seed, folder, per_lake))
                 rng = random.Random(f"indexes of {seed}")
-                lake = mine[0].lake
+                lake = lake_cases[0].lake
                 indexed_lake = lakes[seed] = await register_lake(lake, store, registry, random_definitions(rng, lake))
                 await index_randomly(rng, indexed_lake)
                 random_cases += [
-                    _with_indexed_values(rng, indexed_lake, case) if rng.random() < 0.7 else case for case in mine
+                    _with_indexed_values(rng, indexed_lake, case) if rng.random() < 0.7 else case for case in lake_cases
                 ]
             judging = asyncio.create_task(asyncio.to_thread(plan_with_java, java, random_cases))
-            async with open_planning(folder, registry) as sound:
-                plain, indexed = await _plan_cases(sound, random_cases, lakes, counts)
+            async with open_planning(folder, registry) as planning:
+                plain, indexed = await _plan_cases(planning, random_cases, lakes, counts)
             afar = await _plan_by_ranges(folder, registry, random_cases, lakes)
             damaged = await _plan_with_damage(folder, registry, random_cases, lakes, counts)
             for case, without, plan, distant, spoilt, (filtered, unfiltered) in zip(
@@ -155,11 +155,11 @@ async def _plan_by_ranges(
     folder: Path, registry: Registry, cases: Sequence[Case], lakes: dict[int, IndexedLake]
 ) -> Plans:
     """Return the plans of a server that reads index files only by ranges."""
-    far = {file.location for lake in lakes.values() for file in await lake.live()}
+    live_locations = {file.location for lake in lakes.values() for file in await lake.live()}
 
     class ObjectsWithUnreachableFiles(RecordingObjects):
         async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
-            if location in far:
+            if location in live_locations:
                 await asyncio.Event().wait()
             return await super().read(location, limit_bytes=limit_bytes)
 
@@ -193,7 +193,7 @@ async def _plan_with_damage(
 async def test_plans_with_indexes_keep_all_matching_files_even_when_indexes_are_damaged(
     tmp_path: Path, java: JavaPlanner
 ) -> None:
-    counts = await run_campaign(seeds(range(examples(30, 22))), 8, tmp_path, java)
+    counts = await run_campaign(read_seeds(range(examples(30, 22))), 8, tmp_path, java)
     print(dict(counts))
     if "PLANNER_SEEDS" not in os.environ:
         assert counts["kept without indexes"] > counts["kept with damaged indexes"] + 10
@@ -268,15 +268,15 @@ def find_matching_files(
     }
 
 
-async def run_exact_campaign(chosen: Sequence[int], per_lake: int, folder: Path) -> Counter[str]:
+async def run_exact_campaign(seeds: Sequence[int], per_lake: int, folder: Path) -> Counter[str]:
     counts: Counter[str] = Counter()
     clock = SystemClock()
     async with open_store(f"sqlite:///{folder / 'seamark.db'}", clock=clock) as store:
         await create_namespace(store)
         registry = Registry(store, clock)
         async with open_planning(folder, registry) as planning:
-            for seed in chosen:
-                lake = random_lake(seed, folder / str(seed))
+            for seed in seeds:
+                lake = write_random_lake(seed, folder / str(seed))
                 properties = exact_properties(lake)
                 if len(properties) > 1:
                     indexed = await register_lake(lake, store, registry, properties)
@@ -338,7 +338,7 @@ def _path_at(scan: ScanPlan, row: int) -> str:
 
 async def test_plan_is_exact_when_bitmaps_cover_all_files(tmp_path: Path) -> None:
     count = examples(30, 8)
-    counts = await run_exact_campaign(seeds(range(500, 500 + count)), 15, tmp_path)
+    counts = await run_exact_campaign(read_seeds(range(500, 500 + count)), 15, tmp_path)
     print(dict(counts))
     if "PLANNER_SEEDS" not in os.environ:
         assert counts["case"] > 7 * count

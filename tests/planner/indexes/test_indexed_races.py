@@ -21,7 +21,7 @@ from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.store.model import IndexFileState, RegisteredIndexFile
 from seamark.metaserver.store.open import open_store
 from tests.planner.lakes.indexing import IndexedTable, Planning, create_namespace, damage, open_planning
-from tests.planner.lakes.tables import Table, numbers_of
+from tests.planner.lakes.tables import Table, list_file_numbers
 from tests.seeds import examples
 
 FILES = 24
@@ -60,7 +60,7 @@ async def plans(planning: Planning, table: IndexedTable, rng: random.Random, end
         filter, expected = filters(rng)
         request = ScanRequest(filter=parse_expression(filter))
         scan = await planning.planner.bind_and_plan(table.metadata, request, await table.entry())
-        assert expected <= set(numbers_of(scan)), filter
+        assert expected <= set(list_file_numbers(scan)), filter
         count += 1
         if rng.random() < 0.3:
             await asyncio.sleep(0)
@@ -153,5 +153,5 @@ async def _race(seed: int, folder: Path, turns: int) -> None:
             scan = await workers[0].planner.bind_and_plan(
                 table.metadata, ScanRequest(filter=parse_expression(filter)), await table.entry()
             )
-            assert expected <= set(numbers_of(scan))
+            assert expected <= set(list_file_numbers(scan))
             workers[0].planner.check_invariants()

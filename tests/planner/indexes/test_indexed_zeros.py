@@ -23,7 +23,7 @@ from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.port import PointerStore
 from tests.planner.indexes.test_indexed_evolution import EvolvedTable, column, create_evolved_table
 from tests.planner.lakes.indexing import create_namespace, open_planning
-from tests.planner.lakes.tables import numbers_of
+from tests.planner.lakes.tables import list_file_numbers
 
 COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     "eq": operator.eq,
@@ -64,8 +64,8 @@ CLIENTS = {
 
 def holds(filter: Any, value: float, semantics: ComparisonSemantics) -> bool:
     if filter["type"] in ("or", "and"):
-        both = [holds(filter[side], value, semantics) for side in ("left", "right")]
-        return any(both) if filter["type"] == "or" else all(both)
+        sides = [holds(filter[side], value, semantics) for side in ("left", "right")]
+        return any(sides) if filter["type"] == "or" else all(sides)
     compare = COMPARISONS[filter["type"]]
     return any(compare(key(value), key(filter["value"])) for key in CLIENTS[semantics])
 
@@ -86,7 +86,9 @@ async def test_filter_with_both_zeros_probes_an_index_for_both(kind: str, tmp_pa
         async with open_planning(tmp_path, table.registry) as planning:
             for filter in FILTERS:
                 request = ScanRequest(filter=parse_expression(filter))
-                numbers = numbers_of(await planning.planner.bind_and_plan(table.metadata, request, await table.entry()))
+                numbers = list_file_numbers(
+                    await planning.planner.bind_and_plan(table.metadata, request, await table.entry())
+                )
                 expected = {
                     number for number in PRICES if holds(filter, PRICES[number][0], ComparisonSemantics.POSSIBLE)
                 }

@@ -344,8 +344,8 @@ async def test_unreadable_join_alternative_disables_pruning_by_the_others(tmp_pa
         api, rng = Api(server), random.Random(2)
         fact = await create_table(rng, api, "fact", FACT, 5)
         days = await create_table(rng, api, "days", DIMENSIONS["days"], 1)
-        far = days.file([{**dict.fromkeys(DIMENSIONS["days"]), "day": 2**31 - 1, "x": 0}])  # DuckDB's infinity
-        await days.commit([far])
+        far_day = days.file([{**dict.fromkeys(DIMENSIONS["days"]), "day": 2**31 - 1, "x": 0}])  # DuckDB's infinity
+        await days.commit([far_day])
         queries = [
             {"table": ["db", "days"], "on": {"ts": "day"}, "transform": "day", "any-of": 1},
             {"table": ["db", "days"], "on": {"f1": "x"}, "predicate": "x = 100", "any-of": 1},

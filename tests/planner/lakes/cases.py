@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.planner.lakes.history import random_lake
+from tests.planner.lakes.history import write_random_lake
 from tests.planner.lakes.kinds import FLOATS
 from tests.planner.lakes.lake import DataFile, Lake, Snapshot
 from tests.planner.lakes.literal_forms import FORMS
@@ -95,9 +95,9 @@ def _compares_zero(expression: Any, names: Names) -> bool:
     return any(_compares_zero(child, names) for child in expression.values())
 
 
-def cases(seed: int, folder: Path, count: int) -> Iterator[Case]:
+def draw_cases(seed: int, folder: Path, count: int) -> Iterator[Case]:
     """Yield `count` cases on the lake of `seed`, which is written below `folder`."""
-    lake = random_lake(seed, folder / str(seed))
+    lake = write_random_lake(seed, folder / str(seed))
     rng = random.Random(~seed)
     for number in range(count):
         implicit = rng.random() < 0.4

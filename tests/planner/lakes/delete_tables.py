@@ -44,7 +44,7 @@ def block_of(location: str, data: bytes) -> Block:
     return Block(b"".join(encode_block(decode_manifest(data, location))))
 
 
-def manifest_file(content: int, spec_id: int, sequence: int, path: str = "m.avro") -> ManifestFile:
+def build_manifest_file(content: int, spec_id: int, sequence: int, path: str = "m.avro") -> ManifestFile:
     return ManifestFile(
         manifest_path=path,
         manifest_length=0,
@@ -65,7 +65,7 @@ def manifest_file(content: int, spec_id: int, sequence: int, path: str = "m.avro
     )
 
 
-def specs() -> list[PartitionSpec]:
+def build_specs() -> list[PartitionSpec]:
     return [
         PartitionSpec(key, tuple(SpecField(part.name, part.transform, part.source, (), part.id) for part in fields))
         for key, fields in SPECS.items()

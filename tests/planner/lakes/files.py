@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from tests.planner.lakes import partitioning
-from tests.planner.lakes.kinds import FLOATS, order
+from tests.planner.lakes.kinds import FLOATS, compute_sort_key
 from tests.planner.lakes.lake import (
     DATA,
     EQUALITY_DELETES,
@@ -21,7 +21,7 @@ from tests.planner.lakes.lake import (
     Row,
 )
 from tests.planner.lakes.manifests import PartitionField
-from tests.planner.lakes.metrics import ColumnMetrics, column_metrics, truncate_upper
+from tests.planner.lakes.metrics import ColumnMetrics, draw_metrics, truncate_upper
 from tests.planner.lakes.schemas import Column, Field, Schema
 
 Spec = tuple[PartitionField, ...]
@@ -63,7 +63,7 @@ class FileMaker:
         count = 0 if rng.random() < 0.02 or (like is not None and not like.rows) else rng.choice([1, 1, 2, 3, 5, 8])
         rows = [self._row(schema.fields, draw) for _ in range(count)]
         leaves = schema.leaves()
-        metrics = {key: column_metrics(rng, of.kind, [row.get(key) for row in rows]) for key, of in leaves.items()}
+        metrics = {key: draw_metrics(rng, of.kind, [row.get(key) for row in rows]) for key, of in leaves.items()}
         offsets = rng.choice([None, [4], [4, 1_000_000], []])
         return DataFile(
             path=self._path("data", ".parquet"),
@@ -93,7 +93,7 @@ class FileMaker:
             if column.kind == "struct":
                 draw.nulls[column.id] = 0.0 if column.required else rng.choice([0, 0, 0.3])
                 continue
-            values = sorted(self._pools[column.id], key=partial(order, column.kind))
+            values = sorted(self._pools[column.id], key=partial(compute_sort_key, column.kind))
             if column.kind == "uuid":  # Values are drawn at random, so that each file has values of the whole range.
                 rng.shuffle(values)
             width = rng.choice([1, 2, 4, len(values)])
@@ -178,7 +178,7 @@ class FileMaker:
             keys.add(tuple(self._key_value(column, row) for column in chosen_files))
         ordered = sorted(keys, key=repr)
         columns = {column.id: [key[at] for key in ordered] for at, column in enumerate(chosen_files)}
-        metrics = {column.id: column_metrics(rng, column.kind, columns[column.id]) for column in chosen_files}
+        metrics = {column.id: draw_metrics(rng, column.kind, columns[column.id]) for column in chosen_files}
         delete = self._delete(EQUALITY_DELETES, spec_id, partition, len(ordered))
         ids = [column.id for column in chosen_files]
         kept_metrics = {key: of for key, of in metrics.items() if of != ColumnMetrics()}
@@ -201,16 +201,16 @@ class FileMaker:
         positions = self._positions(targets or [chosen_file])
         delete = self._delete(POSITION_DELETES, chosen_file.spec_id, chosen_file.partition, len(positions))
         paths = sorted({path for path, _ in positions})
-        at = [position for _, position in positions]
+        row_positions = [position for _, position in positions]
         shape = rng.choice(["full", "full", "truncated", "none"])
         metrics: dict[int, ColumnMetrics] = {}
         if shape != "none":
             lower, upper = paths[0].encode(), paths[-1].encode()
             if shape == "truncated":
-                cut = truncate_upper(paths[-1], 16)
-                lower, upper = paths[0][:16].encode(), cut or upper
+                truncated_path = truncate_upper(paths[-1], 16)
+                lower, upper = paths[0][:16].encode(), truncated_path or upper
             metrics[PATH_ID] = ColumnMetrics(len(positions), 0, None, lower, upper)
-            bounds = [position.to_bytes(8, "little") for position in (min(at), max(at))]
+            bounds = [position.to_bytes(8, "little") for position in (min(row_positions), max(row_positions))]
             metrics[POSITION_ID] = ColumnMetrics(len(positions), 0, None, bounds[0], bounds[1])
         referenced = paths[0] if len(paths) == 1 and rng.random() < 0.5 else None
         return [replace(delete, positions=frozenset(positions), metrics=metrics, referenced=referenced)]
@@ -218,9 +218,9 @@ class FileMaker:
     def _positions(self, targets: list[DataFile]) -> list[tuple[str, int]]:
         results = set()
         for file in targets:
-            for at in range(max(1, file.record_count)):
-                if at == 0 or self._rng.random() < 0.4:
-                    results.add((file.path, at))
+            for position in range(max(1, file.record_count)):
+                if position == 0 or self._rng.random() < 0.4:
+                    results.add((file.path, position))
         return sorted(results)
 
     def vectors(self, files: list[DataFile], old: list[DeleteFile]) -> tuple[list[DeleteFile], list[DeleteFile]]:

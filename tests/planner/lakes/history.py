@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.planner.lakes import partitioning
 from tests.planner.lakes.files import FileMaker
-from tests.planner.lakes.kinds import base, limits, order, pool, to_bytes
+from tests.planner.lakes.kinds import compute_sort_key, draw_pool, get_limits, strip_parameters, to_bytes
 from tests.planner.lakes.lake import DATA, ContentFile, DataFile, DeleteFile, Lake, Snapshot
 from tests.planner.lakes.manifests import (
     ADDED,
@@ -24,8 +24,8 @@ from tests.planner.lakes.manifests import (
     Manifest,
     PartitionField,
     Style,
+    build_manifest_bytes,
     list_bytes,
-    manifest_bytes,
 )
 from tests.planner.lakes.schemas import SchemaMaker
 
@@ -33,7 +33,7 @@ NOW_MS = 1_760_000_000_000
 MAIN = "main"
 
 
-def random_lake(seed: int, folder: Path) -> Lake:
+def write_random_lake(seed: int, folder: Path) -> Lake:
     """Write the table of a seed below `folder` and return it; the same seed gives the same table."""
     return _History(seed, folder).lake()
 
@@ -120,12 +120,12 @@ class _History:
         for column in self.schema.leaves().values():
             size = self.rng.randint(3, 22)
             if column.id not in self.pools:
-                self.pools[column.id] = pool(self.rng, column.kind, size)
+                self.pools[column.id] = draw_pool(self.rng, column.kind, size)
                 continue
             # A wider type brings wider values, but only values for which existing transforms have a result.
-            new_values = pool(self.rng, column.kind, 4)
-            if base(column.kind) in ("int", "long"):
-                new_values = [value for value in new_values if int(value) > limits(column.kind)[0] + 1000]
+            new_values = draw_pool(self.rng, column.kind, 4)
+            if strip_parameters(column.kind) in ("int", "long"):
+                new_values = [value for value in new_values if int(value) > get_limits(column.kind)[0] + 1000]
             elif column.kind in partitioning.TIME_KINDS:
                 new_values = [value for value in new_values if partitioning.has_hour(column.kind, int(value))]
             reprs = {repr(value) for value in self.pools[column.id]}
@@ -153,7 +153,7 @@ class _History:
                 fields.append(fields_by_source[column.id, transform])
                 continue
             self.last_partition_id += 1
-            name = f"{column.name}_{base(transform)}_{self.last_partition_id}"
+            name = f"{column.name}_{strip_parameters(transform)}_{self.last_partition_id}"
             fields.append(PartitionField(self.last_partition_id, name, column.id, transform))
         results = tuple(fields)
         for spec_id, old_spec in self.specs.items():
@@ -170,8 +170,8 @@ class _History:
     # Commits
 
     def _append(self, branch: str) -> None:
-        added = self._draw_data_files(self.rng.randint(2, 7))
-        self._commit(branch, "append", [], self._group(added))
+        added_files = self._draw_data_files(self.rng.randint(2, 7))
+        self._commit(branch, "append", [], self._group(added_files))
 
     def _draw_data_files(self, count: int) -> list[DataFile]:
         results = []
@@ -203,8 +203,8 @@ class _History:
         share = rng.choice([0.2, 0.5, 1.0])
         files = self.heads[branch].data_files + self.heads[branch].delete_files
         ids = {id(file) for file in files if rng.random() < share * (1.0 if isinstance(file, DataFile) else 0.3)}
-        added = self._draw_data_files(rng.randint(0, 3))
-        self._replace(branch, "overwrite" if added else "delete", ids, self._group(added))
+        added_files = self._draw_data_files(rng.randint(0, 3))
+        self._replace(branch, "overwrite" if added_files else "delete", ids, self._group(added_files))
 
     def _compact(self, branch: str) -> None:
         """Replace files of one partition by a file with an explicit, older sequence number."""
@@ -242,9 +242,9 @@ class _History:
             groups.setdefault((manifest.content, manifest.spec_id), []).append(manifest)
         if not groups:
             return self._append(branch)
-        merged = self.rng.choice(list(groups.values()))
-        files = [entry.file for manifest in merged for entry in manifest.entries if entry.status != DELETED]
-        manifests = [manifest for manifest in self.heads[branch].manifests if manifest not in merged]
+        merged_files = self.rng.choice(list(groups.values()))
+        files = [entry.file for manifest in merged_files for entry in manifest.entries if entry.status != DELETED]
+        manifests = [manifest for manifest in self.heads[branch].manifests if manifest not in merged_files]
         entries = [self._carry_entry(file, is_deleted=False) for file in files]
         return self._commit(branch, "replace", manifests, [entries] if entries else [])
 
@@ -257,7 +257,7 @@ class _History:
         live = head.data_files
         data = self._draw_data_files(rng.choice([0, 0, 1, 2]))
         delete_files: list[DeleteFile] = []
-        removed: set[int] = set()
+        removed_ids: set[int] = set()
         for _ in range(rng.randint(1, 3)):
             equality = rng.random() < 0.5 or not live
             if equality:
@@ -268,10 +268,10 @@ class _History:
                 old_vectors = [delete for delete in head.delete_files if delete.content == 1]
                 new_vectors, replaced = self.files.vectors(targets, old_vectors)
                 delete_files += new_vectors
-                removed |= {id(delete) for delete in replaced}
+                removed_ids |= {id(delete) for delete in replaced}
             else:
                 delete_files += self.files.positions(live + data)
-        self._replace(branch, "overwrite", removed, self._group([*data, *delete_files]))
+        self._replace(branch, "overwrite", removed_ids, self._group([*data, *delete_files]))
 
     def _commit(self, branch: str, operation: str, kept_manifests: list[Manifest], groups: list[list[Entry]]) -> None:
         rng = self.rng
@@ -285,13 +285,13 @@ class _History:
         first_row_id = self.next_row_id
         listed: list[tuple[Manifest, int | None]] = []
         for manifest in manifests:
-            own = None
+            own_snapshot = None
             if self.version >= 3 and manifest.content == 0:
                 if manifest.first_row_id is None:
                     manifest.first_row_id = self.next_row_id
                     self.next_row_id += manifest.counts[ADDED][1] + manifest.counts[EXISTING][1]
-                own = manifest.first_row_id
-            listed.append((manifest, own))
+                own_snapshot = manifest.first_row_id
+            listed.append((manifest, own_snapshot))
         path = self.folder / "metadata" / f"snap-{snapshot_id}.avro"
         header = {"snapshot-id": str(snapshot_id), "format-version": str(self.version)}
         header["parent-snapshot-id"] = str(parent.id) if parent else "null"
@@ -322,7 +322,7 @@ class _History:
         rng = self.rng
         content = int(entries[0].file.content != DATA)
         spec_id = entries[0].file.spec_id
-        written = []
+        written_rows = []
         for entry in entries:
             file = entry.file
             explicit = entry.snapshot_id
@@ -331,11 +331,11 @@ class _History:
                 file.sequence = sequence if entry.sequence is None else entry.sequence
             if explicit is None and (self.version == 1 or entry.status == DELETED or rng.random() < 0.3):
                 explicit = snapshot_id
-            written.append(Entry(entry.status, explicit, entry.sequence, entry.file_sequence, file))
+            written_rows.append(Entry(entry.status, explicit, entry.sequence, entry.file_sequence, file))
         fields, kinds = self.specs[spec_id], self._kinds()
         style = self.style if rng.random() < 0.8 else Style.draw(rng)
-        data = manifest_bytes(
-            written,
+        data = build_manifest_bytes(
+            written_rows,
             version=self.version,
             content=content,
             style=style,
@@ -346,11 +346,11 @@ class _History:
         )
         path = self.folder / "metadata" / f"{snapshot_id}-m{rng.getrandbits(40)}.avro"
         path.write_bytes(data)
-        files = [entry.file for entry in written]
-        live = [entry.file.sequence for entry in written if entry.status != DELETED]
+        files = [entry.file for entry in written_rows]
+        live = [entry.file.sequence for entry in written_rows if entry.status != DELETED]
         counts = {}
         for status in (ADDED, EXISTING, DELETED):
-            of_status = [entry.file.record_count for entry in written if entry.status == status]
+            of_status = [entry.file.record_count for entry in written_rows if entry.status == status]
             counts[status] = (len(of_status), sum(of_status))
         summaries = [_summary(rng, part, at, files, kinds) for at, part in enumerate(fields)]
         return Manifest(
@@ -361,7 +361,7 @@ class _History:
             sequence=sequence,
             min_sequence=min(live, default=sequence),
             snapshot_id=snapshot_id,
-            entries=written,
+            entries=written_rows,
             partitions=summaries if style.summaries else None,
             counts=counts,
         )
@@ -398,14 +398,14 @@ class _History:
 
 
 def _summary(
-    rng: random.Random, part: PartitionField, at: int, files: list[ContentFile], kinds: dict[int, str]
+    rng: random.Random, part: PartitionField, position: int, files: list[ContentFile], kinds: dict[int, str]
 ) -> dict[str, Any]:
     """Return the summary of a partition field over all entries of a manifest."""
-    kind = partitioning.result_kind(part.transform, kinds[part.source])
-    values = [file.partition[at] for file in files]
+    kind = partitioning.infer_result_kind(part.transform, kinds[part.source])
+    values = [file.partition[position] for file in files]
     nans = [value for value in values if value != value]
     comparable_values = [value for value in values if value is not None and value == value]
-    ordered = sorted(comparable_values, key=lambda value: order(kind, value))
+    ordered = sorted(comparable_values, key=lambda value: compute_sort_key(kind, value))
     return {
         "contains_null": None in values,
         "contains_nan": bool(nans) if rng.random() < 0.9 else None,

@@ -43,7 +43,7 @@ from seamark.metaserver.store.model import Entry, IndexFileState, RegisteredInde
 from seamark.metaserver.store.operations import CreateEntry, CreateNamespace
 from seamark.metaserver.store.port import PointerStore
 from tests.planner.lakes import partitioning
-from tests.planner.lakes.kinds import V3_ONLY, base, decimal_parts, length_of_fixed
+from tests.planner.lakes.kinds import V3_ONLY, length_of_fixed, parse_decimal, strip_parameters
 from tests.planner.lakes.lake import DataFile, Lake
 from tests.planner.lakes.predicates import maybe_of_both_zeros, predicate_on, random_filter
 from tests.planner.lakes.schemas import Schema as TableSchema
@@ -55,9 +55,9 @@ CALENDAR = ("year", "month", "day", "hour")
 
 def array_of(kind: str, values: Sequence[Any]) -> pa.Array:
     """Return a column of an Iceberg type as a Parquet reader returns it; values have the form of `kinds.py`."""
-    name = base(kind)
+    name = strip_parameters(kind)
     if name == "decimal":
-        precision, scale = decimal_parts(kind)
+        precision, scale = parse_decimal(kind)
         numbers = [None if value is None else _decimal(value, scale) for value in values]
         return pa.array(numbers, pa.decimal128(precision, scale))
     if name in ("uuid", "fixed"):
@@ -80,7 +80,7 @@ def _decimal(unscaled: int, scale: int) -> Decimal:
 
 def random_terms(rng: random.Random, kind: str) -> list[str]:
     """Return terms that an index may have on a column of this type."""
-    name = base(kind)
+    name = strip_parameters(kind)
     results = ["identity"]
     if name not in ("boolean", "float", "double"):
         results.append(f"bucket[{rng.choice([2, 5, 16])}]")
@@ -280,9 +280,16 @@ class IndexedLake:
         """Register one index file in place of several; the old files are deleted or stay."""
         self.written += 1
         folder = self.folder.as_uri()
-        merged = merge_index_files(locations, folder, Storage())
-        assert merged.location is not None
-        await self.register(definition, merged.location, merged.files, merged.rows, merged.size_bytes, remove=locations)
+        merged_index_files = merge_index_files(locations, folder, Storage())
+        assert merged_index_files.location is not None
+        await self.register(
+            definition,
+            merged_index_files.location,
+            merged_index_files.files,
+            merged_index_files.rows,
+            merged_index_files.size_bytes,
+            remove=locations,
+        )
 
     def entries(
         self, definition: IndexDefinition, files: Iterable[DataFile], *, as_written: bool = False
@@ -290,9 +297,9 @@ class IndexedLake:
         """Yield the entries that can be built for these files."""
         for file in files:
             columns = [keys_of_file(self.lake, file, term, as_written=as_written) for term in definition.terms]
-            present = [column for column in columns if column is not None]
-            if len(present) == len(columns):
-                yield ListedFile(file.path, file.size, file.record_count), build_part(definition, present)
+            present_values = [column for column in columns if column is not None]
+            if len(present_values) == len(columns):
+                yield ListedFile(file.path, file.size, file.record_count), build_part(definition, present_values)
 
 
 async def register_lake(lake: Lake, store: PointerStore, registry: Registry, properties: dict[str, str]) -> IndexedLake:
@@ -313,14 +320,14 @@ async def index_randomly(rng: random.Random, indexed: IndexedLake) -> None:
         parts = rng.choice([1, 1, 2, 4])
         by_id: dict[str, tuple[IndexDefinition, list[str]]] = {}
         for part in range(parts):
-            mine = files[part::parts] + rng.sample(files, int(rng.random() < 0.3))
-            index_part = await _index_part(rng, indexed, definition, mine)
+            part_files = files[part::parts] + rng.sample(files, int(rng.random() < 0.3))
+            index_part = await _index_part(rng, indexed, definition, part_files)
             if index_part is not None:
                 by_id.setdefault(index_part[0].id, (index_part[0], []))[1].append(index_part[1])
-        for then, locations in by_id.values():
+        for locations_before, locations in by_id.values():
             if len(locations) > 1 and rng.random() < 0.5:
                 chosen_locations = locations[: rng.randint(2, len(locations))]
-                await indexed.merge(then, chosen_locations)
+                await indexed.merge(locations_before, chosen_locations)
                 if rng.random() < 0.5:
                     for location in chosen_locations:
                         Path(location.removeprefix("file://")).unlink()
@@ -340,11 +347,11 @@ async def _index_part(
             choices.append(schema)
     # Most indexes are built by readers of the newest schema.
     schema = rng.choice([*choices, choices[-1], choices[-1]]) if choices else metadata.current_schema
-    then = as_of(definition, metadata, schema)
-    entries = list(indexed.entries(then, dict.fromkeys(files), as_written=rng.random() < 0.5))
-    entries += _entries_of_replaced_files(rng, then, entries)
+    old_definition = as_of(definition, metadata, schema)
+    entries = list(indexed.entries(old_definition, dict.fromkeys(files), as_written=rng.random() < 0.5))
+    entries += _entries_of_replaced_files(rng, old_definition, entries)
     rng.shuffle(entries)
-    return (then, await indexed.add(then, entries)) if entries else None
+    return (old_definition, await indexed.add(old_definition, entries)) if entries else None
 
 
 def _entries_of_replaced_files(

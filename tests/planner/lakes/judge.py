@@ -42,7 +42,7 @@ from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Entry
-from tests.planner.lakes.cases import Case, cases
+from tests.planner.lakes.cases import Case, draw_cases
 from tests.planner.lakes.kinds import FLOATS, LONG_MIN
 from tests.planner.lakes.lake import ContentFile, DataFile, DeleteFile
 from tests.planner.lakes.predicates import (
@@ -81,7 +81,7 @@ async def plan_with_seamark(planner: Planner, case: Case, entry: Entry | None = 
         nan_above=case.nan_above,
     )
     scan = await planner.bind_and_plan(metadata, request, entry)
-    plan, reported = {}, {}
+    plan, report = {}, {}
     for row in scan.entry_ids.tolist():
         block, local = scan.view.locate(row)
         path = block.text("file_path", local)
@@ -94,16 +94,16 @@ async def plan_with_seamark(planner: Planner, case: Case, entry: Entry | None = 
         plan[path] = Task(deletes, expression_json(residual))
         # A residual that cannot be bound by name is omitted: the client uses the filter (REST spec, `FileScanTask`).
         is_named = make_bindable(residual, metadata.current_schema) == residual
-        reported[path] = Task(deletes, expression_json(residual) if is_named else None)
+        report[path] = Task(deletes, expression_json(residual) if is_named else None)
     try:
-        answered = _parse_answer(scan)
+        parsed_answer = _parse_answer(scan)
     except NotAcceptable:
         assert any(_has_nan(file) for file in case.snapshot.data_files), f"{case}"
         return plan
-    for path, task in answered.items():
-        if _is_tautology(task.residual) and path in reported and reported[path].residual is True:
-            reported[path] = task  # A filter with a tautology has no residual TRUE, by which PyIceberg counts rows.
-    assert answered == reported, f"the JSON is not the plan\n{case}"
+    for path, task in parsed_answer.items():
+        if _is_tautology(task.residual) and path in report and report[path].residual is True:
+            report[path] = task  # A filter with a tautology has no residual TRUE, by which PyIceberg counts rows.
+    assert parsed_answer == report, f"the JSON is not the plan\n{case}"
     return plan
 
 
@@ -140,7 +140,7 @@ def _parse_answer(scan: ScanPlan) -> dict[str, Task]:
     }
 
 
-def judge(case: Case, ours: dict[str, Task], java: JavaPlan, unfiltered: JavaPlan) -> Counter[str]:
+def judge(case: Case, tasks: dict[str, Task], java: JavaPlan, unfiltered: JavaPlan) -> Counter[str]:
     """Check a plan, and return counts of the situations that occurred.
 
     `java` and `unfiltered` are Java's plans with the case's filter and without a filter.
@@ -150,14 +150,14 @@ def judge(case: Case, ours: dict[str, Task], java: JavaPlan, unfiltered: JavaPla
     """
     counts: Counter[str] = Counter(["case", "refused by java" if java.error else "planned by java"])
     live = {file.path: file for file in case.snapshot.data_files}
-    assert set(ours) <= set(live), f"files that are not live: {set(ours) - set(live)}\n{case}"
+    assert set(tasks) <= set(live), f"files that are not live: {set(tasks) - set(live)}\n{case}"
     trusted = java.error is None and not is_judged_otherwise_by_java(case.filter, case.names, case.lake)
     for path, file in live.items():
         equal, ordered, sparks = (case.match_rows(file, case.filter, meaning) for meaning in CLIENTS)
         expected = [one or other for one, other in zip(equal, ordered, strict=True)]
         if case.nan_above:
             expected = [one or other for one, other in zip(expected, sparks, strict=True)]
-        if path not in ours:
+        if path not in tasks:
             assert not any(expected), f"{_describe_file(file)} holds a match and is not planned\n{case}"
             counts["dropped"] += 1
             continue
@@ -172,13 +172,13 @@ def judge(case: Case, ours: dict[str, Task], java: JavaPlan, unfiltered: JavaPla
         )
         if trusted and path not in java.tasks and not excused and not any(expected):
             raise AssertionError(f"{_describe_file(file)} is planned, but Java prunes it\n{case}")
-        judge_deletes(case, file, ours[path], expected, unfiltered, counts)
+        judge_deletes(case, file, tasks[path], expected, unfiltered, counts)
         for meaning, meant in zip(CLIENTS, (equal, ordered, sparks), strict=True):
-            residual_matches = case.match_rows(file, ours[path].residual, meaning)
+            residual_matches = case.match_rows(file, tasks[path].residual, meaning)
             if case.nan_above:  # The residual then tests for NaN, however the client compares it.
                 meant = case.match_rows(file, case.filter, replace(meaning, nan_greatest=True))
             assert residual_matches == meant or (case.names_infinity and residual_matches == sparks), (
-                f"residual {ours[path].residual} of {_describe_file(file)} for {meaning}\n{case}"
+                f"residual {tasks[path].residual} of {_describe_file(file)} for {meaning}\n{case}"
             )
     return counts
 
@@ -272,10 +272,10 @@ async def run_campaign(seeds: Sequence[int], per_lake: int, folder: Path, java: 
     async with open_objects(settings, clock) as objects, open_planner(settings, objects, clock) as planner:
         for start in range(0, len(seeds), LAKES_AT_ONCE):
             chunk = seeds[start : start + LAKES_AT_ONCE]
-            random_cases = [case for seed in chunk for case in cases(seed, folder, per_lake)]
+            random_cases = [case for seed in chunk for case in draw_cases(seed, folder, per_lake)]
             judging = asyncio.create_task(asyncio.to_thread(plan_with_java, java, random_cases))
-            ours = [await plan_with_seamark(planner, case) for case in random_cases]
-            for case, plan, (filtered, unfiltered) in zip(random_cases, ours, await judging, strict=True):
+            seamark_plans = [await plan_with_seamark(planner, case) for case in random_cases]
+            for case, plan, (filtered, unfiltered) in zip(random_cases, seamark_plans, await judging, strict=True):
                 counts += judge(case, plan, filtered, unfiltered)
             for seed in chunk:
                 shutil.rmtree(folder / str(seed))

@@ -27,12 +27,12 @@ KINDS += ["binary", "decimal"]
 BYTES = ("uuid", "fixed", "binary")
 
 
-def base(kind: str) -> str:
+def strip_parameters(kind: str) -> str:
     """Return the type's name without its parameters."""
     return kind.partition("(")[0].partition("[")[0]
 
 
-def decimal_parts(kind: str) -> tuple[int, int]:
+def parse_decimal(kind: str) -> tuple[int, int]:
     """Return precision and scale of a decimal."""
     precision, scale = re.findall(r"\d+", kind)
     return int(precision), int(scale)
@@ -54,20 +54,20 @@ def random_kind(rng: random.Random, version: int) -> str:
 
 def widen_kind(rng: random.Random, kind: str) -> str | None:
     """Return a type to which the specification allows promotion of this type."""
-    if base(kind) == "decimal":
-        precision, scale = decimal_parts(kind)
+    if strip_parameters(kind) == "decimal":
+        precision, scale = parse_decimal(kind)
         return f"decimal({rng.randint(precision + 1, 38)}, {scale})" if precision < 38 else None
     return {"int": "long", "float": "double"}.get(kind)
 
 
-def pool(rng: random.Random, kind: str, size: int) -> list[Value]:
+def draw_pool(rng: random.Random, kind: str, size: int) -> list[Value]:
     """Return at most `size` distinct values for rows: extremes, neighbours and many in the middle, without NaN."""
     values = [_draw(rng, kind) for _ in range(size)]
     distinct = {(repr(value) if isinstance(value, float) else value): value for value in values}
-    return sorted(distinct.values(), key=lambda value: order(kind, value))
+    return sorted(distinct.values(), key=lambda value: compute_sort_key(kind, value))
 
 
-def order(kind: str, value: Any) -> Any:
+def compute_sort_key(kind: str, value: Any) -> Any:
     """Return a sort key in the type's order; floats in total order, where -0.0 comes before 0.0."""
     return (value, math.copysign(1.0, value)) if kind in FLOATS else value
 
@@ -78,7 +78,7 @@ def javas_uuid_order(value: bytes) -> tuple[int, int]:
 
 
 def _draw(rng: random.Random, kind: str) -> Value:
-    name = base(kind)
+    name = strip_parameters(kind)
     if name == "boolean":
         return rng.random() < 0.5
     if name in ("int", "long", "date", "decimal", *TEMPORAL_LONGS):
@@ -99,11 +99,11 @@ def _draw(rng: random.Random, kind: str) -> Value:
     return rng.randbytes(size)
 
 
-def limits(kind: str) -> tuple[int, int]:
+def get_limits(kind: str) -> tuple[int, int]:
     """Return the least and greatest value of a type that is stored as an integer."""
-    name = base(kind)
+    name = strip_parameters(kind)
     if name == "decimal":
-        greatest = 10 ** decimal_parts(kind)[0] - 1
+        greatest = 10 ** parse_decimal(kind)[0] - 1
         return -greatest, greatest
     if name == "time":
         return 0, DAY_US - 1
@@ -111,10 +111,10 @@ def limits(kind: str) -> tuple[int, int]:
 
 
 def _draw_whole(rng: random.Random, kind: str) -> int:
-    minimum, greatest = limits(kind)
+    minimum, greatest = get_limits(kind)
     middle = {"date": 19_000, "time": DAY_US // 2, "timestamp": 19_000 * DAY_US, "timestamptz": 19_000 * DAY_US}
     centre = middle.get(kind, 19_000 * DAY_US * 1000 if kind in V3_ONLY else 0)
-    unit = {"date": 30, "int": 10, "long": 10, "decimal": 5}.get(base(kind), 3_600_000_000)
+    unit = {"date": 30, "int": 10, "long": 10, "decimal": 5}.get(strip_parameters(kind), 3_600_000_000)
     unit *= 1000 if kind in V3_ONLY else 1
     shape = rng.random()
     if shape < 0.06:
@@ -164,7 +164,7 @@ def _draw_text(rng: random.Random) -> str:
 
 def to_bytes(kind: str, value: Any) -> bytes:
     """Return the binary single-value serialisation of a value (specification, appendix D)."""
-    name = base(kind)
+    name = strip_parameters(kind)
     if name == "boolean":
         return b"\x01" if value else b"\x00"
     if name in ("int", "date"):
@@ -181,7 +181,7 @@ def to_bytes(kind: str, value: Any) -> bytes:
 
 def avro_type(kind: str, name: str) -> Any:
     """Return Avro's type of a partition value; `name` is unique in the schema for types that need a name."""
-    parts = base(kind)
+    parts = strip_parameters(kind)
     logical = {"date": "date", "time": "time-micros"}.get(parts)
     if parts == "date":
         return {"type": "int", "logicalType": logical}
@@ -195,7 +195,7 @@ def avro_type(kind: str, name: str) -> Any:
     if parts == "fixed":
         return {"type": "fixed", "size": length_of_fixed(kind), "name": f"fixed_{name}"}
     if parts == "decimal":
-        precision, scale = decimal_parts(kind)
+        precision, scale = parse_decimal(kind)
         document = {
             "type": "fixed",
             "size": decimal_size(precision),
@@ -213,14 +213,14 @@ def decimal_size(precision: int) -> int:
 
 
 def avro_value(kind: str, value: Any) -> Any:
-    if value is not None and base(kind) == "decimal":
-        return int(value).to_bytes(decimal_size(decimal_parts(kind)[0]), "big", signed=True)
+    if value is not None and strip_parameters(kind) == "decimal":
+        return int(value).to_bytes(decimal_size(parse_decimal(kind)[0]), "big", signed=True)
     return value
 
 
 def default_json(kind: str, value: Any) -> Any:
     """Return the JSON single-value serialisation of a column's default (appendix D)."""
-    name = base(kind)
+    name = strip_parameters(kind)
     if name == "decimal":
         return decimal_text(kind, value)
     if name == "uuid":
@@ -230,7 +230,7 @@ def default_json(kind: str, value: Any) -> Any:
 
 def decimal_text(kind: str, unscaled: int) -> str:
     """Return an unscaled value as plain decimal digits, with exactly the type's scale."""
-    scale = decimal_parts(kind)[1]
+    scale = parse_decimal(kind)[1]
     digits = str(abs(unscaled)).rjust(scale + 1, "0")
-    whole, fraction = digits[: len(digits) - scale], digits[len(digits) - scale :]
-    return ("-" if unscaled < 0 else "") + whole + ("." + fraction if scale else "")
+    integer_part, fraction = digits[: len(digits) - scale], digits[len(digits) - scale :]
+    return ("-" if unscaled < 0 else "") + integer_part + ("." + fraction if scale else "")

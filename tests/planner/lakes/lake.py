@@ -131,10 +131,10 @@ class Lake:
         """
         return [self._complete_row(row, file.written) for row in file.rows]
 
-    def _complete_row(self, row: Row, written: frozenset[int]) -> Row:
+    def _complete_row(self, row: Row, written_ids: frozenset[int]) -> Row:
         new_row = dict(row)
         for column in sorted(self.all_columns.values(), key=lambda column: len(column.parents)):
-            if column.id not in written:
+            if column.id not in written_ids:
                 absent = any(new_row.get(parent) is None for parent in column.parents)
                 new_row[column.id] = None if absent else column.default
         return new_row

@@ -19,9 +19,9 @@ from tests.planner.lakes.kinds import (
     FLOATS,
     TEMPORAL_LONGS,
     V3_ONLY,
-    base,
-    decimal_parts,
     decimal_text,
+    parse_decimal,
+    strip_parameters,
     to_float32,
 )
 
@@ -35,7 +35,7 @@ def render(kind: str, value: Any, form: str) -> Any:
 
     A fraction, which equals no value of an integer type, is a number with a decimal point.
     """
-    name = base(kind)
+    name = strip_parameters(kind)
     if isinstance(value, Fraction):
         return _fraction(kind, value)
     if name == "decimal":
@@ -56,9 +56,9 @@ def render(kind: str, value: Any, form: str) -> Any:
 
 
 def _fraction(kind: str, value: Fraction) -> Any:
-    if base(kind) != "decimal":
+    if strip_parameters(kind) != "decimal":
         return float(value)
-    scale = decimal_parts(kind)[1] + 3  # Values are in thousandths of the last digit.
+    scale = parse_decimal(kind)[1] + 3  # Values are in thousandths of the last digit.
     return decimal_text(f"decimal(38, {scale})", int(value * 1000))
 
 
@@ -85,18 +85,18 @@ def parse(kind: str, json: Any) -> Any:
 
     Floats are rounded.
     """
-    name = base(kind)
+    name = strip_parameters(kind)
     if name == "boolean":
         return json == "true" if isinstance(json, str) else json
     if name in FLOATS:
         number = math.inf * (-1 if json.startswith("-") else 1) if str(json).endswith("Infinity") else float(json)
         return to_float32(number) if kind == "float" else number
     if name == "decimal":
-        unscaled = Fraction(str(json)) * 10 ** decimal_parts(kind)[1]
+        unscaled = Fraction(str(json)) * 10 ** parse_decimal(kind)[1]
         return int(unscaled) if unscaled.denominator == 1 else unscaled
     if name in ("int", "long"):
-        whole = Fraction(json)
-        return int(whole) if whole.denominator == 1 else whole
+        exact_value = Fraction(json)
+        return int(exact_value) if exact_value.denominator == 1 else exact_value
     if name == "uuid":
         return uuid.UUID(json).bytes
     if name in BYTES:

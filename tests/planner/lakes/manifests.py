@@ -17,7 +17,7 @@ import fastavro
 
 from tests.planner.lakes.kinds import avro_type, avro_value
 from tests.planner.lakes.metrics import ColumnMetrics
-from tests.planner.lakes.partitioning import result_kind
+from tests.planner.lakes.partitioning import infer_result_kind
 
 ADDED, EXISTING, DELETED = 1, 0, 2
 
@@ -109,7 +109,7 @@ def partition_record(fields: tuple[PartitionField, ...], kinds: dict[int, str], 
     """Return the Avro record of a spec's tuples; `kinds` are the source types by source id."""
     results = []
     for part in fields:
-        kind = avro_type(result_kind(part.transform, kinds[part.source]), f"p{part.id}")
+        kind = avro_type(infer_result_kind(part.transform, kinds[part.source]), f"p{part.id}")
         if plain_days and part.transform == "day":
             kind = "int"
         results.append(_field(f"p{part.id}", part.id, kind, optional=True) | {"iceberg-field-name": part.name})
@@ -170,7 +170,7 @@ def entry_record(entry: Entry, fields: tuple[PartitionField, ...], kinds: dict[i
     """Return an entry as a record for fastavro, which omits fields that the schema lacks."""
     file = entry.file
     metrics = file.metrics
-    tuple_kinds = [result_kind(part.transform, kinds[part.source]) for part in fields]
+    tuple_kinds = [infer_result_kind(part.transform, kinds[part.source]) for part in fields]
     values = zip(fields, tuple_kinds, file.partition, strict=True)
     return {
         "status": entry.status,
@@ -203,7 +203,7 @@ def entry_record(entry: Entry, fields: tuple[PartitionField, ...], kinds: dict[i
     }
 
 
-def manifest_bytes(
+def build_manifest_bytes(
     entries: list[Entry],
     *,
     version: int,
@@ -250,9 +250,9 @@ def list_schema(version: int, style: Style) -> dict[str, Any]:
         fields += [_field("content", 517, "int"), _field("sequence_number", 515, "long")]
         fields += [_field("min_sequence_number", 516, "long")]
     fields.append(_field("added_snapshot_id", 503, "long"))
-    counted = [("added", 504, 512), ("existing", 505, 513), ("deleted", 506, 514)]
-    fields += [_field(name + middle, files, "int", optional=version == 1) for name, files, _ in counted]
-    fields += [_field(f"{name}_rows_count", rows, "long", optional=version == 1) for name, _, rows in counted]
+    count_fields = [("added", 504, 512), ("existing", 505, 513), ("deleted", 506, 514)]
+    fields += [_field(name + middle, files, "int", optional=version == 1) for name, files, _ in count_fields]
+    fields += [_field(f"{name}_rows_count", rows, "long", optional=version == 1) for name, _, rows in count_fields]
     items = {"type": "record", "name": "r508", "fields": summary}
     partitions = {"type": "array", "items": items, "element-id": 508}
     fields.append(_field("partitions", 507, partitions, optional=True))

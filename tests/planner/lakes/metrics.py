@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tests.planner.lakes.kinds import FLOATS, base, javas_uuid_order, order, to_bytes
+from tests.planner.lakes.kinds import FLOATS, compute_sort_key, javas_uuid_order, strip_parameters, to_bytes
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class ColumnMetrics:
     upper: bytes | None = None
 
 
-def column_metrics(rng: random.Random, kind: str, values: Sequence[Any]) -> ColumnMetrics:
+def draw_metrics(rng: random.Random, kind: str, values: Sequence[Any]) -> ColumnMetrics:
     """Return metrics of one column over a file's rows, in a random mode of the writers.
 
     Bounds never include NaN.
@@ -30,16 +30,16 @@ def column_metrics(rng: random.Random, kind: str, values: Sequence[Any]) -> Colu
     mode = rng.choices(["full", "truncate", "counts", "none"], [60, 25, 8, 7])[0]
     if mode == "none":
         return ColumnMetrics()
-    present = [value for value in values if value is not None]
-    nans = [value for value in present if isinstance(value, float) and math.isnan(value)]
+    present_values = [value for value in values if value is not None]
+    nans = [value for value in present_values if isinstance(value, float) and math.isnan(value)]
     column_metrics = ColumnMetrics(
         values=None if rng.random() < 0.05 else len(values),
-        nulls=None if rng.random() < 0.05 else len(values) - len(present),
+        nulls=None if rng.random() < 0.05 else len(values) - len(present_values),
         nans=None if kind not in FLOATS or rng.random() < 0.15 else len(nans),
     )
     ordered = sorted(
-        (value for value in present if not (isinstance(value, float) and math.isnan(value))),
-        key=lambda value: order(kind, value),
+        (value for value in present_values if not (isinstance(value, float) and math.isnan(value))),
+        key=lambda value: compute_sort_key(kind, value),
     )
     if mode == "counts" or not ordered:
         return column_metrics
@@ -50,7 +50,7 @@ def column_metrics(rng: random.Random, kind: str, values: Sequence[Any]) -> Colu
         minimum, greatest = min(ordered, key=javas_uuid_order), max(ordered, key=javas_uuid_order)
     lower: bytes | None = to_bytes(kind, minimum)
     upper: bytes | None = to_bytes(kind, greatest)
-    if mode == "truncate" and base(kind) in ("string", "binary", "fixed"):
+    if mode == "truncate" and strip_parameters(kind) in ("string", "binary", "fixed"):
         length = rng.choice([1, 4, 16, 16, 16])
         lower, upper = to_bytes(kind, minimum[:length]), truncate_upper(greatest, length)
     silent = rng.random()

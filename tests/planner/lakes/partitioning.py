@@ -9,7 +9,7 @@ from typing import Any
 import mmh3
 import numpy as np
 
-from tests.planner.lakes.kinds import DAY_US, V3_ONLY, base, limits
+from tests.planner.lakes.kinds import DAY_US, V3_ONLY, get_limits, strip_parameters
 
 HOUR_US = 3_600_000_000
 TRUNCATED_KINDS = ("int", "long", "decimal", "string", "binary")
@@ -21,9 +21,9 @@ def width_of(transform: str) -> int:
     return int(transform[transform.index("[") + 1 : -1])
 
 
-def result_kind(transform: str, kind: str) -> str:
+def infer_result_kind(transform: str, kind: str) -> str:
     """Return the type of the transform's values."""
-    name = base(transform)
+    name = strip_parameters(transform)
     if name in ("identity", "truncate", "void"):
         return kind
     return "date" if name == "day" else "int"
@@ -31,14 +31,14 @@ def result_kind(transform: str, kind: str) -> str:
 
 def random_transform(rng: random.Random, kind: str, values: list[Any], *, void: bool = False) -> str:
     """Return a transform that the specification allows on `kind` and that is defined for all of `values`."""
-    name = base(kind)
+    name = strip_parameters(kind)
     # Java cannot read the fixed partition values that it writes (InternalReader), so they are rare.
     choices = ["identity", "identity"] if name != "fixed" or rng.random() < 0.1 else ["bucket[8]"]
     if name not in ("boolean", "float", "double"):
         choices += [f"bucket[{rng.choice([1, 2, 4, 16])}]"] * 2
     if name in TRUNCATED_KINDS:
         width = rng.choice([2, 3, 10] if name == "decimal" else [1, 2, 5, 10, 100])
-        minimum = limits(kind)[0] if name in ("int", "long") else None
+        minimum = get_limits(kind)[0] if name in ("int", "long") else None
         # Below this number the result is outside the type's range, and writers differ.
         if minimum is None or all(value >= minimum + width for value in values):
             choices += [f"truncate[{width}]"] * 2
@@ -59,7 +59,7 @@ def apply(transform: str, kind: str, value: Any) -> Any:
 
 @lru_cache(maxsize=200_000)
 def _apply_transform(transform: str, kind: str, value: Any, _: bool) -> Any:
-    name = base(transform)
+    name = strip_parameters(transform)
     if name == "bucket":
         return (mmh3.hash(_to_hash_bytes(kind, value)) & 0x7FFFFFFF) % width_of(transform)
     if name == "truncate":
@@ -86,7 +86,7 @@ def micros_of(kind: str, value: int) -> int:
 
 
 def _to_hash_bytes(kind: str, value: Any) -> bytes:
-    name = base(kind)
+    name = strip_parameters(kind)
     if name == "decimal":
         length = max(1, ((value if value >= 0 else ~value).bit_length() + 8) // 8)
         return int(value).to_bytes(length, "big", signed=True)

@@ -16,7 +16,7 @@ from fractions import Fraction
 from typing import Any
 
 from tests.planner.lakes import partitioning
-from tests.planner.lakes.kinds import FLOATS, INT_MAX, INT_MIN, V3_ONLY, base, limits, order
+from tests.planner.lakes.kinds import FLOATS, INT_MAX, INT_MIN, V3_ONLY, compute_sort_key, get_limits, strip_parameters
 from tests.planner.lakes.lake import Lake
 from tests.planner.lakes.literal_forms import parse, render
 from tests.planner.lakes.schemas import Column, Schema
@@ -84,18 +84,18 @@ def _matches(expression: Any, row: Mapping[int, Any], names: Names, meaning: Mea
     if kind == "not":
         return _matches(expression["child"], row, names, meaning, negated=not negated)
     if kind in ("and", "or"):
-        both = (_matches(expression[side], row, names, meaning, negated=negated) for side in ("left", "right"))
-        return all(both) if (kind == "and") != negated else any(both)
+        sides = (_matches(expression[side], row, names, meaning, negated=negated) for side in ("left", "right"))
+        return all(sides) if (kind == "and") != negated else any(sides)
     term = expression["term"]
     transform, name = ("identity", term) if isinstance(term, str) else (term.get("transform", "identity"), term["term"])
     while not isinstance(name, str):
         name = name["term"]
     column = names[name]
     value = partitioning.apply(transform, column.kind, row[column.id])
-    result = column.kind if column.kind == "struct" else partitioning.result_kind(transform, column.kind)
+    result_kind = column.kind if column.kind == "struct" else partitioning.infer_result_kind(transform, column.kind)
     op = NEGATED_OPERATORS[kind] if negated else kind
     literals = expression.get("values", [expression["value"]] if "value" in expression else [])
-    return _holds(op, value, [parse(result, _bare(literal)) for literal in literals], result, meaning)
+    return _holds(op, value, [parse(result_kind, _bare(literal)) for literal in literals], result_kind, meaning)
 
 
 def _bare(literal: Any) -> Any:
@@ -122,7 +122,7 @@ def _holds(op: str, value: Any, literals: list[Any], kind: str, meaning: Meaning
 
 
 def _key(value: Any, kind: str, meaning: Meaning) -> Any:
-    return value if meaning.zeros_equal else order(kind, value)
+    return value if meaning.zeros_equal else compute_sort_key(kind, value)
 
 
 # Random filters
@@ -196,7 +196,7 @@ def predicate_on(
     name: Any = column.name
     if transform != "identity":
         name = {"type": "transform", "transform": transform, "term": column.name}
-    kind = partitioning.result_kind(transform, column.kind)
+    kind = partitioning.infer_result_kind(transform, column.kind)
     op = rng.choice(ops) if ops else _random_op(rng, kind)
     predicate: dict[str, Any] = {"type": op, "term": name}
     if op in ("in", "not-in"):
@@ -231,7 +231,7 @@ def _random_op(rng: random.Random, kind: str) -> str:
 
 
 def _literal(rng: random.Random, lake: Lake, column: Column, transform: str, *, prefix: bool = False) -> Literal:
-    kind = partitioning.result_kind(transform, column.kind)
+    kind = partitioning.infer_result_kind(transform, column.kind)
     value = partitioning.apply(transform, column.kind, rng.choice(lake.pools[column.id]))
     if prefix:
         return Literal(kind, value[: rng.choice([0, 1, 2, 5, 17, 300])] + rng.choice(["", "", "", "a"]))
@@ -240,7 +240,7 @@ def _literal(rng: random.Random, lake: Lake, column: Column, transform: str, *, 
 
 def _near(rng: random.Random, kind: str, value: Any) -> Any:
     """Return a value near this value: a neighbour, an extreme, or a value outside the type."""
-    name = base(kind)
+    name = strip_parameters(kind)
     if isinstance(value, bool):
         return not value
     if kind in FLOATS:
@@ -248,7 +248,7 @@ def _near(rng: random.Random, kind: str, value: Any) -> Any:
         beside = math.nextafter(value, math.inf) if math.isfinite(value) else value
         return rng.choice([-value, beside, value / 2, math.inf, -math.inf])
     if isinstance(value, int):
-        minimum, greatest = limits(kind)
+        minimum, greatest = get_limits(kind)
         shape = rng.random()
         if shape < 0.1:
             return rng.choice([minimum, greatest])
@@ -287,7 +287,7 @@ def is_judged_otherwise_by_java(expression: Any, names: Names, lake: Lake) -> bo
         names[name].id == source
         and names[name].kind in ("int", "long")
         and isinstance(literal, int)
-        and literal - width <= limits(names[name].kind)[0]
+        and literal - width <= get_limits(names[name].kind)[0]
         for name, literal in literals_in(expression)
         for source, width in truncated
     )

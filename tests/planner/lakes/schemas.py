@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tests.planner.lakes.kinds import V3_ONLY, Value, default_json, pool, random_kind, widen_kind
+from tests.planner.lakes.kinds import V3_ONLY, Value, default_json, draw_pool, random_kind, widen_kind
 
 NAMES = ["id", "ts", "a", "b", "Amount", "naïve", "two words", "x-y", "größe", "1st", "null", "day", "k", "user", "v"]
 
@@ -103,24 +103,24 @@ class SchemaMaker:
     def _field(self, version: int, names: set[str], depth: int, *, added: bool = False) -> Field:
         rng = self._rng
         self.last_id += 1
-        own = self.last_id
+        field_id = self.last_id
         free_names = [name for name in NAMES + self._dropped if name not in names]
-        name = rng.choice(free_names) if free_names and rng.random() < 0.8 else f"c{own}"
+        name = rng.choice(free_names) if free_names and rng.random() < 0.8 else f"c{field_id}"
         names.add(name)
         required = rng.random() < 0.3 and not added
         shape = rng.random()
         if shape < 0.2 and depth < 2:
             inner: set[str] = set()
             children = [self._field(version, inner, depth + 1, added=added) for _ in range(rng.randint(1, 3))]
-            return Field(own, name, required, tuple(children))
+            return Field(field_id, name, required, tuple(children))
         if shape < 0.25 and depth == 0:
             self.last_id += 1
             list_type = {"type": "list", "element-id": self.last_id, "element": "string", "element-required": False}
-            return Field(own, name, False, list_type)
+            return Field(field_id, name, False, list_type)
         kind = random_kind(rng, version)
         if added and version >= 3 and kind not in V3_ONLY and rng.random() < 0.5 and _has_simple_default(kind):
-            return Field(own, name, rng.random() < 0.5, kind, rng.choice(pool(rng, kind, 5)))
-        return Field(own, name, required, kind)
+            return Field(field_id, name, rng.random() < 0.5, kind, rng.choice(draw_pool(rng, kind, 5)))
+        return Field(field_id, name, required, kind)
 
     @staticmethod
     def _uniquely_named(fields: list[Field]) -> tuple[Field, ...]:
@@ -190,11 +190,11 @@ def _all_fields(fields: tuple[Field, ...]) -> Iterator[Field]:
             yield from _all_fields(field.kind)
 
 
-def _map_fields(fields: tuple[Field, ...], chosen: int, change: Callable[[Field], Field]) -> tuple[Field, ...]:
+def _map_fields(fields: tuple[Field, ...], field_id: int, change: Callable[[Field], Field]) -> tuple[Field, ...]:
     return tuple(
         change(field)
-        if field.id == chosen
-        else replace(field, kind=_map_fields(field.kind, chosen, change))
+        if field.id == field_id
+        else replace(field, kind=_map_fields(field.kind, field_id, change))
         if isinstance(field.kind, tuple)
         else field
         for field in fields

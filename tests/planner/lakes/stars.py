@@ -22,10 +22,10 @@ from tests.api.client import Api
 from tests.api.live import LiveTable
 from tests.api.rest.stored import PATH_ID, POSITION_ID, write
 from tests.planner.lakes.indexing import array_of
-from tests.planner.lakes.kinds import FLOATS, order, to_bytes
+from tests.planner.lakes.kinds import FLOATS, compute_sort_key, to_bytes
 from tests.planner.lakes.lake import DataFile, DeleteFile
 from tests.planner.lakes.manifests import PartitionField
-from tests.planner.lakes.metrics import ColumnMetrics, column_metrics
+from tests.planner.lakes.metrics import ColumnMetrics, draw_metrics
 
 Row = dict[str, Any]
 """Values by column name, in the form of `kinds.py`."""
@@ -84,7 +84,7 @@ class StarTable(LiveTable):
         for column in self.columns:
             values = [row[column.name] for row in rows]
             metrics[column.id] = (
-                make_whole_metrics(column.kind, values) if rng is None else column_metrics(rng, column.kind, values)
+                make_whole_metrics(column.kind, values) if rng is None else draw_metrics(rng, column.kind, values)
             )
         data_file = DataFile(f"file://{path}", 0, "PARQUET", 0, partition, len(rows), path.stat().st_size, metrics)
         self.rows[data_file.path] = list(rows)
@@ -131,7 +131,8 @@ def make_whole_metrics(kind: str, values: Sequence[Any]) -> ColumnMetrics:
     """Return complete metrics. Bounds of floats do not include NaN."""
     nulls, nans = sum(value is None for value in values), sum(value != value for value in values)
     ordered = sorted(
-        (value for value in values if value is not None and value == value), key=lambda value: order(kind, value)
+        (value for value in values if value is not None and value == value),
+        key=lambda value: compute_sort_key(kind, value),
     )
     lower, upper = (to_bytes(kind, ordered[place]) if ordered else None for place in (0, -1))
     return ColumnMetrics(len(values), nulls, nans if kind in FLOATS else None, lower, upper)

@@ -37,8 +37,8 @@ from tests.planner.lakes.manifests import (
     Manifest,
     PartitionField,
     Style,
+    build_manifest_bytes,
     list_bytes,
-    manifest_bytes,
 )
 from tests.planner.lakes.metrics import ColumnMetrics
 
@@ -135,13 +135,13 @@ class Table:
 
     def _json(self) -> dict[str, Any]:
         location = self.folder.as_uri()
-        last = self._snapshots[-1]
+        last_snapshot = self._snapshots[-1]
         return {
             "format-version": 2,
             "table-uuid": str(self._uuid),
             "location": location,
-            "last-sequence-number": last["sequence-number"],
-            "last-updated-ms": last["timestamp-ms"],
+            "last-sequence-number": last_snapshot["sequence-number"],
+            "last-updated-ms": last_snapshot["timestamp-ms"],
             "last-column-id": 2,
             "current-schema-id": 0,
             "schemas": [SCHEMA],
@@ -150,16 +150,16 @@ class Table:
             "last-partition-id": 1000,
             "default-sort-order-id": 0,
             "sort-orders": [{"order-id": 0, "fields": []}],
-            "current-snapshot-id": last["snapshot-id"],
+            "current-snapshot-id": last_snapshot["snapshot-id"],
             "snapshots": self._snapshots,
-            "refs": {"main": {"snapshot-id": last["snapshot-id"], "type": "branch"}},
+            "refs": {"main": {"snapshot-id": last_snapshot["snapshot-id"], "type": "branch"}},
         }
 
     def _manifest(
         self, name: str, files: Sequence[DataFile | DeleteFile], content: int, day: int, snapshot_id: int
     ) -> Manifest:
         entries = [Entry(ADDED, snapshot_id, None, None, file) for file in files]
-        data = manifest_bytes(
+        data = build_manifest_bytes(
             entries,
             version=2,
             content=content,
@@ -188,7 +188,7 @@ class Table:
         )
 
 
-def path_of(manifest: Manifest) -> Path:
+def to_path(manifest: Manifest) -> Path:
     return Path(manifest.path.removeprefix("file://"))
 
 
@@ -234,7 +234,7 @@ async def open_test_planner(
         yield planner
 
 
-async def numbers(planner: Planner, metadata: TableMetadata, filter: Any = True, **request: Any) -> list[int]:
+async def plan_file_numbers(planner: Planner, metadata: TableMetadata, filter: Any = True, **request: Any) -> list[int]:
     """Return the numbers of the planned files in the plan's order, and check that the JSON answer names the same.
 
     As routes do, it plans again if the answer finds a damaged file of the local cache.
@@ -247,13 +247,13 @@ async def numbers(planner: Planner, metadata: TableMetadata, filter: Any = True,
 
 async def _numbers(planner: Planner, metadata: TableMetadata, filter: Any, **request: Any) -> list[int]:
     scan = await planner.bind_and_plan(metadata, ScanRequest(filter=parse_expression(filter), **request))
-    numbers = numbers_of(scan)
+    numbers = list_file_numbers(scan)
     tasks = json.loads(b"[" + b"".join(ScanTaskWriter(scan).tasks(scan.entry_ids)) + b"]")
     assert [_number(task["data-file"]["file-path"]) for task in tasks] == numbers
     return numbers
 
 
-def numbers_of(scan: ScanPlan) -> list[int]:
+def list_file_numbers(scan: ScanPlan) -> list[int]:
     located = (scan.view.locate(row) for row in scan.entry_ids.tolist())
     return [_number(block.text("file_path", row) or "") for block, row in located]
 
@@ -268,5 +268,5 @@ def make_between(low: int, high: int) -> dict[str, Any]:
     return {"type": "and", "left": first, "right": {"type": "lt-eq", "term": "id", "value": 10 * high + 9}}
 
 
-def day_filter(day: int) -> dict[str, Any]:
+def build_day_filter(day: int) -> dict[str, Any]:
     return {"type": "eq", "term": "day", "value": day}

@@ -20,8 +20,15 @@ from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.planner.scan.request import ScanRequest
 from tests.api.client import Api
-from tests.api.plans.planned import append, file_of
-from tests.planner.lakes.tables import RecordingObjects, Table, make_between, numbers, numbers_of, open_test_planner
+from tests.api.plans.planned import append, build_data_file
+from tests.planner.lakes.tables import (
+    RecordingObjects,
+    Table,
+    list_file_numbers,
+    make_between,
+    open_test_planner,
+    plan_file_numbers,
+)
 from tests.server.rig import running
 from tests.waits import until
 
@@ -83,8 +90,10 @@ async def test_damage_in_any_column_changes_no_answer_and_is_detected_by_readers
         data[arrays_offset + packed.start + number % packed.size] ^= 1 << number % 8
         path.write_bytes(data)
         async with open_test_planner(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
-            assert await numbers(planner, table.metadata, make_between(700, 900)) == list(range(700, 901)), packed
-            assert await numbers(planner, table.metadata) == list(range(FILES)), packed
+            assert await plan_file_numbers(planner, table.metadata, make_between(700, 900)) == list(range(700, 901)), (
+                packed
+            )
+            assert await plan_file_numbers(planner, table.metadata) == list(range(FILES)), packed
             decoded_blocks += planner.stats().decoded
         path.write_bytes(content)
     assert decoded_blocks == len(packed_columns) > 3, "each damage makes a reader decode the manifest again"
@@ -96,7 +105,7 @@ async def test_only_the_columns_that_plans_read_of_a_mapped_block_count_as_memor
         scan = await planner.bind_and_plan(table.metadata, ScanRequest(filter=parse_expression(make_between(700, 900))))
         live_bytes = planner.stats().live_bytes
         assert live_bytes < file_bytes / 2
-        assert len(numbers_of(scan)) == 201
+        assert len(list_file_numbers(scan)) == 201
         assert live_bytes < planner.stats().live_bytes < 1.2 * file_bytes, "the objects of a block count as well"
         planner.check_invariants()
 
@@ -109,8 +118,8 @@ async def test_decoded_block_counts_in_full_until_it_is_mapped(folder: Path, tab
         path = find_block_file(folder / "home")
         await until(lambda: planner.stats().live_bytes < path.stat().st_size / 2)
         path.unlink()
-        assert numbers_of(scan) == list(range(700, 901)), "the mapping outlives the file's name"
-        assert await numbers(planner, table.metadata) == list(range(FILES))
+        assert list_file_numbers(scan) == list(range(700, 901)), "the mapping outlives the file's name"
+        assert await plan_file_numbers(planner, table.metadata) == list(range(FILES))
         assert planner.stats().decoded == 1
 
 
@@ -123,7 +132,7 @@ async def test_damaged_directory_is_rejected_when_the_block_is_opened(folder: Pa
         data[place] ^= 4
         path.write_bytes(data)
         async with open_test_planner(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
-            assert await numbers(planner, table.metadata, make_between(3, 5)) == [3, 4, 5]
+            assert await plan_file_numbers(planner, table.metadata, make_between(3, 5)) == [3, 4, 5]
             assert planner.stats().decoded == 1, place
 
 
@@ -137,7 +146,9 @@ async def test_damaged_file_is_deleted_when_no_view_uses_the_block(folder: Path,
     path.write_bytes(data)
     async with open_test_planner(folder, plan_disk_bytes=FOLDER_BYTES, plan_memory_bytes=0) as planner:
         for low in (0, 500):
-            assert await numbers(planner, table.metadata, make_between(low, low + 9)) == list(range(low, low + 10))
+            assert await plan_file_numbers(planner, table.metadata, make_between(low, low + 9)) == list(
+                range(low, low + 10)
+            )
         assert not planner._blocks.has_damaged
     assert path.read_bytes() == content
 
@@ -190,7 +201,9 @@ async def test_view_that_was_loading_when_damage_was_found_is_loaded_again(tmp_p
         recorders[0].let_go()
         await loading
         for at_snapshot in (2, 1):
-            planned_files = await numbers(planner, table.metadata, make_between(20, 29), snapshot_id=at_snapshot)
+            planned_files = await plan_file_numbers(
+                planner, table.metadata, make_between(20, 29), snapshot_id=at_snapshot
+            )
             assert planned_files == list(range(20, 30))
         planner.check_invariants()
 
@@ -198,7 +211,7 @@ async def test_view_that_was_loading_when_damage_was_found_is_loaded_again(tmp_p
 async def test_server_repeats_an_answer_that_finds_damage(tmp_path: Path) -> None:
     """The test plans and looks up over HTTP; each request finds a damaged file in its own run of the server."""
     options = {"plan_disk_bytes": FOLDER_BYTES, "plan_inline_limit": 10}
-    files = [file_of(f"file:///t/data/{n:06d}.parquet", 10 * n, 10 * n + 9) for n in range(FILES)]
+    files = [build_data_file(f"file:///t/data/{n:06d}.parquet", 10 * n, 10 * n + 9) for n in range(FILES)]
     async with running(tmp_path, **options) as server:
         api = Api(server)
         await api.table()

@@ -24,16 +24,16 @@ from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest, ViewKey
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from tests.api.client import Api
-from tests.api.plans.planned import T, append, numbers, tens
+from tests.api.plans.planned import T, append, build_ten_id_files, list_planned_numbers
 from tests.planner.lakes.manifests import Manifest
 from tests.planner.lakes.tables import (
     RecordingObjects,
     Table,
-    day_filter,
+    build_day_filter,
+    list_file_numbers,
     make_between,
-    numbers_of,
     open_test_planner,
-    path_of,
+    to_path,
 )
 from tests.seeds import first_seed
 from tests.server.rig import RunningServer, running
@@ -52,7 +52,7 @@ def make_planned_table(metadata: TableMetadata, *, prepared: bool = False) -> Pl
     return PlannedTable(key_of(metadata), 0.0, prepared)
 
 
-async def plan(planner: Planner, metadata: TableMetadata, filter: Any = True) -> ScanPlan:
+async def plan_table(planner: Planner, metadata: TableMetadata, filter: Any = True) -> ScanPlan:
     return await planner.bind_and_plan(metadata, ScanRequest(filter=parse_expression(filter)))
 
 
@@ -98,8 +98,8 @@ class Lake:
         chance = self.rng.random()
         if chance < 0.2:
             metadata, record_counts = self.rng.choice(self.states)
-            back = metadata.current_snapshot_id
-            return msgspec.structs.replace(self.table.metadata, current_snapshot_id=back), record_counts
+            snapshot_id = metadata.current_snapshot_id
+            return msgspec.structs.replace(self.table.metadata, current_snapshot_id=snapshot_id), record_counts
         if chance < 0.35 and len(self.manifests) > 2:
             self.manifests.pop(self.rng.randrange(len(self.manifests)))
         elif chance < 0.5:
@@ -114,10 +114,12 @@ class Lake:
         return self.states[-1]
 
 
-@pytest.mark.parametrize("turn", [*range(6), *(pytest.param(turn, marks=pytest.mark.slow) for turn in range(6, 150))])
-async def test_plans_of_prepared_snapshots_equal_those_without_preparation(tmp_path: Path, turn: int) -> None:
+@pytest.mark.parametrize(
+    "round_number", [*range(6), *(pytest.param(round_number, marks=pytest.mark.slow) for round_number in range(6, 150))]
+)
+async def test_plans_of_prepared_snapshots_equal_those_without_preparation(tmp_path: Path, round_number: int) -> None:
     """Meanwhile views are prepared, cancelled and evicted, and plans of these and other snapshots run."""
-    seed = first_seed() * 1000 + turn
+    seed = first_seed() * 1000 + round_number
     rng = random.Random(seed)
     lake = Lake(tmp_path / "t", rng)
     memory = rng.choice([1 << 30, 1 << 30, 120_000])
@@ -128,22 +130,25 @@ async def test_plans_of_prepared_snapshots_equal_those_without_preparation(tmp_p
             filter, expected = rng.choice(
                 [
                     (make_between(low, low + 5), {number for number in record_counts if low <= number <= low + 5}),
-                    (day_filter(day), {number for number, of in record_counts.items() if of == day}),
+                    (build_day_filter(day), {number for number, of in record_counts.items() if of == day}),
                     (True, set(record_counts)),
                 ]
             )
-            actual_plan, other_plan = await plan(planner, metadata, filter), await plan(other, metadata, filter)
-            assert sorted(numbers_of(actual_plan)) == sorted(expected), f"seed {seed}"
+            actual_plan, other_plan = (
+                await plan_table(planner, metadata, filter),
+                await plan_table(other, metadata, filter),
+            )
+            assert sorted(list_file_numbers(actual_plan)) == sorted(expected), f"seed {seed}"
             assert tasks(actual_plan) == tasks(other_plan), f"seed {seed}"
 
-        last = lake.states[-1]
-        await check(*last)
-        await plan(planner, last[0])
+        last_state = lake.states[-1]
+        await check(*last_state)
+        await plan_table(planner, last_state[0])
         unused = False
         for _ in range(CHANGES):
             state = lake.change()
             preparing = asyncio.create_task(
-                planner.prepare(state[0], make_planned_table(last[0], prepared=unused), limit_bytes=LIMIT)
+                planner.prepare(state[0], make_planned_table(last_state[0], prepared=unused), limit_bytes=LIMIT)
             )
             unused = rng.random() < 0.3
             if unused:
@@ -153,14 +158,14 @@ async def test_plans_of_prepared_snapshots_equal_those_without_preparation(tmp_p
                     await asyncio.sleep(0)
                 if rng.random() < 0.2:
                     preparing.cancel()
-                await asyncio.gather(*(check(*rng.choice([state, state, last, *lake.states])) for _ in range(4)))
+                await asyncio.gather(*(check(*rng.choice([state, state, last_state, *lake.states])) for _ in range(4)))
                 await asyncio.gather(preparing, return_exceptions=True)
                 if not preparing.cancelled():
                     preparing.result()
                 await check(*state)
-                await plan(planner, state[0])
+                await plan_table(planner, state[0])
             planner.check_invariants()
-            last = state
+            last_state = state
         assert planner.stats().prepared or memory < 1 << 30, f"seed {seed}"
 
 
@@ -169,13 +174,13 @@ async def test_plan_after_a_prepared_commit_reads_nothing_from_storage(tmp_path:
     capture = WrapperCapture(RecordingObjects)
     async with open_test_planner(tmp_path, capture) as planner:
         before = lake.states[-1][0]
-        await plan(planner, before, make_between(1, 2))
+        await plan_table(planner, before, make_between(1, 2))
         lake.append()
         after = lake.commit()
         assert await planner.prepare(after, make_planned_table(before), limit_bytes=LIMIT) == key_of(after)
-        read = list(capture.wrapper.reads)
-        assert sorted(numbers_of(await plan(planner, after))) == sorted(lake.states[-1][1])
-        assert capture.wrapper.reads == read
+        reads = list(capture.wrapper.reads)
+        assert sorted(list_file_numbers(await plan_table(planner, after))) == sorted(lake.states[-1][1])
+        assert capture.wrapper.reads == reads
         assert await planner.prepare(after, make_planned_table(before), limit_bytes=LIMIT) is None, "it exists"
 
 
@@ -184,25 +189,25 @@ async def test_only_small_commits_to_tables_in_memory_are_prepared(tmp_path: Pat
     before = lake.states[-1][0]
     lake.append()
     after = lake.commit()
-    size = path_of(lake.manifests[0][0]).stat().st_size
+    size = to_path(lake.manifests[0][0]).stat().st_size
     async with open_test_planner(tmp_path) as planner:
         assert await planner.prepare(after, make_planned_table(before), limit_bytes=LIMIT) is None, (
             "nobody has planned it"
         )
-        await plan(planner, before)
-        decoded = planner.stats().decoded
+        await plan_table(planner, before)
+        decoded_count = planner.stats().decoded
         assert await planner.prepare(after, make_planned_table(before), limit_bytes=size - 1) is None
         # The view of another table does not count for this table.
         assert (
             await planner.prepare(cold.states[-1][0], make_planned_table(cold.states[-1][0]), limit_bytes=LIMIT) is None
         )
-        assert planner.stats().decoded == decoded
+        assert planner.stats().decoded == decoded_count
         assert await planner.prepare(after, make_planned_table(before), limit_bytes=size) == key_of(after)
-        assert planner.stats().decoded == decoded + 1
-        needed = planner.stats().live_bytes + planner.stats().added_bytes
+        assert planner.stats().decoded == decoded_count + 1
+        needed_bytes = planner.stats().live_bytes + planner.stats().added_bytes
     for share in (0.5, 0.9, 1.0):
-        async with open_test_planner(tmp_path, plan_memory_bytes=int(needed * share)) as planner:
-            await plan(planner, before)
+        async with open_test_planner(tmp_path, plan_memory_bytes=int(needed_bytes * share)) as planner:
+            await plan_table(planner, before)
             views = planner.stats().views
             assert await planner.prepare(after, make_planned_table(before), limit_bytes=LIMIT) is None, (
                 "there is no room"
@@ -215,7 +220,7 @@ async def test_unused_prepared_view_is_replaced_by_the_next(tmp_path: Path) -> N
     lake = Lake(tmp_path / "t", random.Random(1))
     async with open_test_planner(tmp_path) as planner:
         before = lake.states[-1][0]
-        await plan(planner, before, make_between(1, 2))
+        await plan_table(planner, before, make_between(1, 2))
         latest = make_planned_table(before)
         for _ in range(6):
             lake.append()
@@ -223,9 +228,9 @@ async def test_unused_prepared_view_is_replaced_by_the_next(tmp_path: Path) -> N
             assert key is not None
             latest = PlannedTable(key, 0.0, prepared=True)
             assert planner.stats().views == 2
-        decoded = planner.stats().decoded
-        assert sorted(numbers_of(await plan(planner, lake.states[-1][0]))) == sorted(lake.states[-1][1])
-        assert planner.stats().decoded == decoded
+        decoded_count = planner.stats().decoded
+        assert sorted(list_file_numbers(await plan_table(planner, lake.states[-1][0]))) == sorted(lake.states[-1][1])
+        assert planner.stats().decoded == decoded_count
         planner.check_invariants()
 
 
@@ -233,18 +238,18 @@ async def test_failed_preparation_is_reported_by_the_plan(tmp_path: Path) -> Non
     lake = Lake(tmp_path / "t", random.Random(1))
     async with open_test_planner(tmp_path) as planner:
         before = lake.states[-1][0]
-        await plan(planner, before)
+        await plan_table(planner, before)
         lake.append()
         after = lake.commit()
-        path = path_of(lake.manifests[0][0])
+        path = to_path(lake.manifests[0][0])
         data = path.read_bytes()
         path.write_bytes(data[: len(data) // 2])
         with pytest.raises(Corrupt):
             await planner.prepare(after, make_planned_table(before), limit_bytes=LIMIT)
         with pytest.raises(Corrupt):
-            await plan(planner, after)
+            await plan_table(planner, after)
         path.write_bytes(data)
-        assert sorted(numbers_of(await plan(planner, after))) == sorted(lake.states[-1][1])
+        assert sorted(list_file_numbers(await plan_table(planner, after))) == sorted(lake.states[-1][1])
         planner.check_invariants()
 
 
@@ -293,22 +298,30 @@ async def test_commits_to_planned_tables_are_decoded_before_the_next_plan(tmp_pa
         api = Api(server)
         for name in ("t", "never"):
             await api.table(name)
-            await append(api, name, tens(3), snapshot_id=1)
-        assert numbers(await api("POST", f"{T}/plan", {})) == [0, 1, 2]
+            await append(api, name, build_ten_id_files(3), snapshot_id=1)
+        assert list_planned_numbers(await api("POST", f"{T}/plan", {})) == [0, 1, 2]
         assert server.components.planner.stats().decoded == 1
-        await append(api, "never", tens(4), snapshot_id=2, parent=1)
-        await append(api, "t", tens(5)[3:], snapshot_id=2, parent=1)
+        await append(api, "never", build_ten_id_files(4), snapshot_id=2, parent=1)
+        await append(api, "t", build_ten_id_files(5)[3:], snapshot_id=2, parent=1)
         assert await count_decoded_after(server, 1) == 2, "nobody plans the other table"
-        assert sorted(numbers(await api("POST", f"{T}/plan", {}))) == [0, 1, 2, 3, 4]
+        assert sorted(list_planned_numbers(await api("POST", f"{T}/plan", {}))) == [0, 1, 2, 3, 4]
         assert server.components.planner.stats().decoded == 2
         # A new table with an old name is a different table: its first plan reads from storage.
         assert (await api("DELETE", T)).status == 204
         await api.table("t")
-        await append(api, "t", tens(9)[7:], snapshot_id=11)
-        assert numbers(await api("POST", "/v1/namespaces/db/tables/never/plan", {})) == [0, 1, 2, 0, 1, 2, 3]
-        await append(api, "never", tens(6)[5:], snapshot_id=3, parent=2)
+        await append(api, "t", build_ten_id_files(9)[7:], snapshot_id=11)
+        assert list_planned_numbers(await api("POST", "/v1/namespaces/db/tables/never/plan", {})) == [
+            0,
+            1,
+            2,
+            0,
+            1,
+            2,
+            3,
+        ]
+        await append(api, "never", build_ten_id_files(6)[5:], snapshot_id=3, parent=2)
         assert await count_decoded_after(server, 2) == 5, "two manifests of the other table, and one that was prepared"
-        assert numbers(await api("POST", f"{T}/plan", {})) == [7, 8]
+        assert list_planned_numbers(await api("POST", f"{T}/plan", {})) == [7, 8]
         assert server.components.planner.stats().decoded == 6
 
 
@@ -317,12 +330,12 @@ async def test_commits_of_another_replica_are_decoded_too(tmp_path: Path) -> Non
     async with running(tmp_path / "a", **shared) as first, running(tmp_path / "b", **shared) as second:
         writer, reader = Api(first), Api(second)
         await writer.table("t")
-        await append(writer, "t", tens(3), snapshot_id=1)
-        assert numbers(await reader("POST", f"{T}/plan", {})) == [0, 1, 2]
-        await append(writer, "t", tens(5)[3:], snapshot_id=2, parent=1)
+        await append(writer, "t", build_ten_id_files(3), snapshot_id=1)
+        assert list_planned_numbers(await reader("POST", f"{T}/plan", {})) == [0, 1, 2]
+        await append(writer, "t", build_ten_id_files(5)[3:], snapshot_id=2, parent=1)
         assert await count_decoded_after(second, 1) == 2
         assert first.components.planner.stats().prepared == 0
-        assert sorted(numbers(await reader("POST", f"{T}/plan", {}))) == [0, 1, 2, 3, 4]
+        assert sorted(list_planned_numbers(await reader("POST", f"{T}/plan", {}))) == [0, 1, 2, 3, 4]
         assert second.components.planner.stats().decoded == 2
 
 
@@ -330,9 +343,9 @@ async def test_setting_disables_preparation(tmp_path: Path) -> None:
     async with running(tmp_path, plan_prepare_bytes=0) as server:
         api = Api(server)
         await api.table("t")
-        await append(api, "t", tens(3), snapshot_id=1)
-        assert numbers(await api("POST", f"{T}/plan", {})) == [0, 1, 2]
-        await append(api, "t", tens(5)[3:], snapshot_id=2, parent=1)
-        assert sorted(numbers(await api("POST", f"{T}/plan", {}))) == [0, 1, 2, 3, 4]
+        await append(api, "t", build_ten_id_files(3), snapshot_id=1)
+        assert list_planned_numbers(await api("POST", f"{T}/plan", {})) == [0, 1, 2]
+        await append(api, "t", build_ten_id_files(5)[3:], snapshot_id=2, parent=1)
+        assert sorted(list_planned_numbers(await api("POST", f"{T}/plan", {}))) == [0, 1, 2, 3, 4]
         assert server.components.planner.stats().prepared == 0
         assert not any(task.get_name() == "preparation" for task in asyncio.all_tasks())

@@ -29,15 +29,17 @@ def draw_bound(rng: random.Random) -> Bound:
     return Bound(op, column + 1, f"c{column + 1}", kind, IDENTITY, kind, tuple(values))
 
 
-@pytest.mark.parametrize("turn", [0, *(pytest.param(turn, marks=pytest.mark.slow) for turn in range(1, 20))])
-def test_plan_with_sketches_keeps_the_same_files_as_without(turn: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    seed = first_seed() * 1000 + turn
+@pytest.mark.parametrize(
+    "round_number", [0, *(pytest.param(round_number, marks=pytest.mark.slow) for round_number in range(1, 20))]
+)
+def test_plan_with_sketches_keeps_the_same_files_as_without(round_number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    seed = first_seed() * 1000 + round_number
     rng = random.Random(seed)
-    absent = (0.0, 0.01, 0.3)
-    blocks = [make_block(f"m{n}", rng, rows=2000, spread=SPREAD, absent=share) for n, share in enumerate(absent)]
-    plain = TableView([manifest() for _ in blocks], blocks)
+    absent_shares = (0.0, 0.01, 0.3)
+    blocks = [make_block(f"m{n}", rng, rows=2000, spread=SPREAD, absent=share) for n, share in enumerate(absent_shares)]
+    plain_view = TableView([manifest() for _ in blocks], blocks)
     bounds = [draw_bound(rng) for _ in range(30)]
-    expected = [find_remaining_rows(plain, bound) for bound in bounds]
+    expected = [find_remaining_rows(plain_view, bound) for bound in bounds]
     several = [rng.sample(range(len(bounds)), rng.randrange(2, 5)) for _ in range(20)]
     before = [block.size_bytes for block in blocks]
     monkeypatch.setattr(view_module, "_SKETCHED_ROWS_MIN", 1)
@@ -57,10 +59,10 @@ def test_plan_with_sketches_keeps_the_same_files_as_without(turn: int, monkeypat
     assert addresses
     assert blocks[0].size_bytes - before[0] > 2000
     assert blocks[2].size_bytes - before[2] < 2000
-    more = [make_block("n", rng, rows=2000, spread=SPREAD, absent=0.0), *blocks[1:]]
-    after = TableView([manifest() for _ in more], more, base=sketched)
+    other_blocks = [make_block("n", rng, rows=2000, spread=SPREAD, absent=0.0), *blocks[1:]]
+    after = TableView([manifest() for _ in other_blocks], other_blocks, base=sketched)
     monkeypatch.setattr(view_module, "_SKETCHED_ROWS_MIN", 1 << 40)
-    fresh_view = TableView([manifest() for _ in more], more)
+    fresh_view = TableView([manifest() for _ in other_blocks], other_blocks)
     assert [find_remaining_rows(after, bound) for bound in bounds] == [
         find_remaining_rows(fresh_view, bound) for bound in bounds
     ], f"seed {seed}"

@@ -18,7 +18,7 @@ from seamark.metaserver.index.blocks.encoding import encode_block
 from seamark.metaserver.planner.view.view import BoundColumn, ColumnStatistics, PartitionValues, TableView
 from tests.planner.lakes.kinds import to_bytes
 from tests.planner.lakes.lake import DATA, DataFile
-from tests.planner.lakes.manifests import ADDED, Entry, PartitionField, Style, manifest_bytes
+from tests.planner.lakes.manifests import ADDED, Entry, PartitionField, Style, build_manifest_bytes
 from tests.planner.lakes.metrics import ColumnMetrics
 from tests.seeds import first_seed
 
@@ -69,7 +69,7 @@ def make_block(
         entries.append(Entry(ADDED, 1, None, None, file))
     columns = [{"id": n, "name": f"c{n}", "required": False, "type": kind} for n, kind in kinds.items()]
     schema = {"type": "struct", "schema-id": 0, "fields": columns}
-    data = manifest_bytes(
+    data = build_manifest_bytes(
         entries, version=2, content=0, style=STYLE, spec_id=spec_id, fields=fields, kinds=kinds, schema=schema
     )
     return Block(b"".join(encode_block(decode_manifest(data, f"file:///t/{name}.avro"))))
@@ -98,9 +98,11 @@ def heads(view: TableView) -> list[Any]:
     return [*results, view.blocks_with_empty_files]
 
 
-@pytest.mark.parametrize("turn", [*range(4), *(pytest.param(turn, marks=pytest.mark.slow) for turn in range(4, 200))])
-def test_columns_reused_from_another_view_equal_those_of_a_new_view(turn: int) -> None:
-    seed = first_seed() * 1000 + turn
+@pytest.mark.parametrize(
+    "round_number", [*range(4), *(pytest.param(round_number, marks=pytest.mark.slow) for round_number in range(4, 200))]
+)
+def test_columns_reused_from_another_view_equal_those_of_a_new_view(round_number: int) -> None:
+    seed = first_seed() * 1000 + round_number
     rng = random.Random(seed)
     blocks = [make_block(f"m{number}", rng) for number in range(6)]
     listed_blocks: list[Block] = rng.sample(blocks, 4)

@@ -19,9 +19,9 @@ from seamark.metaserver.objects.warehouse import Warehouse
 from seamark.metaserver.planner.plan.location_checks import LocationChecker
 from seamark.metaserver.planner.view.view import TableView
 from seamark.metaserver.store.model import Claim
-from tests.iceberg.samples import table
+from tests.iceberg.samples import build_table
 from tests.planner.lakes.lake import DATA, POSITION_DELETES, DataFile
-from tests.planner.lakes.manifests import ADDED, Entry, manifest_bytes
+from tests.planner.lakes.manifests import ADDED, Entry, build_manifest_bytes
 from tests.planner.views.test_view_base import STYLE
 from tests.seeds import examples, first_seed
 
@@ -72,10 +72,10 @@ def is_rejected(claims: Claims, paths: Sequence[str]) -> bool:
             if "/.." in folder or "%2" in folder:
                 return True
             continue
-        own, other = (
+        own_location, other = (
             any(holds(claim.location, key) for claim in claims.all if claim.uuid == uuid) for uuid in (OWN, OTHER)
         )
-        if other and not own:
+        if other and not own_location:
             return True
     return False
 
@@ -92,7 +92,7 @@ def make_manifest(name: str, rng: random.Random, content: int, odd: float) -> tu
     kind = POSITION_DELETES if content else DATA
     entries = [Entry(ADDED, 1, None, None, DataFile(path, kind, "PARQUET", 0, (), 10, 100, {})) for path in paths]
     schema = {"type": "struct", "schema-id": 0, "fields": []}
-    data = manifest_bytes(
+    data = build_manifest_bytes(
         entries, version=2, content=content, style=STYLE, spec_id=0, fields=(), kinds={}, schema=schema
     )
     path = f"{folder(rng, odd)}/{rng.choice(['m', '..m'])}-{name}.avro"
@@ -114,8 +114,8 @@ def parts(listed: list[tuple[ManifestFile, Block, list[str]]]) -> tuple[list[Man
 
 async def test_view_with_a_base_is_rejected_exactly_when_a_check_of_each_path_rejects_it() -> None:
     outcomes = set()
-    for turn in range(examples(40, 12)):
-        outcomes |= await histories(first_seed() * 1000 + turn)
+    for round_number in range(examples(40, 12)):
+        outcomes |= await histories(first_seed() * 1000 + round_number)
     assert outcomes == {True, False}
 
 
@@ -125,17 +125,17 @@ async def histories(seed: int) -> set[bool]:
     Return the results that occurred: whether a view was rejected.
     """
     rng = random.Random(seed)
-    odd = rng.choice([0.0, 0.0, 0.1])
+    odd_share = rng.choice([0.0, 0.0, 0.1])
     claims: Any = Claims()
     checker = LocationChecker(claims, Warehouse("file:///"))
-    metadata = table(location=TABLE)
-    pool = [make_manifest(f"{number}", rng, 0, odd) for number in range(5)]
+    metadata = build_table(location=TABLE)
+    pool = [make_manifest(f"{number}", rng, 0, odd_share) for number in range(5)]
     base: TableView | None = None
     outcomes = set()
     for snapshot in range(SNAPSHOTS):
-        pool.append(make_manifest(f"n{snapshot}", rng, 0, odd))
+        pool.append(make_manifest(f"n{snapshot}", rng, 0, odd_share))
         listed_pool = rng.sample(pool, rng.randrange(1, len(pool) + 1))
-        deletes = [make_manifest("d", rng, 1, odd)] if rng.random() < 0.2 else []
+        deletes = [make_manifest("d", rng, 1, odd_share)] if rng.random() < 0.2 else []
         view = TableView(*parts(listed_pool), *parts(deletes), base=base)
         paths = [LIST, *(path for item in (*listed_pool, *deletes) for path in item[2])]
         for _ in range(2):

@@ -23,7 +23,7 @@ from pyiceberg.types import LongType, NestedField, StringType
 
 from seamark.connector.duckdb.session import load_extensions
 from seamark.metaserver.streams.stream_properties import ENABLED, SHARDS
-from tests.faults.rigs.disk import SmallDisk, small_disk
+from tests.faults.rigs.disk import SmallDisk, mount_small_disk
 from tests.peers.fault_proxy import fault_proxy
 from tests.peers.networks import Network, network
 from tests.services.kafka import Kafka, kafka_broker
@@ -82,7 +82,7 @@ class Rig:
 @contextmanager
 def open_files_rig(folder: Path) -> Iterator[Rig]:
     """Run one server. Its home, with the log and the database, is on a small disk."""
-    with small_disk(folder / "disk", DISK_SIZE) as disk:
+    with mount_small_disk(folder / "disk", DISK_SIZE) as disk:
         warehouse = f"file://{folder / 'warehouse'}"
         with Seamark(disk.root / "home", warehouse=warehouse, env=SETTINGS) as server:
             yield Rig([server], disk=disk)

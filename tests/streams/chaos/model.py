@@ -86,15 +86,15 @@ class Model:
             raise WrongRows(f"rows occur several times: {repeated[:5]}")
         counts = Counter(producer for producer, _ in rows)
         with self._lock:
-            sent, ends = dict(self.sent), {producer: set(numbers) for producer, numbers in self.ends.items()}
+            sent_numbers, ends = dict(self.sent), {producer: set(numbers) for producer, numbers in self.ends.items()}
         for producer in {*counts, *bounds.numbers}:
             count = counts[producer]
-            if missing := [number for number in range(count) if (producer, number) not in rows]:
-                raise WrongRows(f"{producer} has {count} rows, and its row {missing[0]} is missing")
-            if not bounds.numbers.get(producer, 0) <= count <= sent.get(producer, 0):
+            if missing_numbers := [number for number in range(count) if (producer, number) not in rows]:
+                raise WrongRows(f"{producer} has {count} rows, and its row {missing_numbers[0]} is missing")
+            if not bounds.numbers.get(producer, 0) <= count <= sent_numbers.get(producer, 0):
                 raise WrongRows(
                     f"{producer} has {count} rows; {bounds.numbers.get(producer, 0)} were acknowledged before the "
-                    f"read, and {sent.get(producer, 0)} were sent"
+                    f"read, and {sent_numbers.get(producer, 0)} were sent"
                 )
             if count not in ends[producer]:
                 raise WrongRows(f"{producer} has {count} rows: only a part of a request is there")

@@ -32,9 +32,12 @@ def scan_by_pyiceberg(url: str, table: str) -> Counter[tuple[Any, ...]]:
 
 
 def serve_scans(requests: Connection) -> None:
-    """Scan tables on request, in a separate process."""
+    """Scan tables on request, in a separate process, until the other end of the pipe is closed."""
     while True:
-        url, table = requests.recv()
+        try:
+            url, table = requests.recv()
+        except EOFError:
+            return
         try:
             requests.send(scan_by_pyiceberg(url, table))
         except Exception as error:  # noqa: BLE001  servers fail in a campaign
@@ -88,13 +91,13 @@ class Readers:
     def _read_in_process(self, number: int) -> None:
         context = multiprocessing.get_context("spawn")
         while not self._ending.is_set():
-            ours, theirs = context.Pipe()
-            process = context.Process(target=serve_scans, args=(theirs,), daemon=True)
+            scan_connection, reader_connection = context.Pipe()
+            process = context.Process(target=serve_scans, args=(reader_connection,), daemon=True)
             process.start()
-            theirs.close()
+            reader_connection.close()
             self._processes[number] = process
 
-            def scan(url: str, table: str, ours: Connection = ours) -> Counter[tuple[Any, ...]]:
+            def scan(url: str, table: str, ours: Connection = scan_connection) -> Counter[tuple[Any, ...]]:
                 try:
                     ours.send((url, table))
                     answer = ours.recv()
@@ -109,7 +112,7 @@ class Readers:
             except ReaderKilled:
                 self.failures["a reader was killed"] += 1
             finally:
-                ours.close()
+                scan_connection.close()
                 process.kill()
                 process.join()
 

@@ -34,16 +34,16 @@ def main() -> None:
     parser.add_argument("--log", choices=LOGS, default="files", help="where the log is")
     parser.add_argument("--minutes", type=float, default=10.0, help="how long faults occur")
     parser.add_argument("--engines", nargs="*", choices=ENGINES, default=[], help="engines that read meanwhile")
-    chosen = parser.parse_args()
+    arguments = parser.parse_args()
     warnings.simplefilter("ignore")  # PyIceberg leaves sockets to the garbage collector.
     seed = first_seed()
     database: AbstractContextManager[Postgres | None] = (
-        postgres_server() if chosen.log == "kafka" else nullcontext(None)
+        postgres_server() if arguments.log == "kafka" else nullcontext(None)
     )
-    with database as postgres, temporary_rig(chosen.log, postgres) as rig, ExitStack() as stack:
-        scans = open_engines(rig, chosen.engines, stack)
-        outcome = run_campaign(rig, seed, 60 * chosen.minutes, scans)
-    print(f"log {chosen.log}, seed {seed}: {outcome.describe()}")
+    with database as postgres, temporary_rig(arguments.log, postgres) as rig, ExitStack() as stack:
+        scans = open_engines(rig, arguments.engines, stack)
+        outcome = run_campaign(rig, seed, 60 * arguments.minutes, scans)
+    print(f"log {arguments.log}, seed {seed}: {outcome.describe()}")
     print("every reader returned the model in the end")
 
 

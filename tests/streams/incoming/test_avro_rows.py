@@ -22,13 +22,13 @@ def read(data: bytes, *, rows_max: int = 1000) -> pa.RecordBatch:
     return read_avro(data, "The message", rows_max=rows_max)
 
 
-def record(*fields: Any, name: str = "Row", **more: Any) -> dict[str, Any]:
+def record(*fields: Any, name: str = "Row", **extra_fields: Any) -> dict[str, Any]:
     """Return a record whose fields have these types."""
     return {
         "type": "record",
         "name": name,
         "fields": [{"name": f"f{number}", "type": field} for number, field in enumerate(fields)],
-        **more,
+        **extra_fields,
     }
 
 
@@ -62,7 +62,7 @@ COLUMNS: list[tuple[Any, list[Any], pa.DataType]] = [
 
 
 @pytest.mark.parametrize("codec", ["null", "deflate"])
-def test_values_of_all_types_are_read_as_they_were_written(codec: str) -> None:
+def test_values_of_all_types_survive_a_round_trip(codec: str) -> None:
     schema = record(*(kind for kind, _, _ in COLUMNS), NESTED, {"type": "map", "values": "Nested"})
     nested = [{"f0": Decimal("1.5"), "f1": "a"}, {"f0": Decimal("-2.5"), "f1": "b"}]
     rows = [

@@ -59,10 +59,12 @@ def test_duration_is_no_time_of_a_day(value: int) -> None:
 
 def test_short_structs_of_many_fields_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "_STRUCT_VALUES_MAX", 100)
-    wide = StructType(
+    wide_type = StructType(
         tuple(Field(id=number, name=f"c{number}", required=False, type="long") for number in range(10, 20))
     )
-    schema = Schema((Field(id=1, name="items", required=False, type=ListType(2, wide, element_required=False)),), 0)
+    schema = Schema(
+        (Field(id=1, name="items", required=False, type=ListType(2, wide_type, element_required=False)),), 0
+    )
     assert to_batch([{"items": [{}] * 10}], schema).num_rows == 1
     with pytest.raises(TooLarge, match="more than 100 values"):
         to_batch([{"items": [{}] * 6}, {"items": [{}] * 6}], schema)

@@ -22,8 +22,8 @@ from seamark.metaserver.store.open import open_store
 from seamark.metaserver.streams.incoming import prepared_rows
 from seamark.metaserver.streams.incoming.dead_letters import DEAD_LETTER_TABLE
 from seamark.metaserver.streams.stream_properties import ENABLED
-from tests.server.rig import running, some_settings
-from tests.streams.test_rows_over_http import ARROW, LINES, NEVER_MS, SCHEMA, Stream, arrow_body, create, streaming
+from tests.server.rig import build_settings, running
+from tests.streams.test_rows_over_http import ARROW, LINES, NEVER_MS, SCHEMA, Stream, create, encode_arrow, streaming
 
 LETTERS = Schema(
     NestedField(1, "raw", StringType(), required=True),
@@ -83,7 +83,7 @@ async def test_request_with_too_many_unfit_rows_is_refused(stream: Stream, monke
 async def test_arrow_row_that_does_not_fit_goes_to_dead_letter_table(stream: Stream) -> None:
     await create_letters(stream)
     ids = pa.array([1, None, 3], pa.int64())
-    status, answer = await stream.send(arrow_body(id=ids, name=["a", "b", "c"]), ARROW)
+    status, answer = await stream.send(encode_arrow(id=ids, name=["a", "b", "c"]), ARROW)
     assert (status, answer["rows"], answer["rejected"]) == (200, 2, 1)
     assert await stream.ids() == [1, 3]
     assert [json.loads(letter["raw"]) for letter in await read_letters(stream)] == [{"id": None, "name": "b"}]
@@ -92,7 +92,7 @@ async def test_arrow_row_that_does_not_fit_goes_to_dead_letter_table(stream: Str
 async def test_arrow_value_that_python_does_not_have_is_a_dead_letter(stream: Stream) -> None:
     await create_letters(stream)
     days = pa.array([0, 1 << 30], pa.int32()).view(pa.date32())
-    body = arrow_body(id=pa.array([1, None], pa.int64()), name=["a", "b"], day=days)
+    body = encode_arrow(id=pa.array([1, None], pa.int64()), name=["a", "b"], day=days)
     status, answer = await stream.send(body, ARROW)
     assert (status, answer["rows"], answer["rejected"]) == (200, 1, 1)
     (letter,) = await read_letters(stream)
@@ -109,8 +109,8 @@ async def test_request_is_refused_if_dead_letter_table_cannot_store_rows(stream:
     await create_letters(stream, Schema(NestedField(1, "raw", StringType())))
     assert "has no column reason" in await reason()
     await asyncio.to_thread(stream.catalog.drop_table, "db.t_errors")
-    wrong = Schema(NestedField(1, "raw", IntegerType()), NestedField(2, "reason", StringType()))
-    await create_letters(stream, wrong)
+    wrong_schema = Schema(NestedField(1, "raw", IntegerType()), NestedField(2, "reason", StringType()))
+    await create_letters(stream, wrong_schema)
     assert "the column raw of another type than string" in await reason()
     await asyncio.to_thread(stream.catalog.drop_table, "db.t_errors")
     await create_letters(stream, Schema(*LETTERS.fields, NestedField(6, "more", LongType(), required=True)))
@@ -124,7 +124,7 @@ async def test_request_is_refused_if_dead_letter_table_cannot_store_rows(stream:
 async def test_dead_letter_table_needs_the_right_to_write_there(tmp_path: Path) -> None:
     grants = [Grant("ann", "writer", ("db",))]
     clock = SystemClock()
-    async with open_store(some_settings(tmp_path).database_url(), clock=clock) as store:
+    async with open_store(build_settings(tmp_path).database_url(), clock=clock) as store:
         secret = await create_token(store, clock, "ann", 3600, grants)
         root = await create_token(store, clock, "root", 3600, [Grant("root", "admin", ())])
     async with running(tmp_path, auth="token", stream_flush_interval_ms=NEVER_MS) as server:

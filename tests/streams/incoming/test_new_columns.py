@@ -22,7 +22,7 @@ from seamark.metaserver.streams.incoming.dead_letters import DEAD_LETTER_TABLE
 from seamark.metaserver.streams.incoming.new_columns import NEW_COLUMNS
 from tests.seeds import first_seed, quick
 from tests.streams.incoming.test_dead_letters import create_letters, read_letters
-from tests.streams.test_rows_over_http import ARROW, LINES, Stream, arrow_body, create, streaming
+from tests.streams.test_rows_over_http import ARROW, LINES, Stream, create, encode_arrow, streaming
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ async def read(stream: Stream) -> list[dict[str, Any]]:
     return await asyncio.to_thread(scan)
 
 
-async def columns(stream: Stream) -> dict[str, str]:
+async def read_columns(stream: Stream) -> dict[str, str]:
     table = await asyncio.to_thread(stream.catalog.load_table, "db.t")
     return {field.name: str(field.field_type) for field in table.schema().fields}
 
@@ -52,10 +52,13 @@ async def test_table_gets_the_columns_of_json_rows_with_their_types(stream: Stre
     await stream.post(
         {"id": 2, "town": "Ulm", "size": 3, "ratio": 1, "is_new": True, "later": None}, {"id": 3, "ratio": 1.5}
     )
-    assert (await columns(stream)) | {"town": "string", "size": "long", "ratio": "double", "is_new": "boolean"} == (
-        await columns(stream)
-    )
-    assert "later" not in await columns(stream)
+    assert (await read_columns(stream)) | {
+        "town": "string",
+        "size": "long",
+        "ratio": "double",
+        "is_new": "boolean",
+    } == (await read_columns(stream))
+    assert "later" not in await read_columns(stream)
     for _ in range(2):
         first, second, third = await read(stream)
         assert (first["id"], first["town"], first["ratio"]) == (1, None, None)
@@ -67,20 +70,20 @@ async def test_table_gets_the_columns_of_json_rows_with_their_types(stream: Stre
 
 
 async def test_table_gets_the_columns_of_arrow_rows_with_their_types(stream: Stream) -> None:
-    day, at = datetime.date(2026, 1, 31), datetime.datetime(2026, 1, 31, 12)
-    body = arrow_body(
+    day, timestamp = datetime.date(2026, 1, 31), datetime.datetime(2026, 1, 31, 12)
+    body = encode_arrow(
         id=[1],
         born=pa.array([day]),
-        at=pa.array([at], pa.timestamp("us")),
+        at=pa.array([timestamp], pa.timestamp("us")),
         price=pa.array([Decimal("1.20")], pa.decimal128(9, 2)),
         small=pa.array([7], pa.int16()),
         nothing=pa.nulls(1),
     )
     assert (await stream.send(body, ARROW))[0] == 200
-    added = {"born": "date", "at": "timestamp", "price": "decimal(9, 2)", "small": "int"}
-    assert {name: kind for name, kind in (await columns(stream)).items() if name in added} == added
+    new_types = {"born": "date", "at": "timestamp", "price": "decimal(9, 2)", "small": "int"}
+    assert {name: kind for name, kind in (await read_columns(stream)).items() if name in new_types} == new_types
     (row,) = await read(stream)
-    assert (row["born"], row["at"], row["price"], row["small"]) == (day, at, Decimal("1.20"), 7)
+    assert (row["born"], row["at"], row["price"], row["small"]) == (day, timestamp, Decimal("1.20"), 7)
 
 
 @pytest.mark.parametrize("name", ["id", "town"])
@@ -97,7 +100,7 @@ async def test_arrow_rows_with_a_column_twice_are_refused(stream: Stream, name: 
 async def test_requests_that_add_columns_at_once_all_succeed(stream: Stream) -> None:
     rows = [{"id": number, "shared": number, f"own{number % 3}": "x"} for number in range(12)]
     await asyncio.gather(*(stream.post(row) for row in rows))
-    assert {"shared", "own0", "own1", "own2"} <= (await columns(stream)).keys()
+    assert {"shared", "own0", "own1", "own2"} <= (await read_columns(stream)).keys()
     for row, posted in zip(await read(stream), rows, strict=True):
         assert {name: row[name] for name in posted} == posted
 
@@ -120,7 +123,7 @@ async def test_rows_whose_columns_cannot_be_added_are_refused(
     status, answer = await stream.send_refused(json.dumps(rows).encode())
     assert (status, message in answer) == (400, True), answer
     assert await stream.ids() == []
-    assert list(await columns(stream)) == ["id", "name", "day"]
+    assert list(await read_columns(stream)) == ["id", "name", "day"]
 
 
 def envelope(after: dict[str, Any], *fields: dict[str, Any], op: str = "c") -> dict[str, Any]:
@@ -161,10 +164,10 @@ async def test_table_gets_the_columns_of_debezium_messages_with_the_types_of_the
         stream, envelope(after, *fields), envelope({"id": 2, "small": 1 << 40}, *wider), None, {"op": "m"}
     )
     assert status == 200, answer
-    added = {"small": "long", "ratio": "float", "raw": "binary", "born": "date", "at": "timestamp"}
-    added |= {"seen": "timestamptz", "kind": "string", "price": "decimal(9, 2)"}
-    present = await columns(stream)
-    assert present == {"id": "long", "name": "string", "day": "date"} | added
+    new_types = {"small": "long", "ratio": "float", "raw": "binary", "born": "date", "at": "timestamp"}
+    new_types |= {"seen": "timestamptz", "kind": "string", "price": "decimal(9, 2)"}
+    column_types = await read_columns(stream)
+    assert column_types == {"id": "long", "name": "string", "day": "date"} | new_types
     for _ in range(2):
         first, second = await read(stream)
         assert (first["small"], first["raw"], first["born"]) == (7, b"\x00\xff", datetime.date(2026, 1, 31))
@@ -177,13 +180,13 @@ async def test_table_gets_the_columns_of_debezium_messages_without_schema(stream
         stream, envelope({"id": 1, "town": "Ulm", "size": 3}), envelope({"id": 2, "town": None, "empty": None}, op="u")
     )
     assert (status, "has the kind update, and the table has no key" in str(answer)) == (400, True)
-    assert "town" not in await columns(stream)
+    assert "town" not in await read_columns(stream)
     status, answer = await send_envelopes(
         stream, envelope({"id": 1, "town": "Ulm", "size": 3}), envelope({"id": 2, "town": None, "empty": None})
     )
     assert status == 200, answer
     assert (await read(stream))[0] | {"town": "Ulm", "size": 3} == (await read(stream))[0]
-    assert "empty" not in await columns(stream)
+    assert "empty" not in await read_columns(stream)
     for field, message in (
         ({"field": "place", "type": "struct"}, "several types, or are objects or arrays"),
         ({"field": "place", "type": "bytes", "name": "org.apache.kafka.connect.data.Decimal"}, "several types"),
@@ -192,10 +195,10 @@ async def test_table_gets_the_columns_of_debezium_messages_without_schema(stream
         assert (status, message in str(answer)) == (400, True), answer
 
 
-async def test_value_that_the_database_did_not_send_gives_no_column(stream: Stream) -> None:
+async def test_unavailable_debezium_value_adds_no_column(stream: Stream) -> None:
     status, answer = await send_envelopes(stream, envelope({"id": 1, "text": "__debezium_unavailable_value"}))
     assert (status, "replica identity" in str(answer)) == (400, True)
-    assert "text" not in await columns(stream)
+    assert "text" not in await read_columns(stream)
 
 
 async def test_table_can_refuse_debezium_messages_with_new_columns(tmp_path: Path) -> None:
@@ -235,30 +238,32 @@ async def test_rows_keep_their_values_while_the_schema_changes(tmp_path: Path, s
     async with streaming(tmp_path) as stream:
         await create(stream, schema, properties={NEW_COLUMNS: "add", "format-version": rng.choice("23")})
         client = SeamarkClient(stream.server.url)
-        for turn in range(14):
+        for round_number in range(14):
             table = await asyncio.to_thread(stream.catalog.load_table, "db.t")
-            present = {field.name: field for field in table.schema().fields}
-            other_columns = [name for name in present if name not in ("id", "size")]
+            column_types = {field.name: field for field in table.schema().fields}
+            other_columns = [name for name in column_types if name not in ("id", "size")]
             match rng.choice(("post", "post", "post", "new", "add", "rename", "drop", "widen", "flush")):
                 case "post" | "new" as action:
                     rows = []
                     for number in range(rng.randint(1, 4)):
-                        row: dict[str, Any] = {"id": 10 * turn + number}
-                        row |= {name: f"{name}.{turn}" for name in other_columns if rng.random() < 0.6}
+                        row: dict[str, Any] = {"id": 10 * round_number + number}
+                        row |= {name: f"{name}.{round_number}" for name in other_columns if rng.random() < 0.6}
                         if rng.random() < 0.6:
-                            row["size"] = turn + (1 << 40 if str(present["size"].field_type) == "long" else 0)
+                            row["size"] = round_number + (
+                                1 << 40 if str(column_types["size"].field_type) == "long" else 0
+                            )
                         if action == "new":
-                            row[f"new{turn}"] = f"new.{turn}.{number}"
+                            row[f"new{round_number}"] = f"new.{round_number}.{number}"
                         rows.append(row)
                     await stream.post(*rows)
                     table = await asyncio.to_thread(stream.catalog.load_table, "db.t")
                     ids = {field.name: field.field_id for field in table.schema().fields}
                     model += [{ids[name]: value for name, value in row.items()} for row in rows]
                 case "add":
-                    change = table.update_schema().add_column(f"added{turn}", StringType())
+                    change = table.update_schema().add_column(f"added{round_number}", StringType())
                     await asyncio.to_thread(change.commit)
                 case "rename" if other_columns:
-                    change = table.update_schema().rename_column(rng.choice(other_columns), f"renamed{turn}")
+                    change = table.update_schema().rename_column(rng.choice(other_columns), f"renamed{round_number}")
                     await asyncio.to_thread(change.commit)
                 case "drop" if len(other_columns) > 1:
                     change = table.update_schema().delete_column(rng.choice(other_columns))
@@ -271,13 +276,13 @@ async def test_rows_keep_their_values_while_the_schema_changes(tmp_path: Path, s
             table = await asyncio.to_thread(stream.catalog.load_table, "db.t")
             fields = {field.name: field.field_id for field in table.schema().fields}
             expected = [{name: row.get(field_id) for name, field_id in fields.items()} for row in model]
-            assert await read(stream) == expected, turn
+            assert await read(stream) == expected, round_number
             scanned = await asyncio.to_thread(lambda: seamark.scan(client, "db.t").to_arrow().to_pylist())
-            assert sorted(scanned, key=lambda row: row["id"]) == expected, turn
+            assert sorted(scanned, key=lambda row: row["id"]) == expected, round_number
             if model:
                 keys = [{"id": row[1]} for row in model]
                 answer = await asyncio.to_thread(lambda keys=keys: seamark.get_rows(client, "db.t", keys).to_pylist())
-                assert answer == expected, turn
+                assert answer == expected, round_number
         streamed = [
             row
             for batch in await asyncio.to_thread(lambda: list(seamark.read_stream(client, "db.t", follow=False)))

@@ -55,8 +55,8 @@ async def test_row_that_does_not_fit_refuses_the_rows_of_all_tables(stream: Stre
     status, answer = await send(stream)
     assert (status, "name 1 to 100" in answer["error"]["message"]) == (400, True)
     tables = [{"namespace": ["db"], "name": "t", "rows": []}] * 2
-    async with stream.server.http.post(f"{stream.server.url}/api/v1/rows", json={"tables": tables}) as refused:
-        assert (refused.status, "twice" in (await refused.json())["error"]["message"]) == (400, True)
+    async with stream.server.http.post(f"{stream.server.url}/api/v1/rows", json={"tables": tables}) as refusal:
+        assert (refusal.status, "twice" in (await refusal.json())["error"]["message"]) == (400, True)
     assert (await read_ids(stream, "t"), await read_ids(stream, "u")) == ([], [])
 
 
@@ -85,19 +85,19 @@ async def test_tables_get_the_columns_of_their_rows_if_all_rows_fit(stream: Stre
         tables = [await asyncio.to_thread(stream.catalog.load_table, f"db.{name}") for name in ("t", "u")]
         return [[field.name for field in table.schema().fields] for table in tables]
 
-    present = await list_columns()
+    column_names = await list_columns()
     await asyncio.to_thread(set_rule, "t", "add")
     rows = [{"id": 1, "town": "Ulm", "later": None}]
     for other in ([{"id": 1, "size": 3}], [{"id": "x"}]):
         status, answer = await send(stream, t=rows, u=other)
         assert status == 400, answer
-        assert await list_columns() == present, "a request that is refused adds no columns"
+        assert await list_columns() == column_names, "a request that is refused adds no columns"
     await asyncio.to_thread(set_rule, "u", "add")
     for is_repeated in (False, True):
         status, answer = await send(stream, "?producer=p&sequence=0", t=rows, u=[{"id": 2, "size": 3}, {"id": 3}])
         assert status == 200, answer
         assert [table["duplicate"] for table in answer["tables"]] == [is_repeated] * 2
-    assert await list_columns() == [[*present[0], "town"], [*present[1], "size"]]
+    assert await list_columns() == [[*column_names[0], "town"], [*column_names[1], "size"]]
     t, u = [
         await asyncio.to_thread(lambda name=name: stream.catalog.load_table(f"db.{name}").scan().to_arrow())
         for name in ("t", "u")

@@ -79,13 +79,13 @@ class KeyedCatalog(Catalog):
         commit = (tuple(files), tuple(ranges), tuple(deletes.content_files))
         if commit in table.commits:  # The same commit arrived before. A conflict would be a wrong answer.
             return
-        if self.compares and any(table.flushed[moved.shard] != moved.start for moved in ranges):
+        if self.compares and any(table.flushed[moved_range.shard] != moved_range.start for moved_range in ranges):
             raise CommitConflict("the offsets have moved")
         if self.compares_versions and entry.metadata_location != f"v{table.version}":
             raise CommitConflict("rows were changed or moved")
         table.commits.add(commit)
-        for moved in ranges:
-            table.flushed[moved.shard] = moved.end
+        for moved_range in ranges:
+            table.flushed[moved_range.shard] = moved_range.end
         table.files = (*table.files, *files)
         for file, positions in _decode(deletes).items():
             table.deleted[file] = table.deleted.get(file, frozenset()) | positions
@@ -140,9 +140,9 @@ class KeyedFiles(LineFiles):
                 number for number, line in enumerate(lines) if number not in deleted_rows and key_of_line(line) in keys
             ]
         for place, part in enumerate(parts):
-            later = frozenset().union(*(other.keys for other in parts[place + 1 :]))
+            later_keys = frozenset().union(*(other.keys for other in parts[place + 1 :]))
             for file, file_keys in part.files.items():
-                deleted[file] = [number for number, key in enumerate(file_keys) if key in later]
+                deleted[file] = [number for number, key in enumerate(file_keys) if key in later_keys]
         content = json.dumps({file: positions for file, positions in deleted.items() if positions})
         return EncodedDeletes([], [content.encode()], [], b"all rows")
 
@@ -243,12 +243,12 @@ class KeyedWorld(World):
         files, fresh = await self.call(process, plan)
         await self._check_durable(uuid, fresh.offsets)
         reader = (asyncio.current_task(), process.number, uuid)
-        last = self._offsets.get(reader, {})
-        if any(offset < last.get(shard, 0) for shard, offset in fresh.offsets.items()):
-            raise InvariantBroken(f"a reader went back: from {last} to {fresh.offsets}")
+        last_offsets = self._offsets.get(reader, {})
+        if any(offset < last_offsets.get(shard, 0) for shard, offset in fresh.offsets.items()):
+            raise InvariantBroken(f"a reader went back: from {last_offsets} to {fresh.offsets}")
         self._offsets[reader] = fresh.offsets
-        if missing := [file for file in files if file not in self.storage.objects]:
-            raise InvariantBroken(f"a plan names {missing[0]}, which has been deleted")
+        if missing_files := [file for file in files if file not in self.storage.objects]:
+            raise InvariantBroken(f"a plan names {missing_files[0]}, which has been deleted")
         lines = list(self._live_lines(files))
         await self._compare(uuid, fresh.offsets, lines, required)
         return Counter()
@@ -268,11 +268,11 @@ class KeyedWorld(World):
                 log = await stack.enter_async_context(open_segments(disk, InstantRunner(), self.clock, self.log_limits))
             lines: list[bytes] = []
             for number, end in offsets.items():
-                at = 0
-                while at < end:
-                    for record in await log.read(Shard(uuid, number), at, limit_bytes=1 << 20, end=end):
+                position = 0
+                while position < end:
+                    for record in await log.read(Shard(uuid, number), position, limit_bytes=1 << 20, end=end):
                         lines += record.batch.payload.split(b"\n")
-                        at = record.end
+                        position = record.end
             return lines
 
     async def _compare(self, uuid: str, offsets: Mapping[int, int], lines: list[bytes], required: list[Append]) -> None:
@@ -299,6 +299,8 @@ class KeyedWorld(World):
     def check_read(self, lines: Counter[bytes], uuid: str, required: list[Append]) -> None:
         """Do nothing, because `_read` has compared the rows with the log."""
 
-    async def check_table(self, table: Table, acknowledged: list[Append]) -> None:
+    async def check_table(self, table: Table, acknowledged_appends: list[Append]) -> None:
         assert isinstance(table, KeyedTable)
-        await self._compare(table.uuid, table.flushed, list(self._live_lines(table.snapshot.files)), acknowledged)
+        await self._compare(
+            table.uuid, table.flushed, list(self._live_lines(table.snapshot.files)), acknowledged_appends
+        )

@@ -138,11 +138,11 @@ def run_simulated(clock: SimulatedClock, main: Coroutine[Any, Any, None]) -> int
         task = loop.create_task(main)
         loop.run_until_complete(task)
     finally:
-        waiting = asyncio.all_tasks(loop)
-        for each in waiting:
-            each.cancel()
-        if waiting:
-            loop.run_until_complete(asyncio.gather(*waiting, return_exceptions=True))
+        waiting_tasks = asyncio.all_tasks(loop)
+        for waiter in waiting_tasks:
+            waiter.cancel()
+        if waiting_tasks:
+            loop.run_until_complete(asyncio.gather(*waiting_tasks, return_exceptions=True))
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
     return loop.steps

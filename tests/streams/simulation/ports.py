@@ -87,18 +87,18 @@ class Network:
         if self._rng.random() < self.faults.lost:
             return
         try:
-            result = await receive()
+            message = await receive()
         except Exception as error:  # noqa: BLE001  the run ends with it
-            result = error
+            message = error
             if not isinstance(error, SeamarkError | NoAnswer):
                 self.failures.append(error)
         await self.delay()
         if self._rng.random() < self.faults.lost or answer.done():
             return
-        if isinstance(result, Exception):
-            answer.set_exception(result)
+        if isinstance(message, Exception):
+            answer.set_exception(message)
         else:
-            answer.set_result(result)
+            answer.set_result(message)
 
 
 @dataclass
@@ -148,10 +148,10 @@ class Catalog:
             raise NoSuchTable(f"no table {uuid}")
         if set(files) <= set(table.files):  # The same commit arrived before. A conflict would be a wrong answer.
             return
-        if self.compares and any(table.flushed[moved.shard] != moved.start for moved in ranges):
+        if self.compares and any(table.flushed[moved_range.shard] != moved_range.start for moved_range in ranges):
             raise CommitConflict("the offsets have moved")
-        for moved in ranges:
-            table.flushed[moved.shard] = moved.end
+        for moved_range in ranges:
+            table.flushed[moved_range.shard] = moved_range.end
         table.files = (*table.files, *files)
         table.version += 1
 

@@ -354,14 +354,14 @@ class World:
             await asyncio.sleep(self.rng.choice((0, 0.05)))
 
     def _make(self, producer: str, uuid: str, sequence: int) -> Append:
-        chosen = self.rng.sample(range(SHARDS), self.rng.choice((1, 1, SHARDS)))
+        new_shards = self.rng.sample(range(SHARDS), self.rng.choice((1, 1, SHARDS)))
         return Append(
             producer,
             sequence,
             uuid,
             {
                 shard: [f"{producer}/{sequence}/{shard}/{row}".encode() for row in range(self.rng.choice((1, 3)))]
-                for shard in chosen
+                for shard in new_shards
             },
         )
 
@@ -403,7 +403,7 @@ class World:
     async def run_reader(self) -> None:
         """Read the table repeatedly, and check each answer."""
         previous_lines: Counter[bytes] = Counter()
-        last: tuple[int, str] = (0, "")
+        last_write: tuple[int, str] = (0, "")
         while True:
             await asyncio.sleep(self.rng.choice((0.01, 0.05, 0.2)))
             live = self.live()
@@ -421,9 +421,9 @@ class World:
                 continue
             self.reads += 1
             self.check_read(lines, uuid, required)
-            if last == (process.number, uuid) and previous_lines - lines:
+            if last_write == (process.number, uuid) and previous_lines - lines:
                 raise InvariantBroken(f"a reader went back: rows {sorted(previous_lines - lines)[:5]} have disappeared")
-            previous_lines, last = lines, (process.number, uuid)
+            previous_lines, last_write = lines, (process.number, uuid)
 
     async def _read(self, process: Process, uuid: str) -> Counter[bytes]:
         """Return the rows of the table's files and its fresh rows, as a plan of the server does."""
@@ -473,27 +473,27 @@ class World:
             if any(there) and append.uuid != uuid:
                 raise InvariantBroken(f"rows of another table are visible: {append.lines}")
         for append in required:
-            if missing := [line for line in append.lines if line not in lines]:
-                raise InvariantBroken(f"acknowledged rows are lost: {missing[:5]}")
+            if missing_lines := [line for line in append.lines if line not in lines]:
+                raise InvariantBroken(f"acknowledged rows are lost: {missing_lines[:5]}")
 
-    async def check_table(self, table: Table, acknowledged: list[Append]) -> None:
+    async def check_table(self, table: Table, acknowledged_appends: list[Append]) -> None:
         """Check the table's files after the last flush."""
         lines: Counter[bytes] = Counter()
         for location in table.files:
             lines.update(self.storage.objects[location].split(b"\n"))
-        self.check_read(lines, self.uuid, acknowledged)
+        self.check_read(lines, self.uuid, acknowledged_appends)
 
     async def check_order(self, log: StreamLog) -> None:
         """Check that each shard has the appends of each producer in the order of their numbers."""
         for shard, state in log.shards().items():
-            offset, last = state.start, {}
+            offset, last_values = state.start, {}
             while offset < state.watermark:
                 for record in await log.read(shard, offset, limit_bytes=1 << 20):
-                    if record.sequence <= last.get(record.producer, -1):
+                    if record.sequence <= last_values.get(record.producer, -1):
                         raise InvariantBroken(
                             f"append {record.sequence} of {record.producer} is out of order in {shard}"
                         )
-                    last[record.producer] = record.sequence
+                    last_values[record.producer] = record.sequence
                     offset = record.end
 
     # -- a run -------------------------------------------------------------------------------------------------------
@@ -535,16 +535,16 @@ class World:
             setattr(self.faults, name, 0.0)
         await self._wait_for([asyncio.create_task(self._settle())], [*servers, *readers])
 
-    async def _wait_for(self, wanted: list[asyncio.Task[None]], background: list[asyncio.Task[None]]) -> None:
+    async def _wait_for(self, awaited: list[asyncio.Task[None]], background: list[asyncio.Task[None]]) -> None:
         """Wait for tasks; a failure of any task ends the run."""
-        waiting = set(wanted)
-        while waiting:
-            finished_tasks, _ = await asyncio.wait([*waiting, *background], return_when=asyncio.FIRST_COMPLETED)
+        waiting_tasks = set(awaited)
+        while waiting_tasks:
+            finished_tasks, _ = await asyncio.wait([*waiting_tasks, *background], return_when=asyncio.FIRST_COMPLETED)
             for task in finished_tasks:
                 task.result()
             if self.network.failures:
                 raise self.network.failures[0]
-            waiting -= finished_tasks
+            waiting_tasks -= finished_tasks
 
     async def _flush(self, process: Process) -> int:
         return await (await self.table(process, self.uuid)).flush()
@@ -561,8 +561,8 @@ class World:
             else:
                 continue
             break
-        acknowledged = [each for each in self.appended if each.acknowledged and each.uuid == self.uuid]
-        await self.check_table(table, acknowledged)
+        acknowledged_appends = [each for each in self.appended if each.acknowledged and each.uuid == self.uuid]
+        await self.check_table(table, acknowledged_appends)
         log = self.live()[0].log
         assert log is not None
         with suppress(OffsetOutOfRange):  # Retention continues meanwhile.

@@ -45,10 +45,10 @@ class FailingTables(AppendingTables):
     async def append(self, appends: Sequence[TableRows], producer: TopicProducer) -> Acknowledgement:
         if self._rng.random() < self._chance:
             raise RetryLater("the log is busy")
-        acknowledged = await super().append(appends, producer)
+        acknowledged_appends = await super().append(appends, producer)
         if self._rng.random() < self._chance:
             raise CommitUnknown("the answer was lost")
-        return acknowledged
+        return acknowledged_appends
 
 
 class Rig:
@@ -169,8 +169,8 @@ async def test_messages_without_a_dead_letter_table_are_skipped(tmp_path: Path) 
 async def test_rows_that_fit_are_stored_if_the_dead_letter_table_refuses_letters(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await asyncio.to_thread(rig.stream.catalog.drop_table, "db.t_errors")
-        more = NestedField(6, "more", LongType(), required=True)
-        await create_letters(rig.stream, Schema(*LETTERS.fields, more))
+        required_field = NestedField(6, "more", LongType(), required=True)
+        await create_letters(rig.stream, Schema(*LETTERS.fields, required_field))
         rig.topic.send(encode_json({"id": "x"}, {"id": 1}))
         rig.topic.send(b"{")
         rig.topic.send(encode_json({"id": 2}))

@@ -103,19 +103,19 @@ async def test_messages_of_a_topic_survive_restarts_and_changes_of_the_owner_onc
     expected: list[int] = []
     async with streaming(tmp_path / "r", **settings, **READ) as reader:
         topic, producer = "", Producer({"bootstrap.servers": kafka.address})
-        for turn in range(4):
-            async with streaming(tmp_path / f"s{turn % 2}", **settings) as server:
-                if not turn:
+        for round_number in range(4):
+            async with streaming(tmp_path / f"s{round_number % 2}", **settings) as server:
+                if not round_number:
                     await create(server)
                     topic = await create_topic(kafka, server, partitions=3)
                 for _ in range(20):
                     rows = [{"id": len(expected) + n, "name": "x"} for n in range(rng.randint(1, 3))]
                     await send(producer, topic, rng.choice(ENCODERS)(*rows), partition=rng.randrange(3))
                     expected += [int(row["id"]) for row in rows]
-                if turn % 2:
+                if round_number % 2:
                     async with streaming(tmp_path / "other", **settings):
                         await wait_for_ids(server, expected)
-                elif turn:
+                elif round_number:
                     await wait_for_ids(reader, expected)
                 # Else the server stops while it reads the topic.
         async with streaming(tmp_path / "s0", **settings) as server:

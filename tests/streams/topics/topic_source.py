@@ -52,10 +52,10 @@ class MemoryConsumer:
         await asyncio.sleep(0)
         messages: list[TopicMessage] = []
         for partition, offset in self._offsets.items():
-            later = [message for message in self._messages[partition] if message.offset >= offset][:5]
-            if later:
-                self._offsets[partition] = later[-1].offset + 1
-            messages += later
+            later_messages = [message for message in self._messages[partition] if message.offset >= offset][:5]
+            if later_messages:
+                self._offsets[partition] = later_messages[-1].offset + 1
+            messages += later_messages
         return messages
 
 

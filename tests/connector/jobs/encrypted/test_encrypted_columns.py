@@ -42,8 +42,8 @@ from seamark.connector.write.upserts import MODES, upsert
 from seamark.formats.iceberg.expressions.expression import TRUE
 from seamark.formats.iceberg.files.parquet import Unreadable
 from seamark.formats.iceberg.metadata.snapshot import MAIN
-from tests.connector.jobs.encrypted.test_encrypted_merges import CONFIGURATIONS, METRICS, encrypt, paths, read
-from tests.connector.jobs.test_file_merges import ARROW, PROPERTIES, SCHEMA, create, rows
+from tests.connector.jobs.encrypted.test_encrypted_merges import CONFIGURATIONS, METRICS, encrypt, list_paths, read
+from tests.connector.jobs.test_file_merges import ARROW, PROPERTIES, SCHEMA, build_rows, create
 from tests.connector.lake import catalog_at
 from tests.connector.parquet import encrypted
 from tests.connector.server_thread import ServerThread
@@ -59,8 +59,10 @@ SECRET_IDS = {3, 4, 7}
 
 def fill(client: IndexClient, files: int = 3, size: int = 60) -> None:
     for number in range(files):
-        append(client, "db.t", rows(random.Random(first_seed() + number), range(number * size, number * size + size)))
-    for path in paths(client):
+        append(
+            client, "db.t", build_rows(random.Random(first_seed() + number), range(number * size, number * size + size))
+        )
+    for path in list_paths(client):
         encrypt(path, CONFIGURATIONS[2])
 
 
@@ -86,16 +88,16 @@ def test_job_derives_no_partition_values_from_encrypted_columns(
     """A bucket would publish a hash of the value. A merge copies partition values that files already have."""
     create(server, 2)
     fill(client)
-    before, files = read(client), sorted(paths(client))
+    before, files = read(client), sorted(list_paths(client))
     with catalog_at(server.url) as catalog, catalog.load_table("db.t").update_spec() as update:
         update.add_field("payload", transform, "leak")
     change(server, seamark_clustering_columns="fixed")
     for job in (cluster_incrementally, split_buckets, merge_files, compact):
         report = job(client, "db.t")
         assert report.commits == 0, job
-    clustered = cluster_incrementally(client, "db.t")
-    assert "encrypt the column payload, and the partition spec of the table would publish" in clustered.errors[0]
-    assert sorted(paths(client)) == files
+    cluster_report = cluster_incrementally(client, "db.t")
+    assert "encrypt the column payload, and the partition spec of the table would publish" in cluster_report.errors[0]
+    assert sorted(list_paths(client)) == files
     texts = [row["payload"].encode() for row in before.values() if row["payload"]]
     assert not any(text in data for data in list_published_files(client, tmp_path) for text in texts)
     for mode in MODES:
@@ -134,11 +136,11 @@ def test_rows_are_not_clustered_by_encrypted_columns(client: IndexClient, server
         seamark_clustering_columns=columns,
         seamark_clustering_joins='{"customer": {"table": "db.customers", "on": {"payload": "name"}}}',
     )
-    before = sorted(paths(client))
+    before = sorted(list_paths(client))
     report = cluster_incrementally(client, "db.t")
     assert report.commits == 0
     assert "would publish the order of its values" in report.errors[0]
-    assert sorted(paths(client)) == before
+    assert sorted(list_paths(client)) == before
 
 
 def test_rows_are_not_sorted_by_encrypted_columns(client: IndexClient, server: ServerThread) -> None:
@@ -147,14 +149,14 @@ def test_rows_are_not_sorted_by_encrypted_columns(client: IndexClient, server: S
     with catalog_at(server.url) as catalog, catalog.load_table("db.t").update_sort_order() as update:
         update.asc("price", IdentityTransform(), NullOrder.NULLS_FIRST)
     change(server, seamark_clustering_columns="fixed")
-    before = sorted(paths(client))
+    before = sorted(list_paths(client))
     for job in (merge_files, compact, cluster_incrementally):
         report = job(client, "db.t")
         assert report.commits == 0
         if report.errors:
             assert "encrypt the column price, and the sort order" in report.errors[0]
     assert merge_files(client, "db.t").errors
-    assert sorted(paths(client)) == before
+    assert sorted(list_paths(client)) == before
 
 
 def test_job_applies_no_equality_deletes_on_encrypted_columns(client: IndexClient, server: ServerThread) -> None:
@@ -170,12 +172,12 @@ def test_job_applies_no_equality_deletes_on_encrypted_columns(client: IndexClien
     for part in (0, 1):
         table = guessed.set_column(1, "part", pa.array([part]))
         upsert(client, "db.t", _fill_fixed(table), keys=["payload", "part"], strategy="equality")
-    paths_before = sorted(paths(client))
+    paths_before = sorted(list_paths(client))
     for job in (merge_files, compact):
         report = job(client, "db.t")
         assert report.commits == 0
         assert any("equality deletes compare its encrypted column payload" in error for error in report.errors)
-    assert sorted(paths(client)) == paths_before
+    assert sorted(list_paths(client)) == paths_before
     actual_rows = scan(client, "db.t", ["id"], keys=encrypted.keys()).to_arrow()
     assert actual_rows.num_rows == len(before) + 2 - 1
 
@@ -209,23 +211,23 @@ def test_copied_file_of_another_namespace_is_not_decrypted(
         properties = {**PROPERTIES, "seamark.clustering.columns": "fixed"}
         catalog.create_table("mine.t", SCHEMA, properties=properties)
     for number in range(2):
-        append(client, "mine.t", rows(random.Random(number), range(number * 30, number * 30 + 30)))
-    stolen = next(path for path in paths(client))
-    mine = [
+        append(client, "mine.t", build_rows(random.Random(number), range(number * 30, number * 30 + 30)))
+    stolen = next(path for path in list_paths(client))
+    encrypted_files = [
         str(path).removeprefix("file://") for path in client.files("mine.t", content="data")["file_path"].to_pylist()
     ]
-    for path in mine:
+    for path in encrypted_files:
         shutil.copy(stolen, path)
-    opened = open_table(client, "mine.t", At(ref=MAIN))
-    reader = TaskReader(plan_read(opened, None, TRUE), opened.storage, keys=keys_of_table("mine.t"))
-    for task in plan(client, opened):
+    opened_table = open_table(client, "mine.t", At(ref=MAIN))
+    reader = TaskReader(plan_read(opened_table, None, TRUE), opened_table.storage, keys=keys_of_table("mine.t"))
+    for task in plan(client, opened_table):
         with pytest.raises(Unreadable, match="the master key 'kf' is not for tables of the namespace mine"):
             list(reader.read(task))
     for job in (merge_files, compact, cluster_incrementally):
         report = job(client, "mine.t")
         assert report.commits == 0
         assert all("is not for tables of the namespace mine" in error for error in report.errors)
-    assert sorted(map(str, (tmp_path).rglob("mine/**/*.parquet"))) == sorted(mine)
+    assert sorted(map(str, (tmp_path).rglob("mine/**/*.parquet"))) == sorted(encrypted_files)
 
 
 def test_master_key_is_usable_only_in_the_namespaces_that_the_key_file_names(
@@ -262,8 +264,8 @@ def test_file_that_is_encrypted_during_a_job_is_not_rewritten_without_encryption
     """The job has chosen the encryption of the new file when the file is replaced."""
     create(server, 2)
     for number in range(3):
-        append(client, "db.t", rows(random.Random(number), range(number * size, number * size + size)))
-    chosen, kept_paths = CopyWriter._group_by_scheme, paths(client)
+        append(client, "db.t", build_rows(random.Random(number), range(number * size, number * size + size)))
+    chosen, kept_paths = CopyWriter._group_by_scheme, list_paths(client)
 
     def encrypt_then_choose(writer: CopyWriter, tasks: Any) -> Any:
         groups = list(chosen(writer, tasks))
@@ -288,7 +290,7 @@ def test_error_of_a_job_quotes_no_value_of_an_encrypted_file(
     secret = 1_234_567_890_123_456_789
     for number in range(2):
         append(client, "db.t", pa.table({"at": pa.array([0], pa.timestamp("us")), "n": [number]}))
-    for path in paths(client):
+    for path in list_paths(client):
         table = pa.table({"at": pa.array([secret], pa.timestamp("ns")), "n": [1]})
         ids = {"at": "1", "n": "2"}
         fields = [field.with_metadata({"PARQUET:field_id": ids[field.name]}) for field in table.schema]
@@ -312,12 +314,12 @@ def test_copied_file_keeps_its_encryption_in_another_table(client: IndexClient, 
     with catalog_at(server.url) as catalog:
         catalog.create_table("db.other", SCHEMA, properties=PROPERTIES)
     for number in range(2):
-        append(client, "db.other", rows(random.Random(number), range(350)))
+        append(client, "db.other", build_rows(random.Random(number), range(350)))
     other_files = [
         str(path).removeprefix("file://") for path in client.files("db.other", content="data")["file_path"].to_pylist()
     ]
     for path in other_files:
-        shutil.copy(paths(client)[0], path)
+        shutil.copy(list_paths(client)[0], path)
     report = merge_files(client, "db.other")
     assert report.commits + len(report.errors) > 0
     for path in paths_of(client, "db.other"):

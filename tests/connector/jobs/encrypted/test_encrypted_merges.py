@@ -29,7 +29,7 @@ from seamark.connector.write.upserts import MERGE_ON_READ, delete
 from seamark.formats.iceberg.expressions.expression import TRUE
 from seamark.formats.iceberg.files.parquet import Unreadable
 from seamark.formats.iceberg.metadata.snapshot import MAIN
-from tests.connector.jobs.test_file_merges import ARROW, create, rows
+from tests.connector.jobs.test_file_merges import ARROW, build_rows, create
 from tests.connector.lake import catalog_at
 from tests.connector.parquet import encrypted
 from tests.connector.server_thread import ServerThread
@@ -62,27 +62,27 @@ def encrypt(path: str, configuration: Any) -> None:
 
 
 def read(client: IndexClient, *, lineage: bool = False) -> dict[int, dict[str, Any]]:
-    opened = open_table(client, "db.t", At(ref=MAIN))
+    opened_table = open_table(client, "db.t", At(ref=MAIN))
     names = [*ARROW.names, *NAMES] if lineage else ARROW.names
-    reader = TaskReader(plan_read(opened, names, TRUE), opened.storage, keys=encrypted.keys())
-    actual_rows = [row for batch in reader.read_all(plan(client, opened)) for row in batch.to_pylist()]
+    reader = TaskReader(plan_read(opened_table, names, TRUE), opened_table.storage, keys=encrypted.keys())
+    actual_rows = [row for batch in reader.read_all(plan(client, opened_table)) for row in batch.to_pylist()]
     assert len({row["id"] for row in actual_rows}) == len(actual_rows)
     return {row["id"]: row for row in actual_rows}
 
 
-def paths(client: IndexClient) -> list[str]:
+def list_paths(client: IndexClient) -> list[str]:
     return [str(path).removeprefix("file://") for path in client.files("db.t", content="data")["file_path"].to_pylist()]
 
 
-def protections(path: str) -> set[tuple[str, str]]:
+def read_protections(path: str) -> set[tuple[str, str]]:
     """Return (column, master key) for each encrypted column of a file."""
     with SourceFile(path, Storage(), keys=encrypted.keys()) as source:
-        opened = source.encryption
-        if opened is None:
+        encryption = source.encryption
+        if encryption is None:
             return set()
-        footer = json.loads(opened.footer_metadata or b"")["masterKeyID"]
-        masters = {name: json.loads(metadata)["masterKeyID"] for name, metadata in opened.keys.items()}
-        leaves = [leaf.path for leaf, cipher in zip(source.leaves, opened.ciphers[0], strict=True) if cipher]
+        footer = json.loads(encryption.footer_metadata or b"")["masterKeyID"]
+        masters = {name: json.loads(metadata)["masterKeyID"] for name, metadata in encryption.keys.items()}
+        leaves = [leaf.path for leaf, cipher in zip(source.leaves, encryption.ciphers[0], strict=True) if cipher]
         return {(name, masters.get(name, footer)) for name in leaves}
 
 
@@ -97,18 +97,18 @@ def test_random_jobs_keep_rows_in_files_with_the_same_protection(
     first = 0
     for configuration in rng.sample([*CONFIGURATIONS, *CONFIGURATIONS], 8):
         size = rng.choice([20, 700])
-        append(client, "db.t", rows(rng, range(first, first + size)))
-        new_paths = [path for path in paths(client) if path not in known_keys]
+        append(client, "db.t", build_rows(rng, range(first, first + size)))
+        new_paths = [path for path in list_paths(client) if path not in known_keys]
         known_keys.update(new_paths)
         for path in new_paths if configuration is not None else []:
             encrypt(path, configuration)
-        owners |= dict.fromkeys(range(first, first + size), protections(new_paths[0]))
+        owners |= dict.fromkeys(range(first, first + size), read_protections(new_paths[0]))
         first += size
     model = read(client, lineage=version == 3)
-    merged = merge_files(client, "db.t")
-    assert merged.errors == []
-    assert merged.files_after < merged.files_before
-    assert merged.row_groups_copied > 0
+    merge_report = merge_files(client, "db.t")
+    assert merge_report.errors == []
+    assert merge_report.files_after < merge_report.files_before
+    assert merge_report.row_groups_copied > 0
     assert read(client, lineage=version == 3) == model
     _check_files(client, owners, {"payload": True})
     dropped = drop_columns(client, "db.t", ["payload"], where="part = 1")
@@ -129,7 +129,7 @@ def _check_files(client: IndexClient, owners: dict[int, set[tuple[str, str]]], h
     tasks = {task.path: task for task in plan(client, open_table(client, "db.t", At(ref=MAIN)), stats=ARROW.names)}
     for path, task in tasks.items():
         local = path.removeprefix("file://")
-        actual = {(name, key) for name, key in protections(local) if not name.startswith("_")}
+        actual = {(name, key) for name, key in read_protections(local) if not name.startswith("_")}
         with pq.ParquetFile(local, decryption_properties=encrypted.decryption()) as file:
             ids = file.read(["id"])["id"].to_pylist()
             lacks = {name for name in has if name not in file.schema_arrow.names}
@@ -148,14 +148,14 @@ def test_statement_process_takes_its_keys_from_its_environment(
     """Without keys, the statement fails and the table stays unchanged."""
     create(server, 2)
     for number in range(3):
-        append(client, "db.t", rows(random.Random(number), range(number * 700, number * 700 + 700)))
-    for path in paths(client):
+        append(client, "db.t", build_rows(random.Random(number), range(number * 700, number * 700 + 700)))
+    for path in list_paths(client):
         encrypt(path, CONFIGURATIONS[2])
     before = read(client)
     job = StatementJob(server.url, None, MergeFiles(("db", "t")), utc=True)
-    refused = run_killed_at(NEVER, job)
-    assert refused is not None
-    assert "set SEAMARK_PARQUET_KEY_FILE or SEAMARK_PARQUET_KMS" in refused.error
+    refusal = run_killed_at(NEVER, job)
+    assert refusal is not None
+    assert "set SEAMARK_PARQUET_KEY_FILE or SEAMARK_PARQUET_KMS" in refusal.error
     assert read(client) == before
     completed = run_killed_at(
         NEVER,
@@ -167,17 +167,17 @@ def test_statement_process_takes_its_keys_from_its_environment(
     assert completed.result is not None
     assert (completed.result.files_before, completed.result.files_after) == (6, 2)
     assert read(client) == before
-    for path in paths(client):
-        assert {key for name, key in protections(path)} == {"k1", "k2"}
+    for path in list_paths(client):
+        assert {key for name, key in read_protections(path)} == {"k1", "k2"}
 
 
 def test_scan_reads_encrypted_files_only_with_explicit_keys(
     client: IndexClient, server: ServerThread, kms: None
 ) -> None:
     create(server, 2)
-    input_rows = rows(random.Random(1), range(700))
+    input_rows = build_rows(random.Random(1), range(700))
     append(client, "db.t", input_rows)
-    for path in paths(client):
+    for path in list_paths(client):
         encrypt(path, CONFIGURATIONS[2])
     actual = scan(client, "db.t", ["id", "payload"], "part = 1 AND id < 100", keys=keys_of_environment())
     expected = [
@@ -203,27 +203,27 @@ def test_encrypted_files_of_a_sorted_table_are_sorted_and_stay_encrypted(
         update.desc("fixed", IdentityTransform(), NullOrder.NULLS_LAST)
     rng, known_keys, secret = random.Random(first_seed() + version), set[str](), set[int]()
     for number in range(6):
-        append(client, "db.t", rows(rng, range(number * 400, number * 400 + 400)))
-        new_paths = [path for path in paths(client) if path not in known_keys]
+        append(client, "db.t", build_rows(rng, range(number * 400, number * 400 + 400)))
+        new_paths = [path for path in list_paths(client) if path not in known_keys]
         known_keys.update(new_paths)
         if number % 2:
             secret.update(range(number * 400, number * 400 + 400))
             for path in new_paths:
                 encrypt(path, CONFIGURATIONS[2])
     model = read(client, lineage=version == 3)
-    merged = merge_files(client, "db.t")
-    assert merged.errors == []
-    assert merged.files_after < merged.files_before
-    assert set(merged.row_groups_encoded) == {"the table has a sort order"}
+    merge_report = merge_files(client, "db.t")
+    assert merge_report.errors == []
+    assert merge_report.files_after < merge_report.files_before
+    assert set(merge_report.row_groups_encoded) == {"the table has a sort order"}
     assert read(client, lineage=version == 3) == model
     encrypted_ids = set()
-    for path in paths(client):
+    for path in list_paths(client):
         with pq.ParquetFile(path, decryption_properties=encrypted.decryption()) as file:
             table = file.read(["id", "fixed"])
         numbers = table["fixed"].to_pylist()
         assert numbers == sorted(numbers, reverse=True)
-        if protections(path):
-            assert protections(path) == {("payload", "k1"), ("price", "k2"), ("place.city", "k2")}
+        if read_protections(path):
+            assert read_protections(path) == {("payload", "k1"), ("price", "k2"), ("place.city", "k2")}
             encrypted_ids.update(table["id"].to_pylist())
     assert encrypted_ids == secret
     assert {task.file["sort-order-id"] for task in plan(client, open_table(client, "db.t", At(ref=MAIN)))} == {1}
@@ -235,17 +235,17 @@ def test_small_encrypted_files_are_compacted_and_stay_encrypted(
     """All files of the partition are small, and the compaction removes deleted rows."""
     create(server, 2)
     for number in range(4):
-        append(client, "db.t", rows(random.Random(number), range(number * 20, number * 20 + 20)))
+        append(client, "db.t", build_rows(random.Random(number), range(number * 20, number * 20 + 20)))
     delete(client, "db.t", where="id IN (3, 44)", mode=MERGE_ON_READ)
-    for path in paths(client):
+    for path in list_paths(client):
         encrypt(path, CONFIGURATIONS[2])
     before = read(client)
     assert len(before) == 78
     report = compact(client, "db.t")
     assert (report.errors, report.files_after) == ([], 2)
     assert read(client) == before
-    for path in paths(client):
-        assert protections(path) == {("payload", "k1"), ("price", "k2"), ("place.city", "k2")}
+    for path in list_paths(client):
+        assert read_protections(path) == {("payload", "k1"), ("price", "k2"), ("place.city", "k2")}
 
 
 def test_missing_key_leaves_the_table_unchanged_and_no_new_file(
@@ -253,8 +253,8 @@ def test_missing_key_leaves_the_table_unchanged_and_no_new_file(
 ) -> None:
     create(server, 2)
     for number in range(2):
-        append(client, "db.t", rows(random.Random(number), range(number * 700, number * 700 + 700)))
-    for path in paths(client):
+        append(client, "db.t", build_rows(random.Random(number), range(number * 700, number * 700 + 700)))
+    for path in list_paths(client):
         encrypt(path, CONFIGURATIONS[3])
     key_file = tmp_path / "keys.json"
     key_file.write_text('{"keys": {"kf": "AAAAAAAAAAAAAAAAAAAAAA=="}, "namespaces": {"kf": ["*"]}}')

@@ -29,8 +29,14 @@ from seamark.connector.write.target import WriteTarget
 from seamark.connector.write.upserts import MODES, delete, upsert
 from seamark.formats.iceberg.files.parquet import Unreadable
 from seamark.formats.iceberg.metadata.snapshot import MAIN
-from tests.connector.jobs.encrypted.test_encrypted_merges import CONFIGURATIONS, encrypt, paths, protections, read
-from tests.connector.jobs.test_file_merges import ARROW, BY_PART, PROPERTIES, SCHEMA, create, rows
+from tests.connector.jobs.encrypted.test_encrypted_merges import (
+    CONFIGURATIONS,
+    encrypt,
+    list_paths,
+    read,
+    read_protections,
+)
+from tests.connector.jobs.test_file_merges import ARROW, BY_PART, PROPERTIES, SCHEMA, build_rows, create
 from tests.connector.lake import catalog_at
 from tests.connector.parquet import encrypted
 from tests.connector.server_thread import ServerThread
@@ -48,23 +54,23 @@ def fill(client: IndexClient, rng: random.Random, configurations: list[Any], siz
     known_keys: set[str] = set()
     for number, configuration in enumerate(configurations):
         ids = range(number * size, number * size + size)
-        append(client, "db.t", rows(rng, ids))
-        new_paths = [path for path in paths(client) if path not in known_keys]
+        append(client, "db.t", build_rows(rng, ids))
+        new_paths = [path for path in list_paths(client) if path not in known_keys]
         known_keys.update(new_paths)
         for path in new_paths if configuration is not None else []:
             encrypt(path, configuration)
-        owners |= dict.fromkeys(ids, protections(new_paths[0]))
+        owners |= dict.fromkeys(ids, read_protections(new_paths[0]))
     return owners
 
 
 def protections_of_rows(client: IndexClient) -> dict[int, Any]:
-    result = {}
-    for path in paths(client):
+    values_by_path = {}
+    for path in list_paths(client):
         with pq.ParquetFile(path, decryption_properties=encrypted.decryption()) as file:
             ids = file.read(["id"])["id"].to_pylist()
-        protected = {pair for pair in protections(path) if not pair[0].startswith("_")}
-        result |= dict.fromkeys(ids, protected)
-    return result
+        protected = {pair for pair in read_protections(path) if not pair[0].startswith("_")}
+        values_by_path |= dict.fromkeys(ids, protected)
+    return values_by_path
 
 
 @pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
@@ -102,22 +108,22 @@ def test_clustered_rows_stay_in_files_with_the_same_protection(
     run_clustering(client, ("db", "t"))
     assert protections_of_rows(client) == owners
     monkeypatch.delenv(KMS_CLASS)
-    before = paths(client)
+    before = list_paths(client)
     second_report = cluster_incrementally(client, "db.t", full=True)
     assert second_report.commits == 0
-    assert paths(client) == before
+    assert list_paths(client) == before
 
 
 def fill_more(client: IndexClient, rng: random.Random, owners: dict[int, Any]) -> dict[int, Any]:
     """Append enough unclustered files with the same protection for the next clustering."""
-    first, known_paths, added = len(owners), set(paths(client)), dict[int, Any]()
+    first, known_paths, added_keys = len(owners), set(list_paths(client)), dict[int, Any]()
     for number in range(6):
         ids = range(first + number * 50, first + number * 50 + 50)
-        append(client, "db.t", rows(rng, ids))
-        added |= dict.fromkeys(ids, SECRET)
-    for path in set(paths(client)) - known_paths:
+        append(client, "db.t", build_rows(rng, ids))
+        added_keys |= dict.fromkeys(ids, SECRET)
+    for path in set(list_paths(client)) - known_paths:
         encrypt(path, CONFIGURATIONS[2])
-    return added
+    return added_keys
 
 
 def test_sealed_temporary_files_return_the_rows_that_were_added(tmp_path: Path) -> None:
@@ -151,12 +157,12 @@ def test_long_values_in_sealed_files_are_split_into_short_blocks(
     with clustering._Spill(tmp_path, 2, sealed=True) as spill:
         spill.add(batch, np.arange(2), keys, np.arange(2))
     for path in tmp_path.iterdir():
-        data, at, blocks = path.read_bytes(), 0, 0
-        while at < len(data):
-            size = int.from_bytes(data[at : at + 4], "little")
+        data, offset, blocks = path.read_bytes(), 0, 0
+        while offset < len(data):
+            size = int.from_bytes(data[offset : offset + 4], "little")
             assert size <= 1000 + 16  # 16 bytes are the tag.
-            at, blocks = at + 4 + size, blocks + 1
-        assert (at, blocks > 50) == (len(data), True)
+            offset, blocks = offset + 4 + size, blocks + 1
+        assert (offset, blocks > 50) == (len(data), True)
     assert [part.column(0).to_pylist() for part, _, _ in spill.ranges()] == [[text], [text[::-1]]]
 
 
@@ -182,7 +188,7 @@ def test_changed_rows_are_in_files_with_the_same_protection(
             delete(client, "db.t", where=where, mode=mode, file_keys=keys)
             model = {number: row for number, row in model.items() if (row["payload"] or "")[:1] != first}
         else:
-            input_rows = [row for number in ids for row in rows(rng, range(number, number + 1)).to_pylist()]
+            input_rows = [row for number in ids for row in build_rows(rng, range(number, number + 1)).to_pylist()]
             table = pa.Table.from_pylist(input_rows, schema=ARROW)
             upsert(client, "db.t", table, keys=["id"], mode=mode, file_keys=keys)
             model |= {row["id"]: row for row in input_rows}
@@ -206,7 +212,7 @@ def test_change_of_rows_from_differently_encrypted_files_is_refused(
     rng = random.Random(first_seed())
     owners = fill(client, rng, [None, CONFIGURATIONS[3], CONFIGURATIONS[2]], 50)
     keys, before = encrypted.keys(), read(client)
-    files = sorted(paths(client))
+    files = sorted(list_paths(client))
 
     def change(*ids: int, file_keys: Any = keys) -> None:
         new_rows = [{**before[number], "payload": "new"} for number in ids]
@@ -218,18 +224,18 @@ def test_change_of_rows_from_differently_encrypted_files_is_refused(
     with pytest.raises(Unreadable, match="encrypted"):
         change(60, file_keys=None)
     with pytest.raises(ValueError, match="not encrypted"):
-        upsert(client, "db.t", rows(rng, range(60, 61)), keys=["id"], strategy="equality", file_keys=keys)
-    assert sorted(paths(client)) == files
+        upsert(client, "db.t", build_rows(rng, range(60, 61)), keys=["id"], strategy="equality", file_keys=keys)
+    assert sorted(list_paths(client)) == files
     change(60, 61)
     change(2, 110)  # One row is in a plain file, the other in an encrypted one.
     for number in (2, 60, 61, 110):
         before[number]["payload"] = "new"
     owners[2] = owners[110]
     assert read(client) == before
-    live = protections_of_rows(client) if mode == "copy-on-write" else {2: protections(append_file(client, 2))}
+    live = protections_of_rows(client) if mode == "copy-on-write" else {2: read_protections(append_file(client, 2))}
     assert live == {number: owners[number] for number in live}
-    opened = replace(open_table(client, "db.t", At(ref=MAIN)), keys=keys)
-    assert pickle.loads(pickle.dumps(opened)) == replace(opened, keys=None)
+    opened_table = replace(open_table(client, "db.t", At(ref=MAIN)), keys=keys)
+    assert pickle.loads(pickle.dumps(opened_table)) == replace(opened_table, keys=None)
 
 
 def append_file(client: IndexClient, number: int) -> str:
@@ -237,7 +243,7 @@ def append_file(client: IndexClient, number: int) -> str:
 
     The old file may still contain the old row, with a delete file for it.
     """
-    for path in paths(client):
+    for path in list_paths(client):
         with pq.ParquetFile(path, decryption_properties=encrypted.decryption()) as file:
             table = file.read(["id", "payload"])
         if (number, "new") in zip(table["id"].to_pylist(), table["payload"].to_pylist(), strict=True):
@@ -270,11 +276,11 @@ def test_indexes_contain_plain_columns_of_encrypted_files(
     with closing(InProcessWorkers()) as workers:
         built = build(client, "db.t", "ids", workers, limits=GroupLimits(files=1))
         assert len(arrow_kms) == 1
-        refused = build(client, "db.t", "payloads", workers)
+        refusal = build(client, "db.t", "payloads", workers)
     assert (built.files_not_indexed, built.progress.files_done, built.progress.index_files) == (0, 4, 4)
-    assert (refused.files_not_indexed, refused.progress.files_done) == (4, 0)
-    assert all("its column payload is encrypted" in reason for _, reason in refused.skipped)
-    upsert(client, "db.t", rows(rng, range(10, 20)), keys=["id"], file_keys=encrypted.keys())
+    assert (refusal.files_not_indexed, refusal.progress.files_done) == (4, 0)
+    assert all("its column payload is encrypted" in reason for _, reason in refusal.skipped)
+    upsert(client, "db.t", build_rows(rng, range(10, 20)), keys=["id"], file_keys=encrypted.keys())
     by_name = {index.name: index for index in client.indexes("db.t")}
     target = WriteTarget.of(client.load_table("db.t"), "db.t")
     del arrow_kms[:]

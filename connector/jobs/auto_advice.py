@@ -1,0 +1,62 @@
+"""Carries out the steps of the policy `auto`. The server decides each step, and sets the properties of the change."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from seamark.connector.client.errors import ClientError, Conflict
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.names import Name
+from seamark.connector.client.policies import finish_advice_step, take_advice_step
+from seamark.connector.client.rewrite_lease import RewriteRunning, rewrite_lease
+from seamark.connector.jobs.clustering import cluster_incrementally
+from seamark.formats.protocol.wire import RECHECK_AFTER
+from seamark.formats.services.services import AUTO_ADVICE
+
+_BUSY_S = 60.0
+"""The seconds after which a change is tried again if another job was rewriting the table."""
+
+
+def take_next_step(client: IndexClient, table: Name, *, build_indexes: Callable[[], object]) -> dict[str, Any]:
+    """Ask the server for the next step of a table, and carry it out.
+
+    Args:
+        client: The client.
+        table: The table.
+        build_indexes: Builds the indexes of the table.
+
+    Returns:
+        The totals of the step, and the seconds after which the next step may be due.
+    """
+    try:
+        step = take_advice_step(client, table)
+    except Conflict:  # Another replica takes the step.
+        return {RECHECK_AFTER: _BUSY_S}
+    if step["action"] != "apply":
+        return {RECHECK_AFTER: step["recheck-after-s"]}
+    started_s = time.monotonic()
+    size_bytes = 0
+    try:
+        if step["change"]["kind"] == "cluster":
+            with rewrite_lease(client, table, job=AUTO_ADVICE.name):
+                report = cluster_incrementally(client, table, full=True)
+            size_bytes = report.bytes_read + report.bytes_after
+            if report.errors:
+                raise RuntimeError(report.errors[0])
+        else:
+            build_indexes()
+    except RewriteRunning:
+        finish_advice_step(client, table, step["number"], "busy")
+        return {RECHECK_AFTER: _BUSY_S}
+    except (ClientError, RuntimeError, OSError, ValueError) as error:
+        seconds = time.monotonic() - started_s
+        finish_advice_step(
+            client, table, step["number"], "failed", reason=str(error), size_bytes=size_bytes, seconds=seconds
+        )
+        raise
+    finish_advice_step(
+        client, table, step["number"], "applied", size_bytes=size_bytes, seconds=time.monotonic() - started_s
+    )
+    return {"applied": 1}

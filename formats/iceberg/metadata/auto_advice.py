@@ -1,0 +1,43 @@
+"""The policy of automatic advice: the budget of a table, and the time for which a change is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from seamark.formats.iceberg.metadata.properties import count_of
+
+BYTES_PER_DAY = "seamark.auto-advice.max-bytes-per-day"
+BYTES_PER_DAY_DEFAULT = 100 << 30
+SECONDS_PER_DAY = "seamark.auto-advice.max-seconds-per-day"
+SECONDS_PER_DAY_DEFAULT = 3600
+MEASURE_HOURS = "seamark.auto-advice.measure-hours"
+MEASURE_HOURS_DEFAULT = 24
+
+
+@dataclass(frozen=True)
+class AutoAdvicePolicy:
+    """The limits of automatic changes of a table.
+
+    Attributes:
+        bytes_per_day: The maximum number of bytes that all changes of 24 hours read and write.
+        seconds_per_day: The maximum duration of all changes of 24 hours.
+        measure_hours: The time for which the statements are measured after a change.
+    """
+
+    bytes_per_day: int
+    seconds_per_day: int
+    measure_hours: int
+
+    @staticmethod
+    def of(properties: Mapping[str, str]) -> AutoAdvicePolicy:
+        """Return the policy in the properties. An invalid value is replaced by the default."""
+        return AutoAdvicePolicy(
+            count_of(properties, BYTES_PER_DAY, BYTES_PER_DAY_DEFAULT),
+            count_of(properties, SECONDS_PER_DAY, SECONDS_PER_DAY_DEFAULT),
+            max(1, count_of(properties, MEASURE_HOURS, MEASURE_HOURS_DEFAULT)),
+        )
+
+    @property
+    def measure_ms(self) -> int:
+        return self.measure_hours * 3_600_000

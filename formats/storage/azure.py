@@ -1,0 +1,73 @@
+"""Locations on Azure Data Lake Storage Gen2, as Hadoop's and Iceberg's clients write them.
+
+A location names a container and an account: `abfss://container@account.dfs.core.windows.net/path`. The schemes `abfs`,
+`wasbs` and `wasb`, and the host of the Blob service (`account.blob.core.windows.net`), name the same objects.
+"""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import unquote
+
+from seamark.formats.runtime.errors import BadRequest
+from seamark.formats.storage.rules import StorageRules
+
+_CONTAINER = re.compile(r"[a-z0-9](?!.*--)[a-z0-9-]{1,61}[a-z0-9]")
+_HOST = re.compile(
+    r"([a-z0-9]{3,24})\.(?:dfs|blob)\.(core\.(?:windows\.net|chinacloudapi\.cn|usgovcloudapi\.net))", re.IGNORECASE
+)
+
+
+class AzureDataLake(StorageRules):
+    """Azure Data Lake Storage Gen2, and containers of accounts without a hierarchical namespace.
+
+    The bucket of a parsed location is `container@account.dfs.core.windows.net`.
+    """
+
+    scheme = "abfss"
+    aliases = ("abfs", "wasbs", "wasb")
+    property_families = ("adls", "azure", "abfs", "abfss", "wasb", "wasbs")
+
+    @property
+    def form(self) -> str:
+        return "abfss://container@account.dfs.core.windows.net/path"
+
+    def split(self, address: str, subject: str, shown_location: str) -> tuple[str, str]:
+        authority, _, path = address.removeprefix("//").partition("/")
+        container, at_sign, host = authority.partition("@")
+        if not address.startswith("//") or not at_sign:
+            raise BadRequest(f"{subject} {shown_location} does not name a container and an account; write {self.form}")
+        if not _CONTAINER.fullmatch(container):
+            raise BadRequest(f"{subject} {shown_location} has the invalid container {container!r}; correct its name")
+        normalized = normalize_host(host)
+        if normalized is None:
+            raise BadRequest(
+                f"{subject} {shown_location} has the host {host!r}, which is not an Azure account; write {self.form}"
+            )
+        decoded = unquote(path)
+        if any(segment.endswith(".") for segment in decoded.split("/")):
+            # Azure's libraries remove such dots, so two locations would name one object.
+            raise BadRequest(f"{subject} {shown_location} has a segment that ends with a dot; remove the dot")
+        return f"{container}@{normalized}", path
+
+    def normalize(self, address: str) -> str:
+        authority, slash, path = address.removeprefix("//").partition("/")
+        container, at_sign, host = authority.partition("@")
+        return f"{self.scheme}://{container}{at_sign}{normalize_host(host) or host}{slash}{path}"
+
+    def spellings(self, text: str, address: str) -> list[str]:
+        dfs = self.normalize(address).partition(":")[2]
+        blob = dfs.replace(".dfs.core.", ".blob.core.", 1)
+        return [text, *(f"{scheme}:{form}" for scheme in sorted(self.schemes) for form in (dfs, blob))]
+
+
+def normalize_host(host: str) -> str | None:
+    """Return the host of an account's Data Lake service in lower case, or None for another host."""
+    matched = _HOST.fullmatch(host)
+    return None if matched is None else f"{matched[1]}.dfs.{matched[2]}".lower()
+
+
+def split_bucket(bucket: str) -> tuple[str, str, str]:
+    """Return (container, account, host) of the bucket of a parsed location."""
+    container, _, host = bucket.partition("@")
+    return container, host.partition(".")[0], host

@@ -1,0 +1,360 @@
+"""The routes of the policy `auto`: a job takes a step for a table, carries it out, and reports its end.
+
+The server decides, because it has the history, the clock, and the stored trials (`planner/advice/trials.py`). It also
+sets and removes the properties, under the requirement that no user has changed them meanwhile. The job does the rest:
+it clusters the table or builds the index. Each decision is a conditional change of a stored row, so two replicas never
+begin the same trial.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+from msgspec.structs import replace
+
+from seamark.formats.iceberg.metadata.auto_advice import AutoAdvicePolicy
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.errors import BadRequest, CommitConflict, NotFound
+from seamark.formats.services.services import CLUSTERING
+from seamark.metaserver.api.admin.advice import read_state, simulate
+from seamark.metaserver.api.http.describe import ResponseSpec, doc
+from seamark.metaserver.api.http.dispatch import Call, Route
+from seamark.metaserver.catalog.policies import load_policies, with_policies
+from seamark.metaserver.catalog.values import LoadedTable
+from seamark.metaserver.planner.advice.proposals import Proposal, ProposedChange, make_proposals, measure
+from seamark.metaserver.planner.advice.trials import (
+    APPLYING,
+    FAILED,
+    KEPT,
+    MEASURING,
+    REPLACED,
+    UNDONE,
+    WITHDRAWN,
+    AppliedProposal,
+    Trial,
+    Verdict,
+    find_properties,
+    judge,
+    own_properties,
+    record_shapes,
+    refuse,
+)
+from seamark.metaserver.store.model import AppliedAdvice
+
+_CLAIM_MS = 3_600_000
+"""After this time another job may continue a trial in the state `applying`, because its job may have been killed."""
+_RECHECK_S = 600.0
+_REASON_CHARACTERS_MAX = 300
+_REFUSALS_MAX = 8
+_ID_PREFIX = "auto-"
+
+
+class AdviceStep(msgspec.Struct, frozen=True, rename="kebab"):
+    """The next step of the policy `auto`."""
+
+    action: Annotated[str, doc("`apply`: make the change, and report its end. `none`: there is nothing to do now.")]
+    reason: Annotated[str, doc("The reason for the step, in words.")]
+    number: Annotated[int | None, doc("The number of the trial whose change the caller makes.")] = None
+    change: Annotated[ProposedChange | None, doc("The change. The server has set its properties.")] = None
+    recheck_after_s: Annotated[float, doc("The seconds after which the next step may be due.")] = 3600.0
+
+
+class FinishedStep(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
+    number: Annotated[int, doc("The number of the trial, as `takeAdviceStep` returned it.")]
+    outcome: Annotated[str, doc("`applied`, `failed`, or `busy` if another job rewrites the table.")]
+    reason: Annotated[str, doc("The reason, if the change is not applied.")] = ""
+    size_bytes: Annotated[int, doc("The bytes that the change has read and written; 0 if they are unknown.")] = 0
+    seconds: Annotated[float, doc("The duration of the change.")] = 0.0
+
+
+@dataclass(frozen=True)
+class _StoredTrial:
+    """A trial with its stored text, which a change of the trial expects."""
+
+    applied: AppliedProposal
+    trial: Trial
+    text: str
+
+
+class _Trials:
+    """The trials of one table, for one request."""
+
+    def __init__(self, call: Call, loaded: LoadedTable) -> None:
+        assert loaded.entry is not None
+        self._call = call
+        self._history = call.components.history
+        self.loaded = loaded
+        self.uuid = loaded.entry.uuid
+        self.now_ms = call.components.clock.now_ms()
+        self.stored: list[_StoredTrial] = []
+
+    async def load(self) -> None:
+        """Load the trials, the newest first."""
+        self.stored = []
+        for row in await self._history.list_applied(self.uuid):
+            if row.id.startswith(_ID_PREFIX):
+                with suppress(msgspec.MsgspecError):  # Another version of the server wrote it.
+                    applied = from_json(row.advice, AppliedProposal)
+                    if applied.trial is not None:
+                        self.stored.append(_StoredTrial(applied, applied.trial, row.advice))
+
+    @property
+    def applied(self) -> list[AppliedProposal]:
+        return [stored.applied for stored in self.stored]
+
+    def find(self, *states: str) -> list[_StoredTrial]:
+        return [stored for stored in self.stored if stored.trial.state in states]
+
+    async def start(self, proposal: Proposal, trial: Trial) -> _StoredTrial:
+        """Store a new trial.
+
+        Raises:
+            CommitConflict: Another request has started a trial with this number.
+        """
+        return await self._save(AppliedProposal(proposal, self.now_ms, None, trial=trial), None)
+
+    async def change(self, stored: _StoredTrial, applied: AppliedProposal | None = None, **fields: object) -> None:
+        """Change fields of a trial, and the time of its decision.
+
+        Raises:
+            CommitConflict: Another request has changed the trial.
+        """
+        trial = replace(stored.trial, since_ms=self.now_ms, **fields)
+        await self._save(replace(applied or stored.applied, trial=trial), stored.text)
+        await self.load()
+
+    async def _save(self, applied: AppliedProposal, expected: str | None) -> _StoredTrial:
+        assert applied.trial is not None
+        text = msgspec.json.encode(applied).decode()
+        id = f"{_ID_PREFIX}{applied.trial.number:06}"
+        await self._history.change_applied(AppliedAdvice(self.uuid, id, applied.applied_ms, text), expected)
+        return _StoredTrial(applied, applied.trial, text)
+
+    async def set_properties(self, updates: Mapping[str, str], removals: Mapping[str, str]) -> None:
+        """Set properties that the table does not have, and remove properties that have these values.
+
+        A property that a trial has set is replaced. If a repeat finds its own values, nothing changes.
+
+        Raises:
+            CommitConflict: A user has changed one of the properties.
+        """
+        call, tables = self._call, self._call.components.catalog.tables
+        current = (await tables.load(call.namespace, call.name)).metadata.properties
+        own = own_properties(self.applied)
+        changed = {name: value for name, value in updates.items() if current.get(name) != value}
+        for name in changed:
+            if name in current and own.get(name) != current[name]:
+                raise CommitConflict(f"A user has defined the property {name}")
+        removed = sorted(name for name, value in removals.items() if current.get(name) == value)
+        if not changed and not removed:
+            return
+        expected = {name: current.get(name) for name in (*changed, *removed)}
+        requirements: list[dict[str, object]] = [
+            {"type": "assert-table-uuid", "uuid": self.loaded.metadata.table_uuid},
+            {"type": "seamark-assert-properties", "properties": expected},
+        ]
+        changes: list[dict[str, object]] = []
+        if changed:
+            changes.append({"action": "set-properties", "updates": changed})
+        if removed:
+            changes.append({"action": "remove-properties", "removals": removed})
+        await call.components.engine_commits.commit_table(call.caller, call.namespace, call.name, requirements, changes)
+
+
+@Route(
+    "POST",
+    "/api/v1/tables/{namespace}/{table}/advice/steps",
+    "takeAdviceStep",
+    "Takes the next step of the policy `auto`: judges and undoes changes, or begins a change",
+    tags=("metadata",),
+    answers=(
+        ResponseSpec(200, "The change that the caller makes, or the reason why there is none", AdviceStep),
+        ResponseSpec(404, "No such table"),
+        ResponseSpec(409, "Another request takes a step for the table"),
+    ),
+)
+async def take_advice_step(call: Call) -> AdviceStep:
+    trials = await _load_trials(call)
+    policies = await load_policies(call.components.catalog.context.store, call.namespace)
+    effective = with_policies(trials.loaded.metadata, policies)
+    policy = AutoAdvicePolicy.of(effective.properties)
+    if not call.components.history.is_on:
+        return AdviceStep("none", "the setting query_history_days is 0, so no statements are recorded")
+    for stored in trials.find(APPLYING):
+        wait_ms = stored.trial.since_ms + _CLAIM_MS - trials.now_ms
+        if wait_ms > 0:
+            reason = f"another job applies the proposal {stored.applied.proposal.title!r}"
+            return AdviceStep("none", reason, recheck_after_s=wait_ms / 1000)
+        await trials.change(stored, reason="an earlier job did not finish the change")
+        return await _begin(trials, trials.find(APPLYING)[0])
+    await _withdraw(trials)
+    await _judge_trials(call, trials, policy)
+    if measuring := trials.find(MEASURING):
+        proposal, trial = measuring[0].applied.proposal, measuring[0].trial
+        # A period that is over continues until there are enough statements.
+        wait_s = max(_RECHECK_S, (trial.since_ms + policy.measure_ms - trials.now_ms) / 1000)
+        return AdviceStep("none", f"the change {proposal.title!r} is measured", recheck_after_s=wait_s)
+    return await _start_trial(call, trials, effective, policy)
+
+
+@Route(
+    "POST",
+    "/api/v1/tables/{namespace}/{table}/advice/steps/finished",
+    "finishAdviceStep",
+    "Reports the end of a change of the policy `auto`, and measures the table",
+    tags=("metadata",),
+    answers=(
+        ResponseSpec(200, "The proposal, with prediction and measurement", AppliedProposal),
+        ResponseSpec(400, "The outcome or a number is invalid"),
+        ResponseSpec(404, "No such table, or the table has no such trial"),
+        ResponseSpec(409, "Another request has changed the trial"),
+    ),
+).takes(FinishedStep)
+async def finish_advice_step(call: Call, body: FinishedStep) -> AppliedProposal:
+    if body.outcome not in ("applied", "failed", "busy"):
+        raise BadRequest(f"outcome is {body.outcome[:40]!r}; it must be applied, failed or busy")
+    if not (0 <= body.size_bytes < 1 << 60 and 0 <= body.seconds < 1e9):
+        raise BadRequest("size-bytes and seconds must not be negative, nor larger than 2^60 and 10^9")
+    trials = await _load_trials(call)
+    stored = next((stored for stored in trials.find(APPLYING) if stored.trial.number == body.number), None)
+    if stored is None:
+        raise NotFound(f"The table has no trial {body.number} whose change is being made")
+    reason = body.reason[:_REASON_CHARACTERS_MAX]
+    spent_bytes = max(stored.trial.spent_bytes, body.size_bytes)
+    spent_seconds = max(stored.trial.spent_seconds, body.seconds)
+    if body.outcome == "busy":
+        claimed_ms = trials.now_ms - _CLAIM_MS
+        trial = replace(stored.trial, since_ms=claimed_ms, reason="another job rewrites the table")
+        await trials._save(replace(stored.applied, trial=trial), stored.text)
+    elif body.outcome == "failed":
+        await trials.set_properties({}, stored.trial.properties)
+        await trials.change(stored, state=FAILED, reason=reason, spent_bytes=spent_bytes, spent_seconds=spent_seconds)
+    else:
+        shapes = await call.components.history.since(trials.uuid, trials.now_ms - 86_400_000)
+        async with call.components.worker_limits.advising.of(call.principal.name):
+            loaded = await call.components.catalog.tables.load(call.namespace, call.name)
+            build = await read_state(call, loaded, shapes)
+            measured = None if isinstance(build, str) else await simulate(call, lambda: measure(build()))
+        applied = replace(stored.applied, measured=measured, applied_ms=trials.now_ms)
+        reason = "the change is applied, and its statements are measured"
+        await trials.change(
+            stored, applied, state=MEASURING, reason=reason, spent_bytes=spent_bytes, spent_seconds=spent_seconds
+        )
+    await trials.load()
+    return next(stored.applied for stored in trials.stored if stored.trial.number == body.number)
+
+
+async def _load_trials(call: Call) -> _Trials:
+    trials = _Trials(call, await call.components.catalog.tables.load(call.namespace, call.name))
+    await trials.load()
+    return trials
+
+
+async def _withdraw(trials: _Trials) -> None:
+    """End the trials whose properties a user has changed or removed."""
+    current = trials.loaded.metadata.properties
+    for stored in trials.find(MEASURING, KEPT):
+        changed = [name for name, value in stored.trial.properties.items() if current.get(name) != value]
+        if changed:
+            await trials.change(stored, state=WITHDRAWN, reason=f"a user has changed {', '.join(changed)}")
+
+
+async def _judge_trials(call: Call, trials: _Trials, policy: AutoAdvicePolicy) -> None:
+    """Judge each trial whose measuring period is over. Undo the changes that do not pay."""
+    for stored in trials.find(MEASURING, KEPT):
+        if trials.now_ms - stored.trial.since_ms < policy.measure_ms:
+            continue
+        # The hour in which the change was applied has statements from before the change.
+        shapes = await call.components.history.since(trials.uuid, stored.trial.since_ms + 3_600_000)
+        verdict = judge(stored.trial, shapes)
+        if verdict.pays is None:
+            continue
+        if verdict.pays:
+            await _record(trials, stored, KEPT, verdict)
+        else:
+            await trials.set_properties({}, stored.trial.properties)
+            await _record(trials, stored, UNDONE, verdict)
+
+
+async def _record(trials: _Trials, stored: _StoredTrial, state: str, verdict: Verdict) -> None:
+    applied = replace(stored.applied, recorded=verdict.reads)
+    await trials.change(stored, applied, state=state, reason=verdict.reason, saved_fraction=verdict.saved_fraction)
+
+
+async def _start_trial(call: Call, trials: _Trials, effective: TableMetadata, policy: AutoAdvicePolicy) -> AdviceStep:
+    """Begin the first proposal that may be applied."""
+    shapes = await call.components.history.since(trials.uuid, trials.now_ms - policy.measure_ms)
+    if not shapes:
+        return AdviceStep("none", "the history has no statements of the measuring period")
+    async with call.components.worker_limits.advising.of(call.principal.name):
+        build = await read_state(call, trials.loaded, shapes)
+        if isinstance(build, str):
+            return AdviceStep("none", build)
+        _, proposals = await simulate(call, lambda: make_proposals(build()))
+    settings = call.components.settings
+    refusals = []
+    for proposal in proposals:
+        properties = find_properties(proposal, effective)
+        refusal = refuse(
+            proposal,
+            properties,
+            effective,
+            trials.applied,
+            policy,
+            trials.now_ms,
+            clusters_by_default=settings.runs_by_default(CLUSTERING),
+            indexes_max=settings.indexes_limit,
+        )
+        if refusal is not None or properties is None:
+            refusals.append(f"{proposal.title}: {refusal}")
+            continue
+        number = 1 + max((stored.trial.number for stored in trials.stored), default=0)
+        trial = Trial(
+            number=number,
+            state=APPLYING,
+            reason=f"it is the best proposal that may be applied, of {len(proposals)}",
+            since_ms=trials.now_ms,
+            properties=properties,
+            columns=_find_columns(proposal, effective),
+            spent_bytes=proposal.cost_bytes,
+            spent_seconds=proposal.cost_seconds,
+            shapes=record_shapes(shapes),
+        )
+        stored = await trials.start(proposal, trial)
+        return await _begin(trials, stored)
+    reason = "; ".join(refusals[:_REFUSALS_MAX]) or "no change would save more bytes in 30 days than it costs"
+    return AdviceStep("none", reason)
+
+
+def _find_columns(proposal: Proposal, metadata: TableMetadata) -> list[int]:
+    by_name = metadata.current_schema.index.by_name
+    return [by_name[name] for name in proposal.change.columns if name in by_name]
+
+
+async def _begin(trials: _Trials, stored: _StoredTrial) -> AdviceStep:
+    """Set the properties of a trial, and end the trials that it replaces."""
+    change, properties = stored.applied.proposal.change, stored.trial.properties
+    replaced = _find_replaced(trials.find(MEASURING, KEPT), change)
+    removals = {
+        name: value for other in replaced for name, value in other.trial.properties.items() if name not in properties
+    }
+    try:
+        await trials.set_properties(properties, removals)
+    except CommitConflict as error:
+        await trials.change(stored, state=FAILED, reason=error.message, spent_bytes=0, spent_seconds=0.0)
+        return AdviceStep("none", error.message)
+    for other in replaced:
+        await trials.change(other, state=REPLACED, reason=f"replaced by: {stored.applied.proposal.title}")
+    return AdviceStep("apply", stored.trial.reason, stored.trial.number, change)
+
+
+def _find_replaced(stored: Sequence[_StoredTrial], change: ProposedChange) -> list[_StoredTrial]:
+    """Return the trials that a clustering replaces: a table has one clustering."""
+    if change.kind != "cluster":
+        return []
+    return [other for other in stored if other.applied.proposal.change.kind == "cluster"]

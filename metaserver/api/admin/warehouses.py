@@ -1,0 +1,188 @@
+"""The routes of further warehouses. They need the role admin on the whole catalog of the server.
+
+Credentials are in requests only. No answer contains them, only the names of those that are set.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+from seamark.formats.runtime.errors import AlreadyExists, BadRequest, ConfigError, NoSuchWarehouse
+from seamark.metaserver.api.http.components import warehouse_path
+from seamark.metaserver.api.http.describe import ResponseSpec, doc
+from seamark.metaserver.api.http.dispatch import Call, Check, Route
+from seamark.metaserver.store.model import StoredWarehouse
+from seamark.metaserver.warehouses.definitions import CREDENTIALS, WAREHOUSE_SETTINGS
+from seamark.metaserver.warehouses.warehouses import Warehouses
+
+_FORBIDDEN = ResponseSpec(403, "Requires the role admin on the whole catalog of the server")
+_MISSING = ResponseSpec(404, "No such warehouse")
+_INVALID = ResponseSpec(400, "The definition is invalid, or the operator does not allow the location or the endpoint")
+_OwnSettings = Annotated[
+    dict[str, Any],
+    doc(f"The settings in which the warehouse differs from the server: {', '.join(WAREHOUSE_SETTINGS)}."),
+]
+_Credentials = Annotated[
+    dict[str, str] | None,
+    doc(
+        f"The keys of the warehouse: {', '.join(CREDENTIALS)}. No answer shows them. Null or absent: the keys stay as "
+        "they are. Empty: the warehouse uses the keys of the server."
+    ),
+]
+
+
+class WarehouseAnswer(msgspec.Struct, frozen=True, rename="kebab"):
+    name: Annotated[str, doc("The prefix of its routes, and the value of `warehouse` in /v1/config.")]
+    id: str
+    location: str
+    settings: Annotated[dict[str, Any], doc("The settings in which it differs from the server.")]
+    has_credentials: Annotated[bool, doc("Whether it has keys of its own.")]
+    path: Annotated[str, doc("The path of the URL with all its routes.")]
+    created_ms: int
+    created_by: str
+    version: int
+
+
+class WarehousePage(msgspec.Struct, frozen=True, rename="kebab"):
+    warehouses: Annotated[list[WarehouseAnswer], doc("By name.")]
+
+
+class CreateWarehouseRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+    name: Annotated[str, doc("1 to 63 characters a-z, 0-9, _ or -.")]
+    location: Annotated[str, doc("URI of the root of its tables, below one of the server's warehouse_roots.")]
+    settings: _OwnSettings = {}
+    credentials: _Credentials = None
+
+
+class PutWarehouseRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+    location: Annotated[
+        str | None, doc("URI of the root of its tables. Required to create it; it cannot be changed.")
+    ] = None
+    settings: _OwnSettings = {}
+    credentials: _Credentials = None
+
+
+@Route(
+    method="GET",
+    path="/api/v1/warehouses",
+    operation="listWarehouses",
+    summary="Lists the further warehouses of the server",
+    check=Check.CATALOG,
+    tags=("warehouses",),
+    answers=(ResponseSpec(200, "All warehouses", WarehousePage), _FORBIDDEN),
+)
+async def list_warehouses(call: Call) -> WarehousePage:
+    return WarehousePage([_describe(stored) for stored in await _require_warehouses(call).list()])
+
+
+@Route(
+    method="POST",
+    path="/api/v1/warehouses",
+    operation="createWarehouse",
+    summary="Creates a further warehouse, in which the caller becomes an admin",
+    check=Check.CATALOG,
+    tags=("warehouses",),
+    answers=(
+        ResponseSpec(201, "The warehouse", WarehouseAnswer),
+        _INVALID,
+        _FORBIDDEN,
+        ResponseSpec(409, "A warehouse has this name"),
+    ),
+).takes(CreateWarehouseRequest)
+async def create_warehouse(call: Call, body: CreateWarehouseRequest) -> WarehouseAnswer:
+    warehouses = _require_warehouses(call)
+    return _describe(
+        await warehouses.create(body.name, body.location, body.settings, body.credentials or {}, call.principal.name)
+    )
+
+
+@Route(
+    method="GET",
+    path="/api/v1/warehouses/{warehouse}",
+    operation="loadWarehouse",
+    summary="Returns a further warehouse",
+    check=Check.CATALOG,
+    tags=("warehouses",),
+    answers=(ResponseSpec(200, "The warehouse", WarehouseAnswer), _FORBIDDEN, _MISSING),
+)
+async def load_warehouse(call: Call) -> WarehouseAnswer:
+    return _describe(await _require_warehouses(call).require(call.variables["warehouse"]))
+
+
+@Route(
+    method="PUT",
+    path="/api/v1/warehouses/{warehouse}",
+    operation="putWarehouse",
+    summary="Creates a further warehouse, or replaces the settings of an existing one; idempotent",
+    check=Check.CATALOG,
+    tags=("warehouses",),
+    answers=(
+        ResponseSpec(200, "The warehouse", WarehouseAnswer),
+        _INVALID,
+        _FORBIDDEN,
+        ResponseSpec(409, "Another request changed the warehouse"),
+    ),
+).takes(PutWarehouseRequest)
+async def put_warehouse(call: Call, body: PutWarehouseRequest) -> WarehouseAnswer:
+    warehouses, name = _require_warehouses(call), call.variables["warehouse"]
+    stored = await warehouses.find(name)
+    if stored is None:
+        if body.location is None:
+            raise NoSuchWarehouse(f"Warehouse does not exist: {name[:80]}; set location to create it")
+        try:
+            stored = await warehouses.create(
+                name, body.location, body.settings, body.credentials or {}, call.principal.name
+            )
+        except AlreadyExists:  # Another request has created it meanwhile.
+            stored = await warehouses.require(name)
+        else:
+            return _describe(stored)
+    if body.location is not None and body.location.rstrip("/") != stored.location:
+        raise BadRequest(
+            f"The warehouse {name} is at {stored.location!r}, and a location cannot be changed; omit location, or "
+            "create another warehouse"
+        )
+    try:
+        return _describe(await warehouses.change(name, body.settings, body.credentials))
+    except ConfigError as error:
+        raise BadRequest(error.message) from None
+
+
+@Route(
+    method="DELETE",
+    path="/api/v1/warehouses/{warehouse}",
+    operation="dropWarehouse",
+    summary="Drops an empty warehouse. Its files and its database stay",
+    check=Check.CATALOG,
+    tags=("warehouses",),
+    answers=(
+        ResponseSpec(204, "Dropped"),
+        _FORBIDDEN,
+        _MISSING,
+        ResponseSpec(409, "It has namespaces, or dropped tables and views whose files are left"),
+    ),
+)
+async def drop_warehouse(call: Call) -> None:
+    await _require_warehouses(call).drop(call.variables["warehouse"])
+
+
+def _require_warehouses(call: Call) -> Warehouses:
+    warehouses = call.components.warehouses
+    assert warehouses is not None  # The authorizer of a further warehouse refuses these operations.
+    return warehouses
+
+
+def _describe(stored: StoredWarehouse) -> WarehouseAnswer:
+    return WarehouseAnswer(
+        name=stored.name,
+        id=stored.id,
+        location=stored.location,
+        settings=stored.settings,
+        has_credentials=stored.credentials is not None,
+        path=warehouse_path(stored.name),
+        created_ms=stored.created_ms,
+        created_by=stored.principal_name,
+        version=stored.version,
+    )

@@ -1,0 +1,63 @@
+"""Forwards requests to the further warehouses of a server.
+
+The server serves a warehouse at two places. `/v1/{warehouse}/…` has the routes of the Iceberg REST specification: the
+name of the warehouse is the prefix that `/v1/config` announces. `/warehouses/{warehouse}/…` has all routes, so a client
+of Seamark's own API uses it as the URL of its server.
+
+The middleware forwards such a request before it does anything else, to the application of the warehouse, which has a
+middleware of its own. So no component of the server's own warehouse sees the request.
+"""
+
+from __future__ import annotations
+
+from aiohttp import web
+from yarl import URL
+
+from seamark.formats.runtime.errors import NoSuchWarehouse, RetryLater
+from seamark.metaserver.api.http.components import COMPONENTS, warehouse_path
+from seamark.metaserver.api.http.describe import Description, attach
+from seamark.metaserver.api.http.errors import from_seamark_error
+from seamark.metaserver.api.http.keys import STALENESS
+from seamark.metaserver.warehouses.definitions import NAME_PATTERN, RESERVED_NAMES
+from seamark.metaserver.warehouses.warehouses import Warehouses
+
+FORWARDED = Description("", "", "unrouted")
+"""The description of the routes of further warehouses."""
+_VARIABLE = f"{{warehouse:(?!(?:{'|'.join(sorted(RESERVED_NAMES))})(?:/|$)){NAME_PATTERN}}}"
+_MOUNT = "/warehouses/"
+
+
+async def forward(request: web.Request, warehouses: Warehouses) -> web.StreamResponse | None:
+    """Return the answer of the warehouse that the path names, or None if the warehouse does not exist."""
+    name = request.match_info["warehouse"]
+    try:
+        async with warehouses.use(name) as warehouse:
+            if warehouse is None:
+                return None
+            # The application of the warehouse needs a request of its own: a request keeps the route that matched it.
+            url = request.rel_url
+            if url.raw_path.startswith(_MOUNT):
+                url = URL(url.raw_path_qs.removeprefix(warehouse_path(name)) or "/", encoded=True)
+            inner = request.clone(rel_url=url)
+            response = await warehouse.answer(inner)
+            if STALENESS in inner:
+                request[STALENESS] = inner[STALENESS]
+            return response
+    except RetryLater as error:
+        return from_seamark_error(error, head=request.method == "HEAD")
+
+
+async def _refuse(request: web.Request) -> web.StreamResponse:
+    """Answer a request for a warehouse that does not exist."""
+    raise NoSuchWarehouse(f"Warehouse does not exist: {request.match_info['warehouse']}")
+
+
+attach(_refuse, FORWARDED)
+
+
+def add_forwarding(app: web.Application) -> None:
+    """Register the routes of further warehouses, after all other routes."""
+    if app[COMPONENTS].warehouses is None:
+        return
+    for path in (f"/v1/{_VARIABLE}/{{tail:.*}}", f"{_MOUNT}{_VARIABLE}", f"{_MOUNT}{_VARIABLE}/{{tail:(?!/).*}}"):
+        app.router.add_resource(path).add_route("*", _refuse)

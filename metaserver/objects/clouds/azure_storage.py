@@ -1,0 +1,94 @@
+"""Azure Data Lake Storage Gen2 as a storage of the server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+from seamark.formats.runtime.clock import Clock, SystemClock
+from seamark.formats.runtime.errors import ConfigError, RetryLater
+from seamark.formats.storage.azure import split_bucket
+from seamark.formats.storage.locations import Location
+from seamark.formats.storage.storages import STORAGES
+from seamark.metaserver.objects.clouds.azure import AzureObjects
+from seamark.metaserver.objects.clouds.azure_access import key_properties, service_address
+from seamark.metaserver.objects.clouds.azure_sas import SasIssuer, expiry_ms
+from seamark.metaserver.objects.clouds.issued_keys import KeyCache, describe_keys, requests_keys
+from seamark.metaserver.objects.credentials import VendedKeys
+from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.objects.storage import ClientAccess, ServerStorage
+from seamark.metaserver.settings.settings import Settings
+
+
+class AzureStorage(ServerStorage):
+    rules = STORAGES["abfss"]
+    variable_prefixes = ("AZURE_", "IDENTITY_", "MSI_")
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._sas = SasIssuer(self._clock)
+        self._issued = KeyCache(self._clock)
+
+    @asynccontextmanager
+    async def open(self, roots: Sequence[Location], settings: Settings, clock: Clock) -> AsyncIterator[ObjectStore]:
+        check_accounts(roots, settings)
+        yield AzureObjects(roots, settings, clock)
+
+    def endpoint(self, settings: Settings) -> str:
+        return settings.azure_endpoint
+
+    def suggest_fix(self, error: Exception) -> str:
+        if isinstance(error, RetryLater | TimeoutError):
+            return "Check that this machine reaches the account's Blob service, and that --azure-endpoint is correct"
+        return (
+            "Check that the container exists, and that SEAMARK_AZURE_ACCOUNT_KEY, or the application or identity of "
+            "the server, may write it (role Storage Blob Data Contributor)"
+        )
+
+    async def client_access(
+        self,
+        settings: Settings,
+        table: Location,
+        *,
+        delegation: str | None,
+        sign_path: str,
+        refresh_path: str = "",
+        vend: Callable[[], VendedKeys] | None = None,
+        may_write: Callable[[], bool] | None = None,
+    ) -> ClientAccess:
+        address = service_address(settings, table)
+        if settings.azure_client_access == "none" or not requests_keys(delegation):
+            return address, []
+        writable = may_write is not None and may_write()
+        stamp = self.keys_stamp(settings, self._clock.now_ms())
+        identity = settings.azure_endpoint, settings.azure_tenant_id, settings.azure_client_id
+        key = (*identity, settings.azure_account_key, table, writable, stamp)
+        issued = await self._issued.get(key, partial(self._sas.issue, settings, table, writable=writable))
+        refresh = {"adls.refresh-credentials-endpoint": refresh_path} if refresh_path else {}
+        return describe_keys(table, address, {**issued.properties, **refresh})
+
+    def keys_stamp(self, settings: Settings, now_ms: int) -> int | None:
+        return None if settings.azure_client_access == "none" else expiry_ms(settings, now_ms)
+
+    def job_keys(self, settings: Settings) -> Callable[[], dict[str, str]] | None:
+        return lambda: key_properties(settings)
+
+    def access_check(self, root: Location, settings: Settings, name: str) -> dict[str, Any]:
+        return {"location": f"{root}/{name}", "storage": service_address(settings, root)}
+
+
+def check_accounts(roots: Sequence[Location], settings: Settings) -> None:
+    """Check that the credentials of the settings fit the accounts of the roots.
+
+    Raises:
+        ConfigError: A key or an endpoint of one account is set, and the roots are in several accounts.
+    """
+    accounts = sorted({split_bucket(root.bucket)[1] for root in roots})
+    name = "azure_account_key" if settings.azure_account_key else "azure_endpoint" if settings.azure_endpoint else ""
+    if name and len(accounts) > 1:
+        raise ConfigError(
+            f"{name} is for one storage account, but the warehouse and allowed_locations are in {', '.join(accounts)}: "
+            "use azure_client_id or an identity, which several accounts can accept"
+        )

@@ -1,0 +1,73 @@
+"""Google Cloud Storage as a storage of the server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+from seamark.formats.runtime.clock import Clock, SystemClock
+from seamark.formats.runtime.errors import RetryLater
+from seamark.formats.storage.locations import Location
+from seamark.formats.storage.storages import STORAGES
+from seamark.metaserver.objects.clouds.gcs import GoogleObjects
+from seamark.metaserver.objects.clouds.gcs_access import check_key, key_properties, restrict_token, service_address
+from seamark.metaserver.objects.clouds.issued_keys import REUSE_MS, KeyCache, describe_keys, requests_keys
+from seamark.metaserver.objects.credentials import VendedKeys
+from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.objects.storage import ClientAccess, ServerStorage
+from seamark.metaserver.settings.settings import Settings
+
+
+class GoogleStorage(ServerStorage):
+    rules = STORAGES["gs"]
+    variable_prefixes = ("GOOGLE_", "CLOUDSDK_", "GCE_")
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._issued = KeyCache(clock or SystemClock())
+
+    @asynccontextmanager
+    async def open(self, roots: Sequence[Location], settings: Settings, clock: Clock) -> AsyncIterator[ObjectStore]:
+        check_key(settings)
+        yield GoogleObjects(roots, settings, clock)
+
+    def endpoint(self, settings: Settings) -> str:
+        return settings.gcs_endpoint
+
+    def suggest_fix(self, error: Exception) -> str:
+        if isinstance(error, RetryLater | TimeoutError):
+            return "Check that this machine reaches storage.googleapis.com, or that --gcs-endpoint is correct"
+        return (
+            "Check that the bucket exists, and that the service account of the server may write it (role Storage "
+            "Object User)"
+        )
+
+    async def client_access(
+        self,
+        settings: Settings,
+        table: Location,
+        *,
+        delegation: str | None,
+        sign_path: str,
+        refresh_path: str = "",
+        vend: Callable[[], VendedKeys] | None = None,
+        may_write: Callable[[], bool] | None = None,
+    ) -> ClientAccess:
+        address = service_address(settings)
+        if settings.gcs_client_access == "none" or not requests_keys(delegation):
+            return address, []
+        writable = may_write is not None and may_write()
+        key = settings.gcs_service_account_key, settings.gcs_service_account_file, table, writable
+        issued = await self._issued.get(key, partial(restrict_token, settings, table, writable=writable))
+        refresh = {"gcs.oauth2.refresh-credentials-endpoint": refresh_path} if refresh_path else {}
+        return describe_keys(table, address, {**issued.properties, **refresh})
+
+    def keys_stamp(self, settings: Settings, now_ms: int) -> int | None:
+        return None if settings.gcs_client_access == "none" else now_ms // REUSE_MS
+
+    def job_keys(self, settings: Settings) -> Callable[[], dict[str, str]] | None:
+        return lambda: key_properties(settings)
+
+    def access_check(self, root: Location, settings: Settings, name: str) -> dict[str, Any]:
+        return {"location": f"{root}/{name}", "storage": service_address(settings)}

@@ -1,0 +1,286 @@
+"""Trials of the policy `auto`: changes that a job applies, measures, and then keeps or undoes.
+
+A trial changes only properties that the table does not have, or that an earlier trial has set. So it never replaces or
+removes anything that a user has defined. The functions are pure; `api/admin/auto_advice.py` stores the trials.
+
+A trial begins in the state `applying`, and continues in the state `measuring`. After each measurement it is `kept` or
+`undone`. It ends also if another clustering replaces it, if a user withdraws it, or if it cannot be applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from seamark.formats.iceberg.metadata.auto_advice import AutoAdvicePolicy
+from seamark.formats.iceberg.metadata.clustering import COLUMNS, CURVE, HILBERT
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES, as_bool
+from seamark.formats.index.definitions import PREFIX, define, read_definitions
+from seamark.formats.services.services import CLUSTERING
+from seamark.metaserver.history.shapes import QueryShape
+from seamark.metaserver.planner.advice.proposals import GAIN_MIN_FRACTION, OPEN_S, SCAN_BYTES_PER_S, Proposal, Reads
+from seamark.metaserver.store.model import QueryShapeSums, QuerySums
+
+APPLYING, MEASURING, KEPT = "applying", "measuring", "kept"
+UNDONE, REPLACED, WITHDRAWN, FAILED = "undone", "replaced", "withdrawn", "failed"
+_IN_EFFECT = (APPLYING, MEASURING, KEPT)
+STATEMENTS_MIN = 20
+"""A trial is judged only if the history has at least this many statements since the change."""
+SHAPES_MAX = 40
+"""The number of shapes, the most frequent, whose reads before the change are stored."""
+_DAY_MS = 86_400_000
+_PAUSE_PERIODS = 7
+"""A change that was undone or failed is not applied again for this number of measuring periods."""
+
+
+class ShapeReads(msgspec.Struct, frozen=True, array_like=True):
+    """The share of the table's bytes that statements of a shape read before a change."""
+
+    fingerprint: str
+    fraction: float
+
+
+class Trial(msgspec.Struct, frozen=True, rename="kebab"):
+    """The state of a change that the policy `auto` has made.
+
+    Attributes:
+        number: The number of the trial. The first trial of a table has the number 1.
+        state: applying, measuring, kept, undone, replaced, withdrawn, or failed.
+        reason: The reason for the state, in words.
+        since_ms: The time of the last decision.
+        properties: The table properties that the change sets.
+        columns: The ids of the columns of the change.
+        spent_bytes: The bytes of the budget that the change used.
+        spent_seconds: The seconds of the budget that the change used.
+        shapes: The reads before the change.
+        saved_fraction: The share of the bytes that the change saved at the last measurement.
+    """
+
+    number: int
+    state: str
+    reason: str
+    since_ms: int
+    properties: dict[str, str]
+    columns: list[int]
+    spent_bytes: int
+    spent_seconds: float
+    shapes: list[ShapeReads] = []
+    saved_fraction: float | None = None
+
+    @property
+    def is_in_effect(self) -> bool:
+        """Whether the table has the properties of the trial."""
+        return self.state in _IN_EFFECT
+
+
+class AppliedProposal(msgspec.Struct, frozen=True, rename="kebab"):
+    """A proposal that was applied.
+
+    Attributes:
+        proposal: The proposal, with its prediction.
+        applied_ms: The time when it was applied.
+        measured: The files and bytes that an average statement of the same shapes reads now, by a replay over the
+            changed table. Null if the table cannot be sampled.
+        recorded: The files and bytes that an average statement has read since then, by the history.
+            Null if there were none.
+        trial: The decisions of the policy `auto`. Null if a user has applied the proposal.
+    """
+
+    proposal: Proposal
+    applied_ms: int
+    measured: Reads | None
+    recorded: Reads | None = None
+    trial: Trial | None = None
+
+    @property
+    def is_in_effect(self) -> bool:
+        """Whether the policy `auto` has applied the proposal, and has not undone it."""
+        return self.trial is not None and self.trial.is_in_effect
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The result of a measurement.
+
+    Attributes:
+        pays: Whether the change saves enough, or None if there are too few statements to judge.
+        saved_fraction: The share of the bytes that the change saves.
+        reads: What an average statement has read, or None without statements.
+        reason: The result in words.
+    """
+
+    pays: bool | None
+    saved_fraction: float
+    reads: Reads | None
+    reason: str
+
+
+def record_shapes(shapes: Sequence[QueryShapeSums]) -> list[ShapeReads]:
+    """Return the reads of the most frequent shapes, which a later measurement is compared with."""
+    return [ShapeReads(sums.fingerprint, round(_compute_fraction(sums.sums), 6)) for sums in shapes[:SHAPES_MAX]]
+
+
+def judge(trial: Trial, shapes: Sequence[QueryShapeSums]) -> Verdict:
+    """Compare what statements read since a change with what statements of the same shapes read before.
+
+    The comparison uses shares of the table, so a table that grows does not matter. A shape that was not there before is
+    compared with a read of the whole table if it compares a column of the change. Otherwise the change does not affect
+    the shape.
+
+    Args:
+        trial: The trial.
+        shapes: The sums of each shape since the change.
+    """
+    statements = sum(sums.sums.statements for sums in shapes)
+    if statements < STATEMENTS_MIN:
+        text = f"{statements} statements since the change; {STATEMENTS_MIN} are needed"
+        return Verdict(None, 0.0, None, text)
+    before_of = {reads.fingerprint: reads.fraction for reads in trial.shapes}
+    before_bytes = after_bytes = files = 0.0
+    for shape_sums in shapes:
+        sums = shape_sums.sums
+        table_bytes = sums.statements * (sums.bytes_in / sums.sized if sums.sized else sums.files_in)
+        after = _compute_fraction(sums)
+        before = before_of.get(shape_sums.fingerprint)
+        if before is None:
+            before = 1.0 if _compares(shape_sums.shape, trial.columns) else after
+        before_bytes += before * table_bytes
+        after_bytes += after * table_bytes
+        files += sums.files_left
+    saved = 1 - after_bytes / before_bytes if before_bytes else 0.0
+    mean_bytes, mean_files = int(after_bytes / statements), files / statements
+    reads = Reads(round(mean_files, 2), mean_bytes, round(mean_bytes / SCAN_BYTES_PER_S + mean_files * OPEN_S, 4))
+    pays = saved >= GAIN_MIN_FRACTION
+    reason = f"{statements:,} statements since the change read {saved:.0%} fewer bytes than before"
+    if not pays:
+        reason = f"{statements:,} statements since the change read no fewer bytes than before"
+    return Verdict(pays, round(saved, 4), reads, reason)
+
+
+def _compute_fraction(sums: QuerySums) -> float:
+    """Return the share of the table's bytes that the statements read, or the share of the files."""
+    if sums.sized and sums.bytes_in:
+        return min(1.0, sums.bytes_left / sums.bytes_in)
+    return min(1.0, sums.files_left / sums.files_in) if sums.files_in else 1.0
+
+
+def _compares(shape_text: str, column_ids: Sequence[int]) -> bool:
+    shape = QueryShape.parse(shape_text) if shape_text else None
+    return shape is not None and not shape.compared_columns.isdisjoint(column_ids)
+
+
+def find_properties(proposal: Proposal, metadata: TableMetadata) -> dict[str, str] | None:
+    """Return the properties that a proposal sets, or None if a job cannot apply it.
+
+    Raises:
+        BadRequest: The index of the proposal is invalid.
+    """
+    change = proposal.change
+    match change.kind:
+        case "cluster":
+            properties = {COLUMNS: ",".join(change.columns), CURVE: change.curve or HILBERT}
+            if change.target_file_bytes is not None:
+                properties[TARGET_FILE_BYTES] = str(change.target_file_bytes)
+            return properties
+        case "add-index":
+            index = define(change.index_name, change.index_kind, change.columns, metadata.current_schema)
+            return {PREFIX + change.index_name: index.property_text}
+    return None
+
+
+def refuse(
+    proposal: Proposal,
+    properties: Mapping[str, str] | None,
+    effective: TableMetadata,
+    applied: Sequence[AppliedProposal],
+    policy: AutoAdvicePolicy,
+    now_ms: int,
+    *,
+    clusters_by_default: bool,
+    indexes_max: int,
+) -> str | None:
+    """Return the reason why a proposal is not applied, or None if it may be applied.
+
+    Args:
+        proposal: The proposal.
+        properties: The properties that it sets, see `find_properties`.
+        effective: The metadata of the table, with the properties of its namespaces.
+        applied: The earlier proposals with trials.
+        policy: The policy of the table.
+        now_ms: The time.
+        clusters_by_default: Whether clustering runs on tables without its switch.
+        indexes_max: The maximum number of indexes of a table.
+    """
+    if not proposal.pays:
+        return "it does not pay within the horizon"
+    if properties is None:
+        return "a job cannot apply it"
+    own = own_properties(applied)
+    for name in properties:
+        current = effective.properties.get(name)
+        if current is not None and own.get(name) != current:
+            return f"a user has defined the property {name}"
+    if proposal.change.kind == "cluster":
+        switch = CLUSTERING.switch
+        assert switch is not None
+        if not as_bool(effective.properties, switch, clusters_by_default):
+            return "clustering is switched off for the table"
+        if effective.default_sort_order_id:
+            return "a user has defined a sort order"
+    elif len(read_definitions(effective).by_name) >= indexes_max:
+        return f"the table has {indexes_max} indexes, which is the limit"
+    return _refuse_again(proposal, applied, policy, now_ms) or _refuse_cost(proposal, applied, policy, now_ms)
+
+
+def _refuse_again(
+    proposal: Proposal, applied: Sequence[AppliedProposal], policy: AutoAdvicePolicy, now_ms: int
+) -> str | None:
+    """Return the reason if an earlier trial of the same proposal speaks against it."""
+    for earlier in applied:
+        trial = earlier.trial
+        if trial is None or earlier.proposal.id != proposal.id:
+            continue
+        if trial.state == WITHDRAWN:
+            return "a user has removed it"
+        is_recent = now_ms - trial.since_ms < _PAUSE_PERIODS * policy.measure_ms
+        if trial.state in (UNDONE, FAILED) and is_recent:
+            return f"it was applied before, and its state is {trial.state}"
+    return None
+
+
+def _refuse_cost(
+    proposal: Proposal, applied: Sequence[AppliedProposal], policy: AutoAdvicePolicy, now_ms: int
+) -> str | None:
+    """Return the reason if the rest of the budget is too small."""
+    spent_bytes, spent_seconds = sum_budget(applied, now_ms)
+    if spent_bytes + proposal.cost_bytes > policy.bytes_per_day:
+        return (
+            f"it costs {proposal.cost_bytes:,} bytes, and {spent_bytes:,} of the {policy.bytes_per_day:,} bytes of a "
+            "day are spent"
+        )
+    if spent_seconds + proposal.cost_seconds > policy.seconds_per_day:
+        return (
+            f"it takes {proposal.cost_seconds:,.0f} s, and {spent_seconds:,.0f} of the {policy.seconds_per_day:,} s of "
+            "a day are spent"
+        )
+    return None
+
+
+def own_properties(applied: Iterable[AppliedProposal]) -> dict[str, str]:
+    """Return the properties that trials in effect have set."""
+    properties: dict[str, str] = {}
+    for proposal in applied:
+        if proposal.trial is not None and proposal.trial.is_in_effect:
+            properties |= proposal.trial.properties
+    return properties
+
+
+def sum_budget(applied: Iterable[AppliedProposal], now_ms: int) -> tuple[int, float]:
+    """Return the bytes and seconds that the trials of the last 24 hours have spent."""
+    trials = [
+        proposal.trial for proposal in applied if proposal.trial is not None and now_ms - proposal.applied_ms < _DAY_MS
+    ]
+    return sum(trial.spent_bytes for trial in trials), sum(trial.spent_seconds for trial in trials)

@@ -1,0 +1,341 @@
+"""The definition of a further warehouse: its name, its location, and the settings in which it differs from the server.
+
+An admin of the server defines warehouses by HTTP, so a definition is checked against what the operator allows: the
+location is below `warehouse_roots`, and endpoints are in `warehouse_endpoints`. A warehouse with its own endpoint needs
+its own keys, so that the keys of the server are never used at another store. A warehouse never gives the keys of the
+server to clients, because these keys reach the files of all warehouses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit, urlunsplit
+
+import msgspec
+
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.errors import BadRequest, ConfigError, StorageError
+from seamark.formats.storage.locations import Location, location_key, parse_location
+from seamark.metaserver.access.protectors import KeyProtector, WrongKey, key_file, open_protector
+from seamark.metaserver.objects.storages import SERVER_STORAGES
+from seamark.metaserver.runtime.home import is_in_home, sqlite_file
+from seamark.metaserver.settings.settings import FIELDS, Settings
+from seamark.metaserver.settings.sources import check, convert
+from seamark.metaserver.store.model import StoredWarehouse
+
+NAME_PATTERN = "[a-z0-9][a-z0-9_-]{0,62}"
+RESERVED_NAMES = frozenset(
+    ("config", "default", "functions", "namespaces", "oauth", "tables", "transactions", "views", "warehouses")
+)
+"""Names that are segments of paths after `/v1/`, or that users could take for the warehouse of the server."""
+STORAGE_SETTINGS = ("s3_endpoint", "s3_region", "s3_path_style", "s3_client_access")
+CREDENTIALS = ("s3_access_key_id", "s3_secret_access_key")
+DEFAULTS = (
+    "scan_planning_mode",
+    "drop_retention_s",
+    "metrics_retention_s",
+    "audit_retention_s",
+    "query_history_days",
+    "timeline_keep",
+)
+QUOTAS = (
+    "namespace_entries_limit",
+    "namespace_properties_limit",
+    "plan_tables_limit",
+    "plan_tables_bytes",
+    "indexes_limit",
+)
+WAREHOUSE_SETTINGS = (*STORAGE_SETTINGS, *DEFAULTS, *QUOTAS)
+"""The settings that a warehouse can have of its own, without the secret ones."""
+_SHARED_BUDGETS = (
+    "metadata_cache_bytes",
+    "commit_memory_bytes",
+    "plan_memory_bytes",
+    "plan_answers_bytes",
+    "plan_disk_bytes",
+    "plan_table_memory_bytes",
+    "join_memory_bytes",
+    "index_memory_bytes",
+    "index_disk_bytes",
+    "cube_memory_bytes",
+    "cube_disk_bytes",
+)
+"""The budgets of which each further warehouse has a fraction."""
+_NAME = re.compile(rf"{NAME_PATTERN}\Z")
+_PROPERTIES_MAX = 64
+_ABOUT = b"seamark warehouse credentials "
+
+
+def is_warehouse_name(text: str) -> bool:
+    """Return whether a further warehouse can have this name."""
+    return _NAME.match(text) is not None and text not in RESERVED_NAMES
+
+
+def check_warehouse_name(name: str, settings: Settings) -> str:
+    """Return the name if a new warehouse can have it.
+
+    Raises:
+        BadRequest: The name is malformed, reserved, or the prefix of the server.
+    """
+    if _NAME.match(name) is None:
+        raise BadRequest(
+            f"The warehouse name {name[:80]!r} is invalid: it has 1 to 63 characters a-z, 0-9, _ or -, and begins with "
+            "a letter or a digit"
+        )
+    if name in RESERVED_NAMES or name == settings.prefix:
+        raise BadRequest(f"The warehouse name {name!r} is reserved; choose another")
+    return name
+
+
+def check_settings(values: Mapping[str, Any], allowed_names: tuple[str, ...], settings: Settings) -> dict[str, Any]:
+    """Return the values of a warehouse's own settings, converted to the types of the settings.
+
+    Raises:
+        BadRequest: A name is not in `allowed_names`, a value is invalid, or an endpoint is not allowed.
+    """
+    if len(values) > _PROPERTIES_MAX:
+        raise BadRequest(f"The warehouse has {len(values)} settings; the limit is {_PROPERTIES_MAX}")
+    converted = {}
+    for name, value in values.items():
+        if name not in allowed_names:
+            raise BadRequest(
+                f"A warehouse cannot have the setting {name[:80]!r} here; use one of {', '.join(allowed_names)}"
+            )
+        try:
+            converted[name] = convert(name, value, "the request")
+        except ConfigError as error:
+            raise BadRequest(error.message) from None
+        if "http" in FIELDS[name].metadata["schemes"]:
+            _check_endpoint(name, converted[name], settings)
+    return converted
+
+
+def _check_endpoint(name: str, url: str, settings: Settings) -> None:
+    if url and url.rstrip("/") not in {endpoint.rstrip("/") for endpoint in settings.warehouse_endpoints}:
+        raise BadRequest(
+            f"{name} is {url[:200]!r}, which is not an allowed endpoint; have the operator add it to the setting "
+            "warehouse_endpoints"
+        )
+
+
+def check_location(text: str, settings: Settings, server_roots: tuple[Location, ...]) -> Location:
+    """Return the location of a new warehouse, normalised.
+
+    Args:
+        text: The location.
+        settings: The settings of the server.
+        server_roots: The location of the server's own warehouse, and the allowed locations of the server.
+
+    Raises:
+        BadRequest: The operator does not allow the location, or it overlaps a location of the server.
+    """
+    location = parse_location(text, "The location of the warehouse")
+    roots = [parse_location(root, "A root of warehouses") for root in settings.warehouse_roots]
+    if not roots:
+        raise BadRequest(
+            "This server has no place for further warehouses; have the operator set warehouse_roots to URIs below "
+            "which they can be created"
+        )
+    if not any(root.holds(location) and _stays_below(location, root) for root in roots):
+        shown_roots = ", ".join(str(root) for root in roots)
+        raise BadRequest(
+            f"The location {str(location)!r} is outside the places for warehouses, which are {shown_roots}; choose one "
+            "below them, or have the operator change warehouse_roots"
+        )
+    check_apart_from_server(location, settings, server_roots)
+    return location
+
+
+def check_apart_from_server(location: Location, settings: Settings, server_roots: tuple[Location, ...]) -> None:
+    """Check that a location overlaps neither the server's own warehouse nor its own files.
+
+    Raises:
+        BadRequest: The location overlaps one of them.
+    """
+    key = location_key(location)
+    for root in server_roots:
+        if do_overlap(key, location_key(root)):
+            raise BadRequest(f"The location {str(location)!r} overlaps {str(root)!r} of the server; choose another")
+    if location.is_local:
+        database = sqlite_file(settings)
+        own_files = [str(settings.home.absolute()), *([] if database is None else [str(database)])]
+        folder = os.path.realpath(location.file_path)
+        if is_in_home(settings, folder) or any(_is_inside(os.path.realpath(path), folder) for path in own_files):
+            raise BadRequest(f"The location {str(location)!r} overlaps the files of the server itself; choose another")
+
+
+def do_overlap(key: str, other: str) -> bool:
+    """Return whether two keys of locations are equal, or one contains the other."""
+    return _is_inside(key, other) or _is_inside(other, key)
+
+
+def _is_inside(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def _stays_below(location: Location, root: Location) -> bool:
+    """Return whether no symbolic link leads from a location below the root to another place."""
+    if not location.is_local:
+        return True
+    return _is_inside(os.path.realpath(location.file_path), os.path.realpath(root.file_path))
+
+
+def check_definition(settings: Settings, own: Mapping[str, Any], credentials: Mapping[str, Any]) -> None:
+    """Check that the own settings and credentials of a warehouse fit together.
+
+    Raises:
+        BadRequest: They contradict each other.
+    """
+    if own.get("s3_endpoint") and not credentials:
+        raise BadRequest(
+            "A warehouse with its own s3_endpoint needs s3_access_key_id and s3_secret_access_key in credentials, "
+            "because the keys of the server are for the store of the server"
+        )
+    access = own.get("s3_client_access")
+    if access == "gateway":
+        raise BadRequest("The objects gateway serves only the warehouse of the server: set s3_client_access to signing")
+    if access == "static" and not credentials:
+        raise BadRequest(
+            "s3_client_access = static gives clients the keys of the server, which reach all warehouses; set "
+            "credentials of the warehouse, or use signing"
+        )
+    try:
+        check(make_settings(settings, _UNSAVED, own, credentials))
+    except ConfigError as error:
+        raise BadRequest(error.message) from None
+
+
+_UNSAVED = StoredWarehouse("unsaved", "0" * 32, "file:///unsaved", "/unsaved", {}, None, 0, "")
+
+
+def make_settings(
+    settings: Settings, warehouse: StoredWarehouse, own: Mapping[str, Any], credentials: Mapping[str, Any]
+) -> Settings:
+    """Return the settings with which the components of a warehouse are opened.
+
+    Args:
+        settings: The settings of the server.
+        warehouse: The warehouse.
+        own: The own settings of the warehouse.
+        credentials: The own settings of the warehouse that are secret.
+    """
+    values: dict[str, Any] = {
+        "home": settings.home / "warehouses" / warehouse.id,
+        "database": make_database_url(settings, warehouse.id),
+        "warehouse": warehouse.location,
+        "prefix": warehouse.name,
+        "encryption_key_file": str(key_file(settings).absolute()),
+        "allowed_locations": (),
+        "warehouse_roots": (),
+        # Only the server's own warehouse has these. Their absence makes the components of a warehouse refuse them.
+        "peer_address": "",
+        "peer_listen": "",
+        "gateway_port": 0,
+        "gateway_url": "",
+        "stream_log": "",
+        "services_workers": 0,
+        "parquet_key_file": "",
+        "parquet_kms": "",
+        "plan_disk_folder": "",
+        "index_disk_folder": "",
+        "s3_client_access": _choose_client_access(settings),
+        "sql_statements_limit": max(1, settings.sql_statements_limit // settings.warehouses_limit),
+        "pg_pool_max": max(2, settings.pg_pool_max // settings.warehouses_limit),
+    }
+    for name in _SHARED_BUDGETS:
+        values[name] = getattr(settings, name) // settings.warehouses_limit
+    if credentials:
+        values["s3_folder"] = ""
+    return dataclasses.replace(settings, **{**values, **own, **credentials})
+
+
+def _choose_client_access(settings: Settings) -> str:
+    """Return what clients of a warehouse receive if it does not say so itself. It is never a key of the server."""
+    if settings.s3_folder or settings.s3_client_access == "none":
+        return "none"
+    return "signing"
+
+
+def make_database_url(settings: Settings, warehouse_id: str) -> str:
+    """Return the URL of a warehouse's database.
+
+    It is a file beside the SQLite database of the server, or a schema in the PostgreSQL database of the server.
+    """
+    file = sqlite_file(settings)
+    if file is not None:
+        return f"sqlite:///{quote(str(file.with_name(f'{file.stem}-{warehouse_id}.db')).lstrip('/'))}"
+    parts = urlsplit(settings.database_url())
+    query = "&".join(part for part in (parts.query, urlencode({"search_path": f"seamark_{warehouse_id}"})) if part)
+    return urlunsplit(parts._replace(query=query))
+
+
+def check_folder(location: Location, settings: Settings) -> None:
+    """Create the folder of a local warehouse, or check a remote one as far as no request is needed.
+
+    Raises:
+        BadRequest: No objects can be created at the location.
+    """
+    try:
+        SERVER_STORAGES[location.scheme].check_root(location, settings)
+    except (ConfigError, StorageError) as error:
+        raise BadRequest(error.message.replace("--warehouse", "another location")) from None
+
+
+async def seal_credentials(
+    settings: Settings, clock: Clock, warehouse_id: str, credentials: Mapping[str, Any]
+) -> bytes | None:
+    """Return the encrypted credentials of a warehouse; None if it has none of its own."""
+    if not credentials:
+        return None
+    protector = _open_protector(settings, clock)
+    return await protector.seal(msgspec.json.encode(credentials), _ABOUT + warehouse_id.encode())
+
+
+async def open_credentials(settings: Settings, clock: Clock, warehouse: StoredWarehouse) -> dict[str, Any]:
+    """Return the credentials of a warehouse.
+
+    Raises:
+        ConfigError: They are encrypted with a key that this server does not have.
+    """
+    if warehouse.credentials is None:
+        return {}
+    protector = _open_protector(settings, clock)
+    try:
+        opened = await protector.open(warehouse.credentials, _ABOUT + warehouse.id.encode())
+    except WrongKey as error:
+        raise ConfigError(
+            f"The credentials of the warehouse {warehouse.name} are encrypted with the key {error}, which this server "
+            "does not have; set them again with seamark warehouse change"
+        ) from None
+    return from_json(opened, dict[str, Any])
+
+
+def _open_protector(settings: Settings, clock: Clock) -> KeyProtector:
+    protector = open_protector(settings, clock, create=True)
+    assert protector is not None
+    return protector
+
+
+async def load_settings(settings: Settings, clock: Clock, warehouse: StoredWarehouse) -> Settings:
+    """Return the settings with which the components of a stored warehouse are opened.
+
+    Raises:
+        ConfigError: Its credentials cannot be decrypted, or the operator no longer allows its settings.
+    """
+    credentials = await open_credentials(settings, clock, warehouse)
+    try:
+        own = check_settings(warehouse.settings, WAREHOUSE_SETTINGS, settings)
+    except BadRequest as error:
+        raise ConfigError(f"The warehouse {warehouse.name} cannot be opened: {error.message}") from None
+    return make_settings(settings, warehouse, own, credentials)
+
+
+def home_of(settings: Settings) -> Path:
+    """Return the folder that has the homes of the further warehouses."""
+    return settings.home / "warehouses"

@@ -1,0 +1,379 @@
+"""The further warehouses of a server: their records, and the components that serve each of them in this process.
+
+A warehouse has a database, a home folder, signing keys and components of its own, which no other warehouse reaches. It
+is opened by its first request, and closed when it is changed or dropped, or when the server stops. Each use reads the
+record of the warehouse, so that every process of a fleet notices a change with the next request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import structlog
+
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import (
+    AlreadyExists,
+    BadRequest,
+    ConfigError,
+    NoSuchWarehouse,
+    RetryLater,
+    SeamarkError,
+)
+from seamark.formats.storage.locations import Location, location_key, parse_location
+from seamark.metaserver.access.principal import Role
+from seamark.metaserver.objects.warehouse import Warehouse
+from seamark.metaserver.runtime.home import prepare_home
+from seamark.metaserver.settings.settings import Settings
+from seamark.metaserver.store.model import Grant, StoredWarehouse
+from seamark.metaserver.store.open import SQLITE_SCHEME, open_store, parse_scheme, parse_sqlite_path
+from seamark.metaserver.store.operations import (
+    ChangeWarehouse,
+    CloseCatalog,
+    CreateWarehouse,
+    NameCatalog,
+    RemoveWarehouse,
+    SaveGrant,
+)
+from seamark.metaserver.store.port import PointerStore
+from seamark.metaserver.warehouses.definitions import (
+    CREDENTIALS,
+    WAREHOUSE_SETTINGS,
+    check_apart_from_server,
+    check_definition,
+    check_folder,
+    check_location,
+    check_settings,
+    check_warehouse_name,
+    is_warehouse_name,
+    load_settings,
+    make_settings,
+    open_credentials,
+    seal_credentials,
+)
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+_OPEN_INTERVAL_S = 30.0
+"""The time between two rounds that open the warehouses for housekeeping, and close the dropped ones."""
+_SQLITE_SUFFIXES = ("", "-wal", "-shm", "-journal")
+_log = structlog.get_logger("seamark.warehouses")
+
+
+@dataclass(frozen=True)
+class ServedWarehouse:
+    """The components of an open warehouse, as far as requests need them.
+
+    Attributes:
+        answer: Answers a request.
+        end_waits: Ends the long polls of the warehouse, so that it can be closed.
+    """
+
+    answer: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    end_waits: Callable[[], None]
+
+
+Opener = Callable[[Settings, StoredWarehouse], AbstractAsyncContextManager[ServedWarehouse]]
+
+
+@dataclass(eq=False)
+class _OpenWarehouse:
+    """A warehouse that is open, or that is being opened.
+
+    One task opens and closes the components, because context managers must end in the task that began them.
+    """
+
+    stored: StoredWarehouse
+    opened: asyncio.Future[ServedWarehouse]
+    closing: asyncio.Event = field(default_factory=asyncio.Event)
+    unused: asyncio.Event = field(default_factory=asyncio.Event)
+    users: int = 0
+    task: asyncio.Task[None] | None = None
+
+
+class Warehouses:
+    """The further warehouses. An instance belongs to one event loop, and is opened by `open_warehouses`.
+
+    Args:
+        settings: The settings of the server.
+        store: The pointer store of the server, which has the records.
+        clock: The clock.
+        opener: Opens the components of a warehouse with its settings. It calls `check_database`.
+    """
+
+    def __init__(self, settings: Settings, store: PointerStore, clock: Clock, opener: Opener) -> None:
+        self._settings = settings
+        self._store = store
+        self._clock = clock
+        self._opener = opener
+        self._open: dict[str, _OpenWarehouse] = {}
+        self._leaving: set[_OpenWarehouse] = set()
+
+    @property
+    def open_count(self) -> int:
+        """The number of warehouses that are open in this process."""
+        return len(self._open)
+
+    # Records ---------------------------------------------------------------------------------------------------------
+
+    async def list(self) -> list[StoredWarehouse]:
+        return await self._store.warehouses()
+
+    async def find(self, name: str) -> StoredWarehouse | None:
+        """Return the further warehouse with this name, or None."""
+        return await self._store.warehouse(name) if is_warehouse_name(name) else None
+
+    async def require(self, name: str) -> StoredWarehouse:
+        """Return the further warehouse with this name.
+
+        Raises:
+            NoSuchWarehouse: There is none.
+        """
+        stored = await self.find(name)
+        if stored is None:
+            raise NoSuchWarehouse(f"Warehouse does not exist: {name[:80]}")
+        return stored
+
+    async def find_by_location(self, location: str) -> StoredWarehouse | None:
+        """Return the further warehouse with this normalised location, or None."""
+        return next((stored for stored in await self.list() if stored.location == location), None)
+
+    def make_client_settings(self, stored: StoredWarehouse) -> Settings:
+        """Return the settings of a warehouse, without its credentials, for answers to clients."""
+        return make_settings(self._settings, stored, stored.settings, {})
+
+    async def create(
+        self, name: str, location: str, own: Mapping[str, Any], credentials: Mapping[str, Any], principal_name: str
+    ) -> StoredWarehouse:
+        """Create a warehouse, in which the principal becomes an admin.
+
+        Raises:
+            AlreadyExists: A warehouse has this name.
+            BadRequest: The definition is invalid, or the operator does not allow it.
+        """
+        check_warehouse_name(name, self._settings)
+        parsed = check_location(location, self._settings, self._list_server_roots())
+        own = check_settings(own, WAREHOUSE_SETTINGS, self._settings)
+        credentials = check_settings(credentials, CREDENTIALS, self._settings)
+        check_definition(self._settings, own, credentials)
+        if await self._store.warehouse(name) is not None:
+            raise AlreadyExists(f"Warehouse already exists: {name}")
+        warehouse_id = self._clock.uuid4().hex
+        stored = StoredWarehouse(
+            name=name,
+            id=warehouse_id,
+            location=str(parsed),
+            location_key=location_key(parsed),
+            settings=own,
+            credentials=await seal_credentials(self._settings, self._clock, warehouse_id, credentials),
+            created_ms=self._clock.now_ms(),
+            principal_name=principal_name,
+        )
+        settings = make_settings(self._settings, stored, own, credentials)
+        await asyncio.to_thread(check_folder, parsed, settings)
+        await asyncio.to_thread(prepare_home, settings)
+        try:
+            # The database exists before its record, so that a recorded warehouse without a database has lost it.
+            async with open_store(settings.database_url(), clock=self._clock, pool_max=1) as store:
+                grant = Grant(principal_name, Role.ADMIN.value)
+                await store.transact([NameCatalog(warehouse_id), SaveGrant(grant)])
+            await self._store.transact([CreateWarehouse(stored, self._settings.warehouses_limit)])
+        except (AlreadyExists, BadRequest, ConfigError):
+            _remove_database(settings)  # No record names this database.
+            raise
+        return stored
+
+    async def change(self, name: str, own: Mapping[str, Any], credentials: Mapping[str, Any] | None) -> StoredWarehouse:
+        """Replace the own settings of a warehouse, and its credentials unless `credentials` is None.
+
+        Raises:
+            NoSuchWarehouse: The warehouse does not exist.
+            BadRequest: The definition is invalid, or the operator does not allow it.
+            CommitConflict: Another request changed the warehouse.
+        """
+        stored = await self.require(name)
+        own = check_settings(own, WAREHOUSE_SETTINGS, self._settings)
+        if credentials is None:
+            credentials = await open_credentials(self._settings, self._clock, stored)
+        else:
+            credentials = check_settings(credentials, CREDENTIALS, self._settings)
+        check_definition(self._settings, own, credentials)
+        changed = msgspec.structs.replace(
+            stored,
+            settings=own,
+            credentials=await seal_credentials(self._settings, self._clock, stored.id, credentials),
+            version=stored.version + 1,
+        )
+        await self._store.transact([ChangeWarehouse(changed)])
+        return changed
+
+    async def drop(self, name: str) -> None:
+        """Drop an empty warehouse. Its database stays, with its audit log and its timeline.
+
+        Raises:
+            NoSuchWarehouse: The warehouse does not exist.
+            NamespaceNotEmpty: It has namespaces, or dropped entries that keep their locations.
+        """
+        stored = await self.require(name)
+        settings = make_settings(self._settings, stored, {}, {})
+        async with open_store(settings.database_url(), clock=self._clock, pool_max=1) as store:
+            await check_database(store, stored)
+            await store.transact([CloseCatalog()])
+        await self._store.transact([RemoveWarehouse(stored.id)])
+        self._retire(stored.id)
+
+    def _list_server_roots(self) -> tuple[Location, ...]:
+        return Warehouse(self._settings.warehouse_uri(), self._settings.allowed_locations).roots
+
+    # Open warehouses -------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def use(self, name: str) -> AsyncIterator[ServedWarehouse | None]:
+        """Keep a warehouse open while the context is active. The value is None if the warehouse does not exist.
+
+        Raises:
+            RetryLater: The database of the server does not answer, or the warehouse cannot be opened.
+        """
+        warehouse = await self._enter(name)
+        if warehouse is None:
+            yield None
+            return
+        warehouse.users += 1
+        try:
+            yield await asyncio.shield(warehouse.opened)
+        finally:
+            warehouse.users -= 1
+            if not warehouse.users:
+                warehouse.unused.set()
+
+    async def _enter(self, name: str) -> _OpenWarehouse | None:
+        try:
+            stored = await self.find(name)
+        except RetryLater:
+            # The databases of the warehouses are in the same place, so an open one decides what it can still answer.
+            opened = (warehouse for warehouse in self._open.values() if warehouse.stored.name == name)
+            warehouse = next(opened, None)
+            if warehouse is None:
+                raise
+            return warehouse
+        if stored is None:
+            return None
+        warehouse = self._open.get(stored.id)
+        if warehouse is not None and warehouse.stored.version != stored.version:
+            self._retire(stored.id)
+            warehouse = None
+        if warehouse is None:
+            warehouse = _OpenWarehouse(stored, asyncio.get_running_loop().create_future())
+            self._open[stored.id] = warehouse
+            warehouse.task = asyncio.create_task(self._run(warehouse), name=f"warehouse {stored.name}")
+        return warehouse
+
+    def _retire(self, warehouse_id: str) -> None:
+        """Close a warehouse when its running requests have ended. The next request opens it again."""
+        warehouse = self._open.pop(warehouse_id, None)
+        if warehouse is not None:
+            self._leaving.add(warehouse)
+            warehouse.closing.set()
+
+    async def _run(self, warehouse: _OpenWarehouse) -> None:
+        """Open the components of a warehouse, and close them when the warehouse is retired."""
+        stored = warehouse.stored
+        try:
+            settings = await load_settings(self._settings, self._clock, stored)
+            location = parse_location(stored.location)
+            await asyncio.to_thread(check_apart_from_server, location, self._settings, self._list_server_roots())
+            async with self._opener(settings, stored) as served:
+                warehouse.opened.set_result(served)
+                await warehouse.closing.wait()
+                served.end_waits()
+                while warehouse.users:
+                    warehouse.unused.clear()
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(warehouse.unused.wait(), self._settings.drain_timeout_s)
+                        continue
+                    break
+        except Exception as error:  # noqa: BLE001  one warehouse must not end the others
+            if not isinstance(error, SeamarkError):
+                _log.error("a warehouse failed unexpectedly", warehouse=stored.name, exc_info=error)
+            else:
+                _log.error("a warehouse cannot be opened", warehouse=stored.name, error=error.message)
+            if not warehouse.opened.done():
+                warehouse.opened.set_exception(
+                    RetryLater(f"The warehouse {stored.name} cannot be opened; the server's log has the reason")
+                )
+                warehouse.opened.exception()  # The request that opened the warehouse may have ended.
+        finally:
+            if self._open.get(stored.id) is warehouse:
+                del self._open[stored.id]
+            self._leaving.discard(warehouse)
+
+    async def run(self) -> None:
+        """Open all warehouses for their housekeeping, and close the dropped ones, until cancelled."""
+        while True:
+            await self.round()
+            await asyncio.sleep(_OPEN_INTERVAL_S)
+
+    async def round(self) -> None:
+        """Open all warehouses of the database, and close those that are no longer there."""
+        stored = {warehouse.id: warehouse for warehouse in await self.list()}
+        for warehouse_id in list(self._open):
+            if warehouse_id not in stored:
+                self._retire(warehouse_id)
+        for warehouse in stored.values():
+            with suppress(RetryLater):  # The log has the reason.
+                async with self.use(warehouse.name):
+                    pass
+
+    def end_waits(self) -> None:
+        """End the long polls of all open warehouses."""
+        for warehouse in self._open.values():
+            if warehouse.opened.done() and warehouse.opened.exception() is None:
+                warehouse.opened.result().end_waits()
+
+    async def close(self) -> None:
+        for warehouse_id in list(self._open):
+            self._retire(warehouse_id)
+        tasks = [warehouse.task for warehouse in self._leaving if warehouse.task is not None]
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def check_database(store: PointerStore, stored: StoredWarehouse) -> None:
+    """Check that a database belongs to the warehouse.
+
+    Raises:
+        ConfigError: It belongs to another one, or is empty because the database of the warehouse is lost.
+    """
+    if await store.catalog_id() != stored.id:
+        raise ConfigError(
+            f"The database of the warehouse {stored.name} is missing; restore its backup, or create the warehouse "
+            "again at another location"
+        )
+
+
+def _remove_database(settings: Settings) -> None:
+    """Remove the SQLite database and the home of a warehouse that was not recorded. A schema in PostgreSQL stays."""
+    if parse_scheme(settings.database_url()) == SQLITE_SCHEME:
+        file = parse_sqlite_path(settings.database_url())
+        for suffix in _SQLITE_SUFFIXES:
+            Path(f"{file}{suffix}").unlink(missing_ok=True)
+    with suppress(OSError):
+        settings.home.rmdir()
+
+
+@asynccontextmanager
+async def open_warehouses(
+    settings: Settings, store: PointerStore, clock: Clock, opener: Opener
+) -> AsyncIterator[Warehouses]:
+    """Open the further warehouses of a server. When the context ends, close those that are open."""
+    warehouses = Warehouses(settings, store, clock, opener)
+    try:
+        yield warehouses
+    finally:
+        await warehouses.close()

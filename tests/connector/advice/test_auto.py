@@ -1,0 +1,147 @@
+"""The policy `auto`: it applies proposals within a budget, measures them, and undoes those that do not pay."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from seamark.connector.client.errors import Conflict, InvalidRequest, NoSuchResource
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.policies import (
+    change_table_properties,
+    finish_advice_step,
+    load_advice,
+    take_advice_step,
+)
+from seamark.connector.jobs.jobs import run_auto_advice
+from seamark.formats.iceberg.metadata.auto_advice import BYTES_PER_DAY
+from seamark.formats.iceberg.metadata.clustering import COLUMNS
+from tests.connector.advice.workloads import TABLE, make_table, measure_planned_bytes, run_statements
+from tests.connector.server_thread import ServerThread
+from tests.seeds import first_seed
+from tests.server.rig import OffsetClock
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+BY_DAY = [f"day >= {day} AND day < {day + 20}" for day in range(0, 340, 10)]
+BY_CODE = [f"code = 'c{code:04d}'" for code in range(0, 400, 12)]
+
+
+class Week:
+    """A server with a clock that the test moves, and the table `db.t`."""
+
+    def __init__(self, home: Path) -> None:
+        self.clock = OffsetClock()
+        self.server = ServerThread(home, warehouse=home.as_uri(), services_workers=0, clock=self.clock)
+        self.server.start()
+        self.client = IndexClient(self.server.url)
+        make_table(self.client, np.random.default_rng(first_seed()), files=12)
+
+    def run_day(self, wheres: Sequence[str], steps: int = 3) -> None:
+        """Take some steps, run the statements two hours later, and go to the next day."""
+        for _ in range(steps):
+            run_auto_advice(self.client, ("db", "t"))
+        self.clock.ahead_ms += 2 * HOUR_MS
+        run_statements(self.client, wheres)
+        self.clock.ahead_ms += DAY_MS - 2 * HOUR_MS
+
+    @property
+    def trials(self) -> list[dict[str, Any]]:
+        """The trials, the oldest first."""
+        applied = load_advice(self.client, TABLE)["applied"]
+        return [proposal for proposal in reversed(applied) if proposal["trial"] is not None]
+
+    def list_states(self) -> list[tuple[str, str]]:
+        return [(trial["proposal"]["change"]["columns"][0], trial["trial"]["state"]) for trial in self.trials]
+
+    @property
+    def properties(self) -> dict[str, str]:
+        return dict(json.loads(self.client.load_table(TABLE).metadata)["properties"])
+
+
+@pytest.fixture
+def week(tmp_path: Path) -> Iterator[Week]:
+    week = Week(tmp_path)
+    yield week
+    week.client.close()
+    week.server.stop()
+
+
+def test_auto_follows_a_workload_that_changes_on_day_3(week: Week) -> None:
+    for _ in range(2):
+        week.run_day(BY_DAY)
+    assert week.list_states() == [("day", "measuring")]
+    run_auto_advice(week.client, ("db", "t"))
+    assert week.list_states()[0] == ("day", "kept")
+    before = measure_planned_bytes(week.client, BY_CODE)
+    for _ in range(4):
+        week.run_day(BY_CODE)
+    run_auto_advice(week.client, ("db", "t"))
+    assert ("day", "undone") in week.list_states()
+    assert ("code", "kept") in week.list_states()
+    assert measure_planned_bytes(week.client, BY_CODE) < 0.5 * before
+    # The properties of the change that was undone are removed, and prediction and measurement are stored.
+    assert week.properties.get(COLUMNS) in (None, "code")
+    kept = next(trial for trial in week.trials if trial["trial"]["state"] == "kept")
+    assert kept["trial"]["saved-fraction"] > 0.5
+    assert kept["recorded"]["bytes"] < kept["proposal"]["before"]["bytes"]
+    assert "fewer bytes" in kept["trial"]["reason"]
+
+
+def test_auto_never_replaces_what_a_user_defined(week: Week) -> None:
+    table = ("db", "t")
+    change_table_properties(week.client, TABLE, {COLUMNS: "region"}, ())
+    week.client.put_index(TABLE, "by_code", kind="bloom", columns=["id"])
+    week.run_day(BY_CODE)
+    for _ in range(3):
+        run_auto_advice(week.client, table)
+    assert week.trials == []
+    reason = take_advice_step(week.client, TABLE)["reason"]
+    assert f"a user has defined the property {COLUMNS}" in reason
+    assert "a user has defined the property seamark.index.by_code" in reason
+    # A change that a user takes back is not applied again, and the user's next value stays.
+    change_table_properties(week.client, TABLE, {}, [COLUMNS])
+    run_auto_advice(week.client, table)
+    assert week.properties[COLUMNS] != "region"
+    change_table_properties(week.client, TABLE, {COLUMNS: "amount"}, ())
+    week.clock.ahead_ms += 2 * DAY_MS
+    run_auto_advice(week.client, table)
+    assert [state for _, state in week.list_states()] == ["withdrawn"]
+    assert week.properties[COLUMNS] == "amount"
+    assert week.properties["seamark.index.by_code"].count("bloom") == 1
+
+
+def test_auto_applies_once_within_its_budget_although_two_replicas_take_steps(week: Week) -> None:
+    week.run_day(BY_DAY)
+    change_table_properties(week.client, TABLE, {BYTES_PER_DAY: "1000"}, ())
+    step = take_advice_step(week.client, TABLE)
+    assert (step["action"], "of the 1,000 bytes of a day are spent" in step["reason"]) == ("none", True)
+    change_table_properties(week.client, TABLE, {}, [BYTES_PER_DAY])
+
+    def take_step(_: int) -> str:
+        try:
+            return str(take_advice_step(week.client, TABLE)["action"])
+        except Conflict:
+            return "conflict"
+
+    with ThreadPoolExecutor(4) as pool:
+        actions = list(pool.map(take_step, range(4)))
+    assert actions.count("apply") == 1, actions
+    assert len(week.trials) == 1
+    # The job of this step was killed. Another job continues the trial after an hour.
+    assert take_advice_step(week.client, TABLE)["action"] == "none"
+    week.clock.ahead_ms += HOUR_MS
+    run_auto_advice(week.client, ("db", "t"))
+    (trial,) = week.trials
+    assert (trial["trial"]["state"], trial["trial"]["number"]) == ("measuring", 1)
+    assert trial["measured"]["bytes"] < trial["proposal"]["before"]["bytes"]
+    with pytest.raises(NoSuchResource, match="no trial 1"):
+        finish_advice_step(week.client, TABLE, 1, "applied")
+    with pytest.raises(InvalidRequest, match="applied, failed or busy"):
+        finish_advice_step(week.client, TABLE, 1, "done")

@@ -1,0 +1,1 @@
+"""Emulators of the storages of clouds."""

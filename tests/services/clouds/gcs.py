@@ -1,0 +1,72 @@
+"""fake-gcs-server, an emulator of Google Cloud Storage, with its data in memory.
+
+`make services` builds it into `.cache/bin`. The emulator serves the JSON API, and reads and listings of the XML API. It
+has neither the uploads of the XML API nor their condition `x-goog-if-generation-match`, which obstore uses. So a proxy
+(`tests/services/clouds/gcs_proxy.py`) turns such an upload into the upload of the JSON API with the same condition, and
+answers as the XML API does. The emulator accepts every token.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import requests
+
+from tests.services.process import CACHE, REPO, ManagedProcess, ServiceFailed, free_port, is_http_ok, port_answers
+
+_PROGRAM = CACHE / "bin" / "fake-gcs-server"
+
+
+@dataclass
+class GoogleStorage:
+    """A running emulator. `endpoint` is the address of the proxy before it."""
+
+    endpoint: str
+    process: ManagedProcess
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def create_bucket(self) -> str:
+        """Create an empty bucket, and return its location."""
+        name = f"seamark-{next(self._numbers)}"
+        requests.post(f"{self.endpoint}/storage/v1/b", json={"name": name}, timeout=10).raise_for_status()
+        return f"gs://{name}"
+
+    def settings(self) -> dict[str, str]:
+        """Return the settings with which a server uses the emulator."""
+        key = {"disable_oauth": True, "client_email": "", "private_key": "", "private_key_id": ""}
+        return {"gcs_endpoint": self.endpoint, "gcs_service_account_key": json.dumps(key)}
+
+    def client_properties(self) -> dict[str, str]:
+        """Return the properties with which PyIceberg and Seamark's client use the emulator."""
+        expires = datetime.now(UTC) + timedelta(hours=1)
+        return {
+            "gcs.service.host": self.endpoint,
+            "gcs.oauth2.token": "any",
+            "gcs.oauth2.token-expires-at": str(int(expires.timestamp() * 1000)),
+        }
+
+
+@contextmanager
+def gcs_server(folder: Path) -> Iterator[GoogleStorage]:
+    """Start an emulator and its proxy; yield it."""
+    if not _PROGRAM.exists():
+        raise ServiceFailed("fake-gcs-server is not installed; run `make services`")
+    port, proxy_port = free_port(), free_port()
+    upstream, endpoint = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{proxy_port}"
+    argv = [
+        *(str(_PROGRAM), "-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-backend", "memory"),
+        *("-public-host", f"127.0.0.1:{proxy_port}", "-external-url", endpoint, "-log-level", "error"),
+    ]
+    with ManagedProcess(argv, log=folder / "gcs.log", cwd=folder) as process:
+        process.start(lambda: is_http_ok(f"{upstream}/storage/v1/b"), timeout_s=60)
+        argv = [sys.executable, "-m", "tests.services.clouds.gcs_proxy", upstream, str(proxy_port)]
+        with ManagedProcess(argv, log=folder / "gcs-proxy.log", cwd=REPO) as proxy:
+            proxy.start(lambda: port_answers(proxy_port), timeout_s=60)
+            yield GoogleStorage(endpoint, process)

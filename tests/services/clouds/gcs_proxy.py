@@ -1,0 +1,80 @@
+"""A proxy that turns uploads of the XML API of Google Cloud Storage into uploads of its JSON API.
+
+Its arguments are the address of the emulator, and the port of the proxy. It is a process of its own, because pyarrow
+holds Python's lock while it waits for Google Cloud Storage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from urllib.parse import urlencode
+
+import aiohttp
+from aiohttp import web
+from yarl import URL
+
+_NO_SUCH_BUCKET = (
+    '<?xml version="1.0" encoding="UTF-8"?><Error><Code>NoSuchBucket</Code>'
+    "<Message>The specified bucket does not exist.</Message></Error>"
+)
+_PASSED_ON = ("content-type", "authorization")
+
+
+async def serve(upstream: str, port: int) -> None:
+    """Run the proxy on 127.0.0.1:`port` before the emulator at `upstream`, until the process ends."""
+    async with aiohttp.ClientSession(auto_decompress=False) as session:
+
+        async def handle(request: web.BaseRequest) -> web.StreamResponse:
+            return await _forward(session, upstream, request)
+
+        runner = web.ServerRunner(web.Server(handle))
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", port).start()
+        await asyncio.Event().wait()
+
+
+async def _forward(session: aiohttp.ClientSession, upstream: str, request: web.BaseRequest) -> web.StreamResponse:
+    body = await request.read()
+    is_xml_upload = request.method == "PUT" and not request.path.startswith(("/upload/", "/storage/", "/_"))
+    if is_xml_upload:
+        return await _upload(session, upstream, request, body)
+    headers = {name: value for name, value in request.headers.items() if name.lower() != "transfer-encoding"}
+    url = URL(f"{upstream}{request.raw_path}", encoded=True)
+    async with session.request(request.method, url, headers=headers, data=body, allow_redirects=False) as answer:
+        data = await answer.read()
+        response = web.Response(status=answer.status, body=data)
+        for name, value in answer.headers.items():
+            if name.lower() not in ("content-length", "transfer-encoding", "connection", "date"):
+                response.headers[name] = value
+        if request.method == "HEAD" and "Content-Length" in answer.headers:
+            response.headers["Content-Length"] = answer.headers["Content-Length"]
+        return response
+
+
+async def _upload(
+    session: aiohttp.ClientSession, upstream: str, request: web.BaseRequest, body: bytes
+) -> web.StreamResponse:
+    """Answer an upload of the XML API by an upload of the JSON API."""
+    bucket, _, name = request.path.removeprefix("/").partition("/")
+    query = {"uploadType": "media", "name": name}
+    if "x-goog-if-generation-match" in request.headers:
+        query["ifGenerationMatch"] = request.headers["x-goog-if-generation-match"]
+    headers = {
+        key: value
+        for key, value in request.headers.items()
+        if key.lower() in _PASSED_ON or key.lower().startswith("x-goog-meta-")
+    }
+    url = URL(f"{upstream}/upload/storage/v1/b/{bucket}/o?{urlencode(query)}", encoded=True)
+    async with session.post(url, headers=headers, data=body) as answer:
+        if answer.status == 404:
+            return web.Response(status=404, text=_NO_SUCH_BUCKET, content_type="application/xml")
+        if answer.status != 200:
+            return web.Response(status=answer.status, text=await answer.text())
+        stored = json.loads(await answer.read())
+    return web.Response(headers={"ETag": f'"{stored["etag"]}"', "x-goog-generation": str(stored["generation"])})
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(sys.argv[1], int(sys.argv[2])))

@@ -1,0 +1,52 @@
+"""PyIceberg uses several warehouses of one server."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyiceberg.catalog import Catalog, load_catalog
+
+from tests.warehouses.world import running_with_warehouses
+
+ROWS = {"": [1], "sales": [2, 3], "stock": [4, 5, 6]}
+
+
+def use_all_warehouses(url: str) -> dict[str, list[int]]:
+    """Write the same table in each warehouse, and return the rows that each warehouse then has."""
+    catalogs: dict[str, Catalog] = {}
+    for name, values in ROWS.items():
+        properties: dict[str, Any] = {"warehouse": name} if name else {}
+        catalog = catalogs[name] = load_catalog(f"warehouse {name}", type="rest", uri=url, **properties)
+        catalog.create_namespace_if_not_exists("db")
+        table = catalog.create_table("db.t", pa.schema([("id", pa.int64())]))
+        table.append(pa.table({"id": values}))
+    return {
+        name: sorted(catalog.load_table("db.t").scan(row_filter="id > 0").to_arrow()["id"].to_pylist())
+        for name, catalog in catalogs.items()
+    }
+
+
+async def test_pyiceberg_reads_in_each_warehouse_the_rows_written_there(tmp_path: Path) -> None:
+    async with running_with_warehouses(tmp_path, "sales", "stock") as world:
+        assert await asyncio.to_thread(use_all_warehouses, world.url) == ROWS
+        for name in ("sales", "stock"):
+            _, table = await world.send("GET", f"/v1/{name}/namespaces/db/tables/t")
+            assert table["metadata"]["location"].startswith(f"file://{world.lake / name}/db/t-")
+
+
+async def test_url_of_a_warehouse_serves_all_its_routes(tmp_path: Path) -> None:
+    async with running_with_warehouses(tmp_path, "sales") as world:
+        config = await world.send("GET", "/warehouses/sales/v1/config")
+        assert config == await world.send("GET", "/v1/config?warehouse=sales")
+        assert config[1]["overrides"] == {"prefix": "sales"}
+        await world.create_table("/warehouses/sales/v1", "db", "t")
+        assert await world.send("GET", "/v1/sales/namespaces/db/tables") == await world.send(
+            "GET", "/warehouses/sales/v1/sales/namespaces/db/tables"
+        )
+        status, timeline = await world.send("GET", "/warehouses/sales/api/v1/timeline")
+        assert (status, [instant["name"] for instant in timeline["instants"]][-1:]) == (200, ["t"])
+        _, own = await world.send("GET", "/api/v1/timeline")
+        assert own["instants"] == []

@@ -1,0 +1,212 @@
+"""Nothing of one warehouse is visible in another, and no right in one is a right in another."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seamark.formats.runtime.clock import SystemClock
+from seamark.metaserver.access.authorizer import RULES, SERVER_OPERATIONS, Authorizer, Scope, WarehouseAuthorizer
+from seamark.metaserver.access.principal import Principal, Role
+from seamark.metaserver.access.tokens import create_token
+from seamark.metaserver.store.model import Grant
+from seamark.metaserver.store.open import open_store
+from seamark.metaserver.warehouses.definitions import RESERVED_NAMES
+from tests.api.client import create_key
+from tests.api.rest.standard import read_operations
+from tests.server.rig import build_settings
+from tests.warehouses.world import SCHEMA, WarehouseServer, running_with_warehouses
+
+SALES, STOCK = "/v1/sales", "/v1/stock"
+FUNCTION_OF_SALES = "/warehouses/sales/api/v1"
+FUNCTION_OF_STOCK = "/warehouses/stock/api/v1"
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[WarehouseServer]:
+    """A server with two further warehouses. `sales` has the table `db.t`, and `stock` has the namespace `db`."""
+    async with running_with_warehouses(tmp_path, "sales", "stock") as world:
+        await world.create_table(SALES, "db", "t")
+        await world.send("POST", f"{STOCK}/namespaces", {"namespace": ["db"]})
+        yield world
+
+
+async def test_names_of_one_warehouse_are_unknown_in_another(world: WarehouseServer) -> None:
+    rename = {"source": {"namespace": ["db"], "name": "t"}, "destination": {"namespace": ["db"], "name": "u"}}
+    commit = {"table-changes": [{"identifier": rename["source"], "requirements": [], "updates": []}]}
+    for method, path, body in (
+        ("GET", "/namespaces/db/tables/t", None),
+        ("DELETE", "/namespaces/db/tables/t", None),
+        ("POST", "/namespaces/db/tables/t", {"requirements": [], "updates": []}),
+        ("POST", "/namespaces/db/tables/t/plan", {}),
+        ("GET", "/namespaces/db/tables/t/credentials", None),
+        ("POST", "/tables/rename", rename),
+        ("POST", "/transactions/commit", commit),
+    ):
+        for root in (STOCK, "/v1"):
+            assert (await world.send(method, root + path, body))[0] == 404, (root, path)
+    for path in ("/tables/db/t/indexes", "/tables/db/t/files", "/tables/db/t/health", "/tables/db/t/timeline"):
+        assert (await world.send("GET", FUNCTION_OF_STOCK + path))[0] == 404, path
+    for path, field in (("/timeline", "instants"), ("/dropped", "dropped"), ("/streams", "tables")):
+        status, listing = await world.send("GET", FUNCTION_OF_STOCK + path)
+        names = [entry.get("name") for entry in listing[field]] if field in listing else []
+        assert (status, "t" in names) == (200, False), path
+    assert (await world.send("GET", f"{SALES}/namespaces/db/tables/t"))[0] == 200
+
+
+async def test_dropped_table_is_restored_only_in_its_warehouse(world: WarehouseServer) -> None:
+    assert (await world.send("DELETE", f"{SALES}/namespaces/db/tables/t"))[0] == 204
+    _, listing = await world.send("GET", f"{FUNCTION_OF_SALES}/dropped")
+    (entry,) = listing["dropped"]
+    for path in (f"{FUNCTION_OF_STOCK}/dropped/{entry['id']}", f"/api/v1/dropped/{entry['id']}"):
+        assert (await world.send("POST", f"{path}/undrop"))[0] == 404
+        assert (await world.send("DELETE", path))[0] == 404
+    assert (await world.send("POST", f"{FUNCTION_OF_SALES}/dropped/{entry['id']}/undrop"))[0] == 200
+
+
+async def test_files_of_one_warehouse_cannot_be_named_in_another(world: WarehouseServer) -> None:
+    _, table = await world.send("GET", f"{SALES}/namespaces/db/tables/t")
+    location, metadata_file = table["metadata"]["location"], table["metadata-location"]
+    for root in (STOCK, "/v1"):
+        await world.send("POST", f"{root}/namespaces", {"namespace": ["db"]})
+        for path, body in (
+            ("/namespaces/db/register", {"name": "t", "metadata-location": metadata_file}),
+            ("/namespaces/db/tables", {"name": "u", "schema": SCHEMA, "location": location}),
+            ("/namespaces/db/tables", {"name": "u", "schema": SCHEMA, "location": f"file://{world.lake}/sales/x"}),
+            ("/namespaces", {"namespace": ["x"], "properties": {"location": f"file://{world.lake}/sales/x"}}),
+        ):
+            assert (await world.send("POST", root + path, body))[0] == 400, (root, path)
+
+
+async def test_idempotency_key_of_one_warehouse_is_new_in_another(world: WarehouseServer) -> None:
+    headers = {"Idempotency-Key": create_key()}
+    body = {"name": "made", "schema": SCHEMA}
+    uuids = set()
+    for root in (SALES, STOCK, SALES):
+        status, table = await world.send("POST", f"{root}/namespaces/db/tables", body, headers)
+        assert status == 200
+        uuids.add((root, table["metadata"]["table-uuid"]))
+    assert len(uuids) == 2
+
+
+async def test_page_token_of_one_warehouse_is_refused_in_another(world: WarehouseServer) -> None:
+    await world.create_table(SALES, "other", "t")
+    _, page = await world.send("GET", f"{SALES}/namespaces?pageToken=&pageSize=1")
+    token = page["next-page-token"]
+    assert (await world.send("GET", f"{SALES}/namespaces?pageSize=1&pageToken={token}"))[0] == 200
+    for root in (STOCK, "/v1"):
+        assert (await world.send("GET", f"{root}/namespaces?pageSize=1&pageToken={token}"))[0] == 400
+
+
+async def test_warehouse_in_config_must_exist(world: WarehouseServer) -> None:
+    for warehouse, prefix in (("sales", "sales"), (f"file://{world.lake}/stock", "stock"), ("", None)):
+        status, config = await world.send("GET", f"/v1/config?warehouse={warehouse}")
+        assert (status, config["overrides"].get("prefix")) == (200, prefix)
+    for path in ("/v1/config?warehouse=none", "/v1/none/namespaces", "/warehouses/none/v1/config", "/warehouses/none"):
+        status, error = await world.send("GET", path)
+        assert (status, error["error"]["type"]) == (404, "NoSuchWarehouseException")
+    # A warehouse has no further warehouses.
+    for path in ("/v1/config?warehouse=stock", "/v1/stock/namespaces", "/warehouses/stock/v1/namespaces"):
+        assert (await world.send("GET", f"/warehouses/sales{path}"))[0] == 404
+
+
+def test_no_warehouse_can_have_the_name_of_a_route() -> None:
+    segments = {operation.template.replace("/{prefix}", "").split("/")[2] for operation in read_operations()}
+    assert segments <= RESERVED_NAMES
+
+
+@dataclass
+class Logins:
+    world: WarehouseServer
+    tokens: dict[str, str]
+
+    async def send(self, principal: str, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        return await self.world.send(method, path, body, {"Authorization": f"Bearer {self.tokens[principal]}"})
+
+
+@pytest.fixture
+async def logins(tmp_path: Path) -> AsyncIterator[Logins]:
+    """Root is an admin of the server and creates `sales` and `stock`; ann is a writer of the server's warehouse and an
+    admin of `sales`; bob has no grant.
+    """
+    clock, tokens = SystemClock(), {}
+    async with open_store(build_settings(tmp_path / "home").database_url(), clock=clock) as store:
+        for name, grants in (("root", [Grant("root", "admin")]), ("ann", [Grant("ann", "writer")]), ("bob", [])):
+            tokens[name] = await create_token(store, clock, name, None, grants)
+    async with running_with_warehouses(tmp_path, auth="token") as world:
+        logins = Logins(world, tokens)
+        for name in ("sales", "stock"):
+            body = {"name": name, "location": f"file://{world.lake}/{name}"}
+            assert (await logins.send("root", "POST", "/api/v1/warehouses", body))[0] == 201
+            assert (await logins.send("root", "POST", f"/v1/{name}/namespaces", {"namespace": ["db"]}))[0] == 200
+        grant = {"principal": "ann", "role": "admin"}
+        assert (await logins.send("root", "PUT", f"{FUNCTION_OF_SALES}/grants", grant))[0] == 204
+        yield logins
+
+
+async def test_grant_is_a_right_only_in_its_warehouse(logins: Logins) -> None:
+    create = {"namespace": ["new"]}
+    for principal, path, expected in (
+        ("ann", "/v1/namespaces", 200),
+        ("ann", "/v1/sales/namespaces", 200),
+        ("ann", "/v1/stock/namespaces", 403),
+        ("ann", "/warehouses/stock/v1/namespaces", 403),
+        ("bob", "/v1/sales/namespaces", 403),
+        ("root", "/v1/stock/namespaces", 200),
+    ):
+        assert (await logins.send(principal, "POST", path, create))[0] == expected, (principal, path)
+    _, listing = await logins.send("ann", "GET", "/v1/stock/namespaces")
+    assert listing["namespaces"] == []
+    assert (await logins.send("ann", "GET", "/v1/stock/namespaces/db"))[0] == 403
+    # An admin of one warehouse is no admin of another, nor of the server.
+    grant = {"principal": "bob", "role": "admin"}
+    for path in ("/api/v1/grants", f"{FUNCTION_OF_STOCK}/grants"):
+        assert (await logins.send("ann", "PUT", path, grant))[0] == 403
+    assert (await logins.send("ann", "PUT", f"{FUNCTION_OF_SALES}/grants", grant))[0] == 204
+    _, audit = await logins.send("root", "GET", f"{FUNCTION_OF_STOCK}/grants")
+    assert [one["principal"] for one in audit["grants"]] == ["root"]
+
+
+async def test_admin_of_a_warehouse_has_no_right_on_the_server(logins: Logins) -> None:
+    for path, body in (
+        ("/api/v1/warehouses", {"name": "new", "location": f"file://{logins.world.lake}/new"}),
+        (f"{FUNCTION_OF_SALES}/warehouses", {"name": "new", "location": f"file://{logins.world.lake}/new"}),
+        ("/api/v1/tokens", {"name": "new", "grants": [{"role": "admin"}]}),
+        (f"{FUNCTION_OF_SALES}/tokens", {"name": "new", "grants": [{"role": "admin"}]}),
+    ):
+        assert (await logins.send("ann", "POST", path, body))[0] == 403, path
+    for path in ("/warehouses", "/warehouses/stock", "/tokens", "/replicas"):
+        for principal in ("ann", "root"):
+            assert (await logins.send(principal, "GET", FUNCTION_OF_SALES + path))[0] == 403, (principal, path)
+    assert (await logins.send("ann", "DELETE", "/api/v1/warehouses/stock"))[0] == 403
+
+
+async def test_existence_of_a_warehouse_needs_a_login(logins: Logins) -> None:
+    for path in (
+        "/v1/sales/namespaces",
+        "/v1/none/namespaces",
+        "/warehouses/sales/api/v1/grants",
+        "/warehouses/none/x",
+    ):
+        status, error = await logins.world.send("GET", path)
+        assert (status, error["error"]["type"]) == (401, "NotAuthorizedException"), path
+
+
+@pytest.mark.parametrize("role", [None, *Role])
+def test_further_warehouse_allows_what_a_server_allows_except_on_the_server_itself(role: Role | None) -> None:
+    """The matrix of roles, scopes and operations."""
+    server, further = Authorizer(), WarehouseAuthorizer()
+    for path in ((), ("db",), ("db", "x")):
+        principal = Principal("ann", () if role is None else (Grant("ann", role.value, path),))
+        for operation, rule in RULES.items():
+            for namespace in ((), ("db",), ("db", "x"), ("other",)):
+                allowed = further.allows(principal, operation, namespace)
+                if operation in SERVER_OPERATIONS:
+                    assert not allowed
+                    assert rule.scope is Scope.CATALOG
+                else:
+                    assert allowed == server.allows(principal, operation, namespace)

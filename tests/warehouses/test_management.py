@@ -1,0 +1,174 @@
+"""The routes that create, list, change and drop further warehouses."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.warehouses.world import WarehouseServer, running_with_warehouses
+
+KEYS = {"s3_access_key_id": "AKIA-SALES", "s3_secret_access_key": "secret-of-sales"}
+STORE = "http://127.0.0.1:9"
+
+
+async def refuse(world: WarehouseServer, body: dict[str, Any]) -> str:
+    """Return the message with which the server refuses to create a warehouse."""
+    status, answer = await world.send("POST", "/api/v1/warehouses", body)
+    assert status == 400, answer
+    return str(answer["error"]["message"])
+
+
+async def test_admin_lists_changes_and_drops_warehouses(tmp_path: Path) -> None:
+    async with running_with_warehouses(tmp_path, "stock", "sales") as world:
+        _, page = await world.send("GET", "/api/v1/warehouses")
+        assert [warehouse["name"] for warehouse in page["warehouses"]] == ["sales", "stock"]
+        status, changed = await world.send(
+            "PUT", "/api/v1/warehouses/sales", {"settings": {"drop_retention_s": 0, "namespace_entries_limit": 2}}
+        )
+        assert (status, changed["settings"]) == (200, {"drop_retention_s": 0, "namespace_entries_limit": 2})
+        assert await world.send("GET", "/api/v1/warehouses/sales") == (200, changed)
+
+        # The changed quota and the changed default are in force for the next request.
+        await world.create_table("/v1/sales", "db", "t")
+        status, error = await world.send(
+            "POST", "/v1/sales/namespaces/db/tables", {"name": "u", "schema": {"type": "struct", "fields": []}}
+        )
+        assert (status, error["error"]["type"]) == (403, "ForbiddenException")
+
+
+async def test_only_an_empty_warehouse_is_dropped(tmp_path: Path) -> None:
+    async with running_with_warehouses(tmp_path, "sales", "stock") as world:
+        await world.send("POST", "/v1/sales/namespaces", {"namespace": ["db"]})
+        status, error = await world.send("DELETE", "/api/v1/warehouses/sales")
+        assert (status, error["error"]["type"]) == (409, "NamespaceNotEmptyException")
+        await world.send("DELETE", "/v1/sales/namespaces/db")
+        assert (await world.send("DELETE", "/api/v1/warehouses/sales"))[0] == 204
+        assert (await world.send("GET", "/v1/sales/namespaces"))[0] == 404
+        assert (await world.send("GET", "/v1/stock/namespaces"))[0] == 200
+        await world.create_warehouse("sales")
+        _, listing = await world.send("GET", "/v1/sales/namespaces")
+        assert listing["namespaces"] == []
+
+
+async def test_warehouse_with_dropped_tables_is_not_dropped(tmp_path: Path) -> None:
+    async with running_with_warehouses(tmp_path, "sales") as world:
+        await world.create_table("/v1/sales", "db", "t")
+        await world.send("DELETE", "/v1/sales/namespaces/db/tables/t")
+        await world.send("DELETE", "/v1/sales/namespaces/db")
+        status, error = await world.send("DELETE", "/api/v1/warehouses/sales")
+        assert (status, error["error"]["type"]) == (409, "NamespaceNotEmptyException")
+        assert "files are left" in error["error"]["message"]
+
+
+async def test_put_creates_a_warehouse_and_a_repeat_changes_nothing(tmp_path: Path) -> None:
+    async with running_with_warehouses(tmp_path) as world:
+        body = {"location": f"file://{world.lake}/sales", "settings": {"timeline_keep": 7}}
+        first = await world.send("PUT", "/api/v1/warehouses/sales", body)
+        again = await world.send("PUT", "/api/v1/warehouses/sales", body)
+        assert first[0] == again[0] == 200
+        assert first[1] | {"version": 2} == again[1]
+        moved = await world.send("PUT", "/api/v1/warehouses/sales", {"location": f"file://{world.lake}/other"})
+        assert moved[0] == 400
+        assert (await world.send("PUT", "/api/v1/warehouses/none", {}))[0] == 404
+
+
+async def test_location_and_endpoint_need_the_consent_of_the_operator(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    async with running_with_warehouses(tmp_path, "sales") as world:
+        (world.lake / "link").symlink_to(outside)
+        home = tmp_path / "home"
+        for location in (
+            f"file://{outside}",
+            f"file://{world.lake}/link",
+            f"file://{world.lake}/link/deeper",
+            f"file://{tmp_path}",
+            f"file://{home}/warehouse",
+            f"file://{world.lake}/../outside",
+            "file:///etc",
+            "s3://bucket/sales",
+        ):
+            assert await refuse(world, {"name": "new", "location": location})
+        for location in (f"file://{world.lake}", f"file://{world.lake}/sales/", f"file://{world.lake}/sales/db"):
+            message = await refuse(world, {"name": "new", "location": location})
+            assert "overlaps" in message
+        assert not (outside / "deeper").exists()
+        definition = {"name": "new", "location": f"file://{world.lake}/new"}
+        endpoint = {"settings": {"s3_endpoint": "http://169.254.169.254"}, "credentials": KEYS}
+        assert "warehouse_endpoints" in await refuse(world, definition | endpoint)
+    async with running_with_warehouses(tmp_path, warehouse_roots=()) as world:
+        assert "warehouse_roots" in await refuse(world, definition)
+
+
+@pytest.mark.parametrize(
+    "name", ["", "Sales", "sales/x", "sales.x", "-x", "x" * 64, "namespaces", "config", "default", "oauth", "own"]
+)
+async def test_malformed_or_reserved_name_is_refused(tmp_path: Path, name: str) -> None:
+    async with running_with_warehouses(tmp_path, prefix="own") as world:
+        assert "name" in await refuse(world, {"name": name, "location": f"file://{world.lake}/x"})
+
+
+async def test_settings_of_the_whole_server_and_keys_of_the_server_stay_with_the_server(tmp_path: Path) -> None:
+    roots = ("s3://lake/warehouses",)
+    async with running_with_warehouses(tmp_path, warehouse_roots=roots, warehouse_endpoints=(STORE,)) as world:
+        definition = {"name": "new", "location": "s3://lake/warehouses/new"}
+        for name in ("auth", "home", "database", "s3_folder", "webhook_urls", "s3_secret_access_key", "prefix"):
+            assert name in await refuse(world, definition | {"settings": {name: "x"}})
+        assert "credentials" in await refuse(world, definition | {"settings": {"s3_endpoint": STORE}})
+        assert "static" in await refuse(world, definition | {"settings": {"s3_client_access": "static"}})
+        assert "gateway" in await refuse(world, definition | {"settings": {"s3_client_access": "gateway"}})
+        half = {"credentials": {"s3_access_key_id": "x"}}
+        assert "s3_secret_access_key" in await refuse(world, definition | half)
+
+
+async def test_credentials_are_encrypted_and_never_shown(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"warehouse_roots": ("s3://lake/warehouses",), "warehouse_endpoints": (STORE,)}
+    async with running_with_warehouses(tmp_path, **settings) as world:
+        location = "s3://lake/warehouses/sales"
+        body = {"settings": {"s3_endpoint": STORE, "s3_client_access": "signing"}, "credentials": KEYS}
+        created = await world.send("POST", "/api/v1/warehouses", {"name": "sales", "location": location, **body})
+        listed = await world.send("GET", "/api/v1/warehouses")
+        # A change without credentials keeps them, and the store can only be named with them.
+        kept = await world.send("PUT", "/api/v1/warehouses/sales", {"settings": {"s3_endpoint": STORE}})
+        assert (created[0], kept[0], kept[1]["has-credentials"]) == (201, 200, True)
+        removed = await world.send(
+            "PUT", "/api/v1/warehouses/sales", {"settings": {"s3_endpoint": STORE}, "credentials": {}}
+        )
+        assert removed[0] == 400
+        for answer in (created, listed, kept, removed):
+            assert not any(value in str(answer) for value in KEYS.values())
+    with closing(sqlite3.connect(tmp_path / "home" / "seamark.db")) as database:
+        ((sealed,),) = database.execute("SELECT credentials FROM warehouses")
+    assert sealed
+    for file in (tmp_path / "home").glob("*.db*"):
+        assert not any(value.encode() in file.read_bytes() for value in KEYS.values())
+
+
+async def test_number_of_warehouses_is_limited(tmp_path: Path) -> None:
+    async with running_with_warehouses(tmp_path, "a", "b", warehouses_limit=2) as world:
+        assert "warehouses_limit" in await refuse(world, {"name": "c", "location": f"file://{world.lake}/c"})
+
+
+async def test_warehouses_are_there_after_a_restart(tmp_path: Path) -> None:
+    async with running_with_warehouses(tmp_path, "sales") as world:
+        await world.create_table("/v1/sales", "db", "t")
+    async with running_with_warehouses(tmp_path) as world:
+        status, tables = await world.send("GET", "/v1/sales/namespaces/db/tables")
+        assert (status, [table["name"] for table in tables["identifiers"]]) == (200, ["t"])
+
+
+async def test_warehouse_whose_database_is_lost_is_not_served_as_empty(tmp_path: Path) -> None:
+    async with running_with_warehouses(tmp_path, "sales") as world:
+        answer = await world.create_table("/v1/sales", "db", "t")
+        (warehouse,) = (await world.send("GET", "/api/v1/warehouses"))[1]["warehouses"]
+    for file in (tmp_path / "home").glob(f"seamark-{warehouse['id']}.db*"):
+        file.unlink()
+    async with running_with_warehouses(tmp_path) as world:
+        assert (await world.send("GET", "/v1/sales/namespaces/db/tables"))[0] == 503
+        assert (await world.send("POST", "/v1/sales/namespaces", {"namespace": ["db"]}))[0] == 503
+        assert (await world.send("DELETE", "/api/v1/warehouses/sales"))[0] >= 400
+    assert Path(answer["metadata-location"].removeprefix("file://")).exists()
