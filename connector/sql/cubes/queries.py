@@ -295,11 +295,11 @@ class _CubeTranslation(Translation):
         for joined, key, partner in self._row_joins:
             source += f" LEFT JOIN {joined} ON {use_column(key).sql} = {use_column(partner).sql}"
         from_groups = f"SELECT {', '.join(groups)} FROM {WITHOUT_PUSHDOWN.format(GROUPS)} AS {GROUPS}"  # noqa: S608
-        union = f"{from_groups} UNION ALL SELECT {', '.join(rows)} FROM {source}"  # noqa: S608
-        begin = f"WITH {_UNION}({', '.join(columns)}) AS"
-        union_text, groups_text = f"{begin} ({union}) {text}", f"{begin} ({from_groups}) {text}"
-        attributes = {table.number: table.attributes for table in self._replaced}
         rows_text = f"SELECT {', '.join(rows)} FROM {source}"  # noqa: S608
+        begin = f"WITH {_UNION}({', '.join(columns)}) AS"
+        union_text = f"{begin} ({from_groups} UNION ALL {rows_text}) {text}"
+        groups_text = f"{begin} ({from_groups}) {text}"
+        attributes = {table.number: table.attributes for table in self._replaced}
         corrected = self._correct(begin, text, columns, row_values, rows_text, source)
         return CubeQuery(union_text, groups_text, corrected, self._by_number, self._facts, attributes, tuple(columns))
 

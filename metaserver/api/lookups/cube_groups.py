@@ -250,7 +250,10 @@ class GroupReading:
 
     def add(self, part: GroupPart) -> None:
         """Add the groups of some data files that meet the condition."""
-        selected = select_groups(part.table, self._condition).select(self._schema.names)
+        selected = part.table
+        with suppress(ValueError):  # The condition of the query decides in any case.
+            selected = select_groups(selected, self._condition)
+        selected = selected.select(self._schema.names)
         self._covered[part.files] = True
         self._pending.append(selected)
         self._rows += selected.num_rows
@@ -262,7 +265,8 @@ class GroupReading:
         """Combine equal groups."""
         groups = pa.concat_tables([self._groups, *self._pending])
         if groups.num_rows:
-            with suppress(SumOverflow):  # The engine adds the groups again, and reports the error.
+            # The engine adds the groups again, and reports the error.
+            with suppress(SumOverflow, pa.ArrowException):
                 groups = combine_groups(groups, self._functions).select(self._schema.names)
         self._groups, self._pending, self._rows, self._bytes = groups, [], 0, 0
 

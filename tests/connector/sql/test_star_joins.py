@@ -294,7 +294,8 @@ def test_random_star_joins_return_the_same_rows_from_cubes(
 ) -> None:
     counts: Counter[str] = Counter()
     for seed in range(first_seed(), first_seed() + examples(5, 2)):
-        monkeypatch.setattr(plans, "_FEW_ROWS", 100 * (seed % 2))
+        # For some seeds, compare the costs of groups and rows, although the tables are small.
+        monkeypatch.setattr(plans, "_FEW_ROWS", 0 if seed % 3 == 0 else 200_000)
         counts += run_case(server, seed, 6)
     _check_counts(counts)
     assert counts["cube and rows"] > 0, counts
@@ -524,7 +525,7 @@ def test_rows_are_read_if_a_cube_covers_few_of_them(server: ServerThread, monkey
         summary = answer.explanation.cube
         assert count_rows(answer) == rows
     assert summary is not None
-    assert (summary.index, summary.row_files) == (None, 2)
+    assert (summary.index, summary.row_files) == (None, 3), "two files of facts, and a file of shops"
     assert summary.reason is not None
     assert summary.reason.startswith(
         "by_shop: rows of 1 of 2 files would be read besides 5 groups; without the cube, 20"

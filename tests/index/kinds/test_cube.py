@@ -174,7 +174,9 @@ def test_cube_that_does_not_shrink_its_file_is_refused_with_the_figures() -> Non
 
 def test_groups_are_sorted_by_their_dimensions() -> None:
     rows = pa.table({"country": ["b", None, "a", "b"], "ratio": [-0.0, 1.0, math.nan, 0.0]})
-    dimensions = [(row["d0"], str(row["d1"])) for row in build(define_cube(["country", "ratio"], []), rows).to_pylist()]
+    dimensions = [
+        (row["d0"], str(row["d1"])) for row in build(define_cube(["country", "ratio"], ["count(*)"]), rows).to_pylist()
+    ]
     assert dimensions == [("a", "nan"), ("b", "-0.0"), ("b", "0.0"), (None, "1.0")]
 
 
