@@ -27,6 +27,7 @@ UNITS = {
         "tests/deploy/test_services.py",
         "tests/deploy/test_trino",
         "tests/deploy/cubes/",
+        "tests/deploy/streams/",
         "tests/engines/cubes/",
         "tests/faults/test_lost_replies.py::test_spark_",
         "tests/gateway/test_engines.py::test_spark_",
