@@ -40,11 +40,12 @@ def history(client: IndexClient, table: str | None, days: int, limit: int, as_js
         say(f"{table}: {answer['reason']}.")
         return
     print_rows(
-        ("conditions", "joins", "engine", *_NUMBERS),
+        ("conditions", "joins", "groups by", "engine", *_NUMBERS),
         (
             (
                 ", ".join(shape["conditions"]) or ("all rows" if shape["fingerprint"] else "(further shapes)"),
                 ", ".join(shape["joins"]),
+                ", ".join([*shape["grouping"], *shape["aggregates"]]),
                 shape["engine"],
                 *_show_sums(shape["sums"]),
             )

@@ -27,6 +27,7 @@ from typing import Any
 from sqlglot import Dialect, exp
 from sqlglot.errors import SqlglotError
 
+from seamark.connector.analysis.aggregations import find_aggregations
 from seamark.connector.analysis.algebra.needed_rows import condition_of, joins_of, likes_on
 from seamark.connector.analysis.algebra.relations import Relation, Table
 from seamark.connector.analysis.conditions import ConditionReader
@@ -160,6 +161,7 @@ def scans_of(
         queries, result = _read(query, columns_of, today, utc=utc)
         result.push_down(None)
         positions = _ReferencePositions(query.text)
+        aggregations = find_aggregations(query.tree)
         scans = [
             (table, scan)
             for table, node in queries.tables.items()
@@ -169,7 +171,14 @@ def scans_of(
         return ()
     scans.sort(key=lambda pair: pair[1].start)
     numbers = {table: number for number, (table, _) in enumerate(scans)}
-    return tuple(replace(scan, joins=joins_of(table, numbers.get, utc=utc)) for table, scan in scans)
+    return tuple(
+        replace(
+            scan,
+            joins=joins_of(table, numbers.get, utc=utc),
+            aggregation=aggregations.get(id(queries.tables[table]), scan.aggregation),
+        )
+        for table, scan in scans
+    )
 
 
 def result_types(query: ParsedQuery, columns: Sequence[str], *, columns_of: ColumnsOf) -> dict[str, str]:

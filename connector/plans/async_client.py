@@ -24,6 +24,7 @@ from seamark.cache.memory import MemoryCache
 from seamark.connector.client.errors import NoSuchResource, ServerFailed, Unreachable, parse_error
 from seamark.connector.client.names import check_url, hide_credentials, standard_path, standard_root, table_path
 from seamark.connector.plans.conditions import Like
+from seamark.connector.plans.scan import NO_AGGREGATION, Aggregation
 from seamark.formats.iceberg.expressions.expression import Expression
 from seamark.formats.iceberg.expressions.expression_json import expression_json
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
@@ -173,6 +174,7 @@ class TablePlanRequest:
     ref: str | None = None
     hide_partitions: bool = False
     """Whether the plan table hides properties with which DuckDB would leave out other files than the plan does."""
+    aggregation: Aggregation = NO_AGGREGATION
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,6 +395,7 @@ class Seamark:
         body |= {"use-snapshot-schema": True} if request.past else {}
         body |= {"joins": [join.body() for join in request.joins]} if request.joins else {}
         body |= {"hide-partitions": True} if request.hide_partitions else {}
+        body |= request.aggregation.body()
         path = f"{table_path(request.table)}/plan-tables"
         _, raw = await self._ask("POST", path, msgspec.json.encode(body), headers=self._plans)
         return self._decode(raw, TablePlanResponse, "a plan table")

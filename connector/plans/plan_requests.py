@@ -245,7 +245,16 @@ def _request_of(
     filter = planned.scan.filter if keep else None
     ref = planned.scan.ref if snapshot_id is None else None
     past, wanted = planned.scan.is_past, tuple(join.request() for join in joins)
-    return TablePlanRequest(planned.table, filter, snapshot_id, max_kept_fraction, past, wanted, ref)
+    return TablePlanRequest(
+        planned.table,
+        filter,
+        snapshot_id,
+        max_kept_fraction,
+        past,
+        wanted,
+        ref,
+        aggregation=planned.scan.aggregation,
+    )
 
 
 def _select_effective_joins(

@@ -59,6 +59,29 @@ class Join:
         return self.transform in (MINIMUM, MAXIMUM)
 
 
+@dataclass(frozen=True, slots=True)
+class Aggregation:
+    """The grouping and the aggregates of a query that may belong to a table, for the query history.
+
+    Attributes:
+        grouping: The names of the columns by which the query groups.
+        aggregates: The functions, each with the name of its column. The name is empty if the argument is no column.
+    """
+
+    grouping: tuple[str, ...] = ()
+    aggregates: tuple[tuple[str, str], ...] = ()
+
+    def body(self) -> dict[str, list[object]]:
+        """Return the fields of a plan request."""
+        fields: dict[str, list[object]] = {"grouping": list(self.grouping)} if self.grouping else {}
+        if self.aggregates:
+            fields["aggregates"] = [{"function": function, "column": column} for function, column in self.aggregates]
+        return fields
+
+
+NO_AGGREGATION = Aggregation()
+
+
 @dataclass(frozen=True)
 class Scan:
     """A reference to a table in a statement.
@@ -106,6 +129,7 @@ class Scan:
     The server resolves it when it creates the plan. The rewritten statement names the resolved snapshot or its plan
     table, so the result does not change if the branch moves later.
     """
+    aggregation: Aggregation = NO_AGGREGATION
 
     @property
     def is_past(self) -> bool:

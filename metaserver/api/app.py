@@ -8,6 +8,7 @@ from seamark.metaserver.api import openapi
 from seamark.metaserver.api.admin import (
     admin,
     advice,
+    advice_application,
     auto_advice,
     declarations,
     health,
@@ -114,6 +115,7 @@ def add_routes(app: web.Application, extensions: Extensions, prefix: str = "") -
         dropped,
         admin,
         advice,
+        advice_application,
         auto_advice,
         replicas,
         table_services,

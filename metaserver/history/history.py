@@ -19,10 +19,11 @@ from typing import NamedTuple
 
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import NoSuchTable, SeamarkError
-from seamark.metaserver.history.samples import FilterSample
+from seamark.metaserver.history.samples import FilterSample, compute_repeats
 from seamark.metaserver.history.shapes import QueryShape
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import (
@@ -54,6 +55,8 @@ _FILES_MAX, _BYTES_MAX = 1 << 40, 1 << 50
 """The files and bytes of a statement that are counted at most. Clients state these numbers, so they may be wrong."""
 _SAMPLERS_BYTES_MAX = 64 << 20
 """The memory that the filters and files of samplers may use between two flushes."""
+_LITERALS_MAX = 64
+"""The number of statements of a shape whose filters are compared with each other between two flushes."""
 _LISTED_MAX = 2000
 _LISTED_AFTER_MS = 5000
 """The maximum age of unrecorded counts when all tables are listed. Older counts are recorded before the listing."""
@@ -72,6 +75,8 @@ class StatementRead(NamedTuple):
         files_left: The number of files that remained after pruning.
         bytes_in: The bytes of the snapshot, or -1 if the bytes are unknown.
         bytes_left: The bytes that remained after pruning, or -1 if the bytes are unknown.
+        literals: A hash of the filter, which stays in memory. It shows whether statements repeat their literals. 0 if
+            the filter is unknown.
     """
 
     uuid: str
@@ -80,6 +85,7 @@ class StatementRead(NamedTuple):
     files_left: int
     bytes_in: int = -1
     bytes_left: int = -1
+    literals: int = 0
 
 
 class StatementSample(NamedTuple):
@@ -108,12 +114,23 @@ class _Key(NamedTuple):
 class _Counts:
     """The sums of one shape since the last flush. The class has slots, because each plan changes an instance."""
 
-    __slots__ = ("bytes_in", "bytes_left", "files_in", "files_left", "plan_s", "samplers", "sized", "statements")
+    __slots__ = (
+        "bytes_in",
+        "bytes_left",
+        "files_in",
+        "files_left",
+        "literals",
+        "plan_s",
+        "samplers",
+        "sized",
+        "statements",
+    )
 
     def __init__(self) -> None:
         self.statements = self.files_in = self.files_left = self.sized = self.bytes_in = self.bytes_left = 0
         self.plan_s = 0.0
         self.samplers: list[StatementSampler] = []
+        self.literals: list[int] = []
 
     def add_sizes(self, bytes_in: int, bytes_left: int) -> None:
         """Add the bytes before and after pruning of one statement, if both are known."""
@@ -183,6 +200,8 @@ class QueryHistory:
         counts.files_left += min(read.files_left, _FILES_MAX)
         counts.plan_s += plan_s
         counts.add_sizes(read.bytes_in, read.bytes_left)
+        if read.literals and len(counts.literals) < _LITERALS_MAX:
+            counts.literals.append(read.literals)
         return counts.samplers if len(counts.samplers) < SAMPLES_EACH else None
 
     def reserve(self, size: int) -> bool:
@@ -199,7 +218,8 @@ class QueryHistory:
     def _counts_of_new(self, key: _Key) -> _Counts:
         shape = key.shape
         assert shape is not None
-        cost = 1 + (len(shape.columns) + len(shape.conjuncts)) // 8
+        lists = (shape.columns, shape.conjuncts, shape.joins, shape.grouping, shape.aggregates)
+        cost = 1 + sum(map(len, lists)) // 8
         share = self._limit if key.principal is None else max(1, self._limit // 2)
         if self._used.total() + cost <= self._limit and self._used[key.principal] + cost <= share:
             self._used[key.principal] += cost
@@ -351,7 +371,10 @@ def _group_records_by_table(counts: dict[_Key, _Counts]) -> dict[str, tuple[Quer
             ]
             for sample in filter_samples:
                 counted.add_sizes(sample.bytes_in, sample.bytes_left)
-            samples = [sample.filter for sample in filter_samples if sample.filter is not None]
+            repeats = compute_repeats(counted.literals)
+            samples = [
+                replace(sample.filter, repeats=repeats) for sample in filter_samples if sample.filter is not None
+            ]
             text = msgspec.json.encode(samples).decode() if samples else ""
             record = QueryRecord(shape.fingerprint, owner, shape.text, text, counted.sums())
         tables[key.uuid].append(record)

@@ -10,7 +10,8 @@ literals.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -22,6 +23,7 @@ DROPPED, HASHED, KEPT = "dropped", "hashed", "kept"
 LITERALS = (DROPPED, HASHED, KEPT)
 FILTER_CHARACTERS_MAX = 2000
 """The maximum length of a filter that is kept with its literals."""
+REPEATS_STATEMENTS_MIN = 8
 _SHARE_MIN = 2**-30
 LOW, HIGH, BOTH = "low", "high", "both"
 """The side of a column's values in which a range lies: it has no lower limit, no upper limit, or both limits."""
@@ -47,11 +49,28 @@ class FilterSample(msgspec.Struct, frozen=True, omit_defaults=True):
         widths: The widths of its ranges.
         digest: The keyed hash of its literals, or empty.
         filter: The filter as JSON of the REST specification, or empty.
+        repeats: The share of the pairs of statements that have the same literals, rounded. -1 if it is unknown.
     """
 
     widths: tuple[RangeWidth, ...] = ()
     digest: str = ""
     filter: str = ""
+    repeats: float = -1.0
+
+
+def compute_repeats(literals: Sequence[int]) -> float:
+    """Return the share of the pairs of statements that have the same literals, or -1 for few statements.
+
+    The share shows whether statements compare frequent values. It does not show a value.
+
+    Args:
+        literals: A hash of the literals of each statement.
+    """
+    statements = len(literals)
+    if statements < REPEATS_STATEMENTS_MIN:
+        return -1.0
+    equal_pairs = sum(count * (count - 1) for count in Counter(literals).values())
+    return round(equal_pairs / (statements * (statements - 1)), 3)
 
 
 def widths_of(bound: Expression, limits: Mapping[int, tuple[float, float]]) -> tuple[RangeWidth, ...]:

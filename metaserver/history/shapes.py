@@ -21,6 +21,9 @@ from seamark.formats.iceberg.types.functions import is_function
 from seamark.formats.runtime.decoding import from_json
 
 ENGINES = ("spark", "trino", "duckdb", "seamark", "pyiceberg", "java", "other")
+AGGREGATE_FUNCTIONS = frozenset(("count", "sum", "min", "max", "avg"))
+OTHER_FUNCTION = "other"
+"""The name in a shape of an aggregate function that is not one of `AGGREGATE_FUNCTIONS`."""
 CONJUNCTS_MAX, TERMS_MAX = 24, 12
 """The maximum numbers of conjuncts of a shape, and of terms of a conjunct. Further conjuncts and terms are left out."""
 COLUMNS_MAX = 64

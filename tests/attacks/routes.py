@@ -389,6 +389,7 @@ _BODIES: dict[str, _Body] = {
     "putIndex": lambda n: {"kind": "bloom", "columns": ["id"]},
     "recordIndexAudit": lambda n: {"index-files": 1},
     "recordAppliedAdvice": lambda n: {"proposal": _PROPOSAL},
+    "applyAdvice": lambda n: {"id": n.place()},
     "finishAdviceStep": lambda n: {"number": 1, "outcome": n.rng.choice(("applied", "failed", "busy")), "reason": EVIL},
     "registerIndexFiles": lambda n: {"index-files": [{"location": n.place(), "size-in-bytes": 100}]},
     "finishIndexBuild": lambda n: {"outcome": "rolled-back", "reason": "x"},
@@ -451,7 +452,7 @@ _BODILESS = """
     listIndexBuildFiles listTableMetrics listPartitions listColumnStats loadColumnLayout listTableTimeline listTimeline
     listReplicas listWarehouses loadWarehouse dropWarehouse
     listTokens revokeToken loadTableHealth loadTablePolicy cancelStatement adviseTtl listRunningJobs
-    loadQueryHistory listQueryHistory adviseTable
+    loadQueryHistory listQueryHistory adviseTable takeAdviceStep
     listRunningTableJobs loadSqlState loadStream flushRows listStreams
     loadStreamPosition loadStreamTopic readRows resumeStream
 """

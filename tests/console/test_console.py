@@ -22,6 +22,7 @@ from tests.console.world import (
     make_orders,
 )
 from tests.server.rig import RunningServer, running
+from tests.warehouses.world import running_with_warehouses
 
 TABLE = "#/table/db/orders"
 WHERE = "where=customer_id+%3D+4711+AND+country+LIKE+%27%25A%27"
@@ -38,6 +39,8 @@ PAGES = {
     f"#/query?sql={QUERY}": "Tables",
     f"{TABLE}/explain?where={QUERY}": "34 (7.1 %)",
     f"{TABLE}/indexes": "bloom(customer_id, fpp=0.01)",
+    f"{TABLE}/history": "Statements by shape",
+    f"{TABLE}/advisor": "There is no proposal",
     f"{TABLE}/timeline": "added data files: 480",
     f"{TABLE}/health": "unclustered files",
     "#/timeline": "deleted data files: 600",
@@ -47,6 +50,23 @@ PAGES = {
     "#/admin": "commitChange",
 }
 """A text of the shown data, by address"""
+
+
+def _reads(mebibytes: int) -> dict[str, float]:
+    return {"files": mebibytes, "bytes": mebibytes << 20, "seconds": 0.1}
+
+
+_PROPOSAL = {
+    **{"id": "a1", "kind": "cluster", "title": "Cluster by id", "commands": [], "change": {}, "before": _reads(4)},
+    **{"predicted": _reads(1), "cost-bytes": 8 << 20, "cost-seconds": 1, "saved-bytes-per-day": 1},
+    "pays-after-days": 0.5,
+}
+_TRIAL = {"number": 1, "state": "kept", "reason": "90 statements since the change read 75% fewer bytes than before"}
+ADVICE = {
+    **{"statements": 90, "days": 30, "before": _reads(2), "proposals": [_PROPOSAL], "reason": ""},
+    "applied": [{"proposal": _PROPOSAL, "applied-ms": 1, "measured": None, "recorded": None, "trial": _TRIAL}],
+}
+"""An answer of `adviseTable`, for pages that show it."""
 
 
 async def wait_for_text(recorded_page: RecordedPage, text: str) -> None:
@@ -140,6 +160,10 @@ async def test_user_signs_in_and_sees_what_its_grants_allow(tmp_path: Path) -> N
             await recorded_page.open("#/table/db/t_db/health")
             await recorded_page.page.get_by_role("button", name="Expire snapshots: dry run").click()
             await wait_for_text(recorded_page, "rita may not expireSnapshots in db")
+            await recorded_page.page.route("**/advice?*", lambda route: route.fulfill(json=ADVICE))
+            await recorded_page.open("#/table/db/t_db/advisor")
+            await recorded_page.page.get_by_role("button", name="Apply: Cluster by id").click()
+            await wait_for_text(recorded_page, "rita may not applyAdvice in db")
             await ask(server, "DELETE", "/api/v1/tokens/rita", token=admin)
             await recorded_page.page.get_by_role("link", name="Indexes").click()
             await recorded_page.page.get_by_label("Token").wait_for()  # The token is revoked.
@@ -169,6 +193,24 @@ async def test_names_and_texts_of_others_are_shown_as_text(tmp_path: Path) -> No
             assert await recorded_page.run("document.images.length") == 0
         assert all("400 (Bad Request)" in error for error in recorded_page.errors)
         assert recorded_page.hosts == {server.url.removeprefix("http://")}
+
+
+async def test_advisor_page_shows_the_proposals_and_a_picture_of_the_applied_ones(tmp_path: Path) -> None:
+    async with running(tmp_path) as server, open_browser() as browser, open_page(browser, server.url) as recorded_page:
+        await create_table(server, "t")
+        await recorded_page.page.route("**/advice?*", lambda route: route.fulfill(json=ADVICE))
+        await recorded_page.open("#/table/db/t/advisor")
+        await wait_for_text(
+            recorded_page, "Applied automatically: 90 statements since the change read 75% fewer bytes than before."
+        )
+        picture = recorded_page.page.get_by_role("img", name="Bytes that an average statement reads")
+        assert "before 4 MiB, predicted 1 MiB, measured 2 MiB" in str(await picture.get_attribute("aria-label"))
+        widths = [float(str(await bar.get_attribute("width"))) for bar in await picture.locator("rect").all()]
+        assert widths == [300, 75, 150]
+        assert await recorded_page.violations() == []
+        # The server decides about the change. The history of this table has no statements, so there is no proposal.
+        await recorded_page.page.get_by_role("button", name="Apply: Cluster by id").click()
+        await wait_for_text(recorded_page, "The advisor does not make the proposal 'a1' now")
 
 
 @pytest.mark.slow
@@ -281,3 +323,16 @@ async def test_console_shows_ten_thousand_tables_and_a_hundred_thousand_files(tm
         await recorded_page.open(f"#/table/db/large/explain?{WHERE}")
         await wait_for_text(recorded_page, "of 100,000:")
         assert recorded_page.errors == []
+
+
+@pytest.mark.slow
+async def test_console_of_a_warehouse_shows_the_tables_of_this_warehouse(tmp_path: Path) -> None:
+    async with running_with_warehouses(tmp_path, "sales") as world, open_browser() as browser:
+        await world.create_table("/v1/sales", "db", "sold")
+        await world.create_table("/v1", "db", "own")
+        async with open_page(browser, world.url) as recorded_page:
+            await recorded_page.open("#/admin")
+            await recorded_page.page.get_by_role("link", name="sales").click()
+            await wait_for_text(recorded_page, "db.sold")
+            assert "db.own" not in await recorded_page.page.inner_text("main")
+            check(recorded_page, world.server)

@@ -8,6 +8,7 @@ the proposal here, and the server measures the table again with statements of th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -39,7 +40,7 @@ from seamark.metaserver.planner.advice.proposals import (
 )
 from seamark.metaserver.planner.advice.replay import RecordedShape, draw_statements
 from seamark.metaserver.planner.advice.row_samples import is_sampled, sample_rows
-from seamark.metaserver.planner.advice.trials import AppliedProposal
+from seamark.metaserver.planner.advice.trials import AppliedProposal, compute_corrections
 from seamark.metaserver.planner.joins.dimensions import list_files_at
 from seamark.metaserver.planner.lookup.lookup import lookup
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
@@ -174,6 +175,7 @@ async def read_state(
     if not sample.columns:
         return "the sampled files do not have the compared columns"
     unused_indexes = _find_unused_indexes(call, loaded)
+    corrections = compute_corrections(await _load_applied(call.components.history, loaded.entry.uuid))
 
     def build() -> AdvisedTable:
         whole_sample = add_bounds(sample, files)
@@ -187,6 +189,7 @@ async def read_state(
             statements=draw_statements(recorded, whole_sample, seed=_SEED),
             statements_per_day=_count_per_day(shapes),
             unused_indexes=unused_indexes,
+            corrections=corrections,
         )
 
     return build
@@ -242,16 +245,21 @@ def _count_per_day(shapes: Sequence[QueryShapeSums]) -> float:
 
 
 async def _list_applied(history: QueryHistory, uuid: str) -> list[AppliedProposal]:
-    """Return the applied proposals, newest first, with the reads of the statements since then."""
+    """Return the newest applied proposals, newest first, with the reads of the statements since then."""
     listed = []
-    for stored_advice in (await history.list_applied(uuid))[:_APPLIED_MAX]:
-        try:
-            applied = from_json(stored_advice.advice, AppliedProposal)
-        except msgspec.MsgspecError:  # Another version of the server wrote it.
-            continue
+    for applied in (await _load_applied(history, uuid))[:_APPLIED_MAX]:
         sums = await history.sums_since(uuid, applied.applied_ms)
         listed.append(msgspec.structs.replace(applied, recorded=_to_reads(sums)))
     return listed
+
+
+async def _load_applied(history: QueryHistory, uuid: str) -> list[AppliedProposal]:
+    """Return the applied proposals, newest first, as they are stored."""
+    proposals = []
+    for stored_advice in await history.list_applied(uuid):
+        with suppress(msgspec.MsgspecError):  # Another version of the server wrote it.
+            proposals.append(from_json(stored_advice.advice, AppliedProposal))
+    return proposals
 
 
 def _to_reads(sums: QuerySums) -> Reads | None:

@@ -116,7 +116,7 @@ class _Trials:
         Raises:
             CommitConflict: Another request has started a trial with this number.
         """
-        return await self._save(AppliedProposal(proposal, self.now_ms, None, trial=trial), None)
+        return await self.save(AppliedProposal(proposal, self.now_ms, None, trial=trial), None)
 
     async def change(self, stored: _StoredTrial, applied: AppliedProposal | None = None, **fields: object) -> None:
         """Change fields of a trial, and the time of its decision.
@@ -125,10 +125,10 @@ class _Trials:
             CommitConflict: Another request has changed the trial.
         """
         trial = replace(stored.trial, since_ms=self.now_ms, **fields)
-        await self._save(replace(applied or stored.applied, trial=trial), stored.text)
+        await self.save(replace(applied or stored.applied, trial=trial), stored.text)
         await self.load()
 
-    async def _save(self, applied: AppliedProposal, expected: str | None) -> _StoredTrial:
+    async def save(self, applied: AppliedProposal, expected: str | None) -> _StoredTrial:
         assert applied.trial is not None
         text = msgspec.json.encode(applied).decode()
         id = f"{_ID_PREFIX}{applied.trial.number:06}"
@@ -180,9 +180,7 @@ class _Trials:
 )
 async def take_advice_step(call: Call) -> AdviceStep:
     trials = await _load_trials(call)
-    policies = await load_policies(call.components.catalog.context.store, call.namespace)
-    effective = with_policies(trials.loaded.metadata, policies)
-    policy = AutoAdvicePolicy.of(effective.properties)
+    effective, policy = await _load_policy(call, trials.loaded.metadata)
     if not call.components.history.is_on:
         return AdviceStep("none", "the setting query_history_days is 0, so no statements are recorded")
     for stored in trials.find(APPLYING):
@@ -230,12 +228,14 @@ async def finish_advice_step(call: Call, body: FinishedStep) -> AppliedProposal:
     if body.outcome == "busy":
         claimed_ms = trials.now_ms - _CLAIM_MS
         trial = replace(stored.trial, since_ms=claimed_ms, reason="another job rewrites the table")
-        await trials._save(replace(stored.applied, trial=trial), stored.text)
+        await trials.save(replace(stored.applied, trial=trial), stored.text)
     elif body.outcome == "failed":
         await trials.set_properties({}, stored.trial.properties)
         await trials.change(stored, state=FAILED, reason=reason, spent_bytes=spent_bytes, spent_seconds=spent_seconds)
     else:
-        shapes = await call.components.history.since(trials.uuid, trials.now_ms - 86_400_000)
+        # The statements of the prediction are replayed over the changed table.
+        since_ms = stored.trial.since_ms - (await _load_policy(call, trials.loaded.metadata))[1].measure_ms
+        shapes = await call.components.history.since(trials.uuid, since_ms)
         async with call.components.worker_limits.advising.of(call.principal.name):
             loaded = await call.components.catalog.tables.load(call.namespace, call.name)
             build = await read_state(call, loaded, shapes)
@@ -253,6 +253,13 @@ async def _load_trials(call: Call) -> _Trials:
     trials = _Trials(call, await call.components.catalog.tables.load(call.namespace, call.name))
     await trials.load()
     return trials
+
+
+async def _load_policy(call: Call, metadata: TableMetadata) -> tuple[TableMetadata, AutoAdvicePolicy]:
+    """Return the metadata with the properties that the table inherits, and the policy in them."""
+    policies = await load_policies(call.components.catalog.context.store, call.namespace)
+    effective = with_policies(metadata, policies)
+    return effective, AutoAdvicePolicy.of(effective.properties)
 
 
 async def _withdraw(trials: _Trials) -> None:

@@ -36,7 +36,13 @@ from seamark.metaserver.api.http.parameters.snapshots import snapshot_of
 from seamark.metaserver.api.http.sql_texts import read_in_turn
 from seamark.metaserver.api.plans.joins import JoinOutcomes, Joins, add_joins, evaluate_joins, parse_filter
 from seamark.metaserver.api.plans.plan_leases import check_lease, grant_lease_s
-from seamark.metaserver.api.plans.statement_reads import count_statement, history_of, sampler_of, shape_of
+from seamark.metaserver.api.plans.statement_reads import (
+    AGGREGATED_COLUMNS_MAX,
+    count_statement,
+    history_of,
+    sampler_of,
+    shape_of,
+)
 from seamark.metaserver.catalog.plans.plan_tables import Holder, digest_of, make_plan_snapshot, plan_name
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.history.history import StatementRead, StatementSampler
@@ -61,6 +67,15 @@ _IN_LOOP_FILES_MAX, _IN_LOOP_MANIFESTS_MAX = 100_000, 200
 _READ_BYTES = 1 << 20
 _DECLINED_BYTES, _DECLINED_EACH_BYTES = 1 << 20, 500
 """Memory of decoded requests, and of requests that get no plan table."""
+
+
+class ReportedAggregate(msgspec.Struct, frozen=True):
+    """An aggregate of the statement, for the query history."""
+
+    function: Annotated[str, msgspec.Meta(max_length=20, description="count, sum, min, max, avg, or another name.")]
+    column: Annotated[
+        str, msgspec.Meta(max_length=500, description="A column of the table, or empty if the argument is no column.")
+    ] = ""
 
 
 class PlanTableRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
@@ -105,6 +120,20 @@ class PlanTableRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=Tru
             "NaN. If something would mislead such a reader, a plan table is created for any kept-max."
         ),
     ] = False
+    grouping: Annotated[
+        list[str],
+        msgspec.Meta(
+            max_length=AGGREGATED_COLUMNS_MAX,
+            description="Columns by which the statement groups, for the query history. Unknown names are left out.",
+        ),
+    ] = []
+    aggregates: Annotated[
+        list[ReportedAggregate],
+        msgspec.Meta(
+            max_length=AGGREGATED_COLUMNS_MAX,
+            description="Aggregates of the statement, for the query history. Unknown columns are left out.",
+        ),
+    ] = []
     holder: Annotated[
         str,
         msgspec.Meta(
@@ -208,11 +237,25 @@ def count_plan_table(
     if history_of(call) is None:
         return
     engine = "duckdb" if body.hide_partitions else "other" if call.audience is None else "trino"
-    shape = shape_of(bound_scan, engine, joins=[column for join in body.joins for column in join.on])
+    shape = shape_of(
+        bound_scan,
+        engine,
+        joins=[column for join in body.joins for column in join.on],
+        grouping=body.grouping,
+        aggregates=[(aggregate.function, aggregate.column) for aggregate in body.aggregates],
+    )
     considered_bytes = -1 if answer.considered_bytes is None else answer.considered_bytes
     count_statement(
         call,
-        StatementRead(loaded.entry.uuid, shape, answer.considered_files, answer.files, considered_bytes, answer.bytes),
+        StatementRead(
+            loaded.entry.uuid,
+            shape,
+            answer.considered_files,
+            answer.files,
+            considered_bytes,
+            answer.bytes,
+            hash(bound_scan.text),
+        ),
         sampler,
     )
 

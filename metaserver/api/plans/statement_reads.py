@@ -37,7 +37,15 @@ from seamark.metaserver.history.samples import (
     conjuncts_on_columns,
     widths_of,
 )
-from seamark.metaserver.history.shapes import ENGINES, QueryShape, columns_of_shape, conjuncts_of
+from seamark.metaserver.history.shapes import (
+    AGGREGATE_FUNCTIONS,
+    ENGINES,
+    OTHER_FUNCTION,
+    Aggregate,
+    QueryShape,
+    columns_of_shape,
+    conjuncts_of,
+)
 from seamark.metaserver.planner.lookup.lookup import RequestedColumn, files_at, lookup
 from seamark.metaserver.planner.scan.request import BoundScan
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
@@ -51,6 +59,8 @@ _SAMPLED_FILES_MAX = 20_000
 _PURPOSE = "query history"
 _TOTAL_BYTES, _TOTAL_FILES = "total-files-size", "total-data-files"
 _NAMES_MAX = 1000
+AGGREGATED_COLUMNS_MAX = 32
+"""The maximum number of grouping columns, and of aggregates, that a request reports."""
 
 
 def history_of(call: Call) -> QueryHistory | None:
@@ -102,7 +112,7 @@ def count_plan_statement(
     if entry is None or history is None:
         return None
     shape = shape_of(bound_scan, engine, select=select, joins=joins)
-    read = StatementRead(entry.uuid, shape, scan_plan.considered, scan_plan.files)
+    read = StatementRead(entry.uuid, shape, scan_plan.considered, scan_plan.files, literals=hash(bound_scan.text))
     samplers = history.add(read, _principal_of(call), plan_s)
     if samplers is not None:
         samplers.append(sampler_of(call.components, bound_scan, scan_plan))
@@ -110,19 +120,42 @@ def count_plan_statement(
 
 
 def shape_of(
-    bound_scan: BoundScan, engine: str, *, select: Sequence[str] | None = None, joins: Collection[str] = ()
+    bound_scan: BoundScan,
+    engine: str,
+    *,
+    select: Sequence[str] | None = None,
+    joins: Collection[str] = (),
+    grouping: Collection[str] = (),
+    aggregates: Collection[tuple[str, str]] = (),
 ) -> QueryShape:
-    """Return the shape of a statement that reads a table. See `count_plan_statement` for the arguments."""
+    """Return the shape of a statement that reads a table.
+
+    Args:
+        bound_scan: See `count_plan_statement`.
+        engine: See `count_plan_statement`.
+        select: See `count_plan_statement`.
+        joins: See `count_plan_statement`.
+        grouping: The names of columns by which the statement groups. Other names are left out.
+        aggregates: The functions, each with the name of a column, or with an empty name. An aggregate of another name
+            is left out.
+    """
     conjuncts = conjuncts_of(bound_scan.bound)
-    if not select and not joins:
+    if not select and not joins and not grouping and not aggregates:
         return QueryShape(engine, (), conjuncts)
     by_name = bound_scan.schema.index.by_name
     names = () if select is None or len(select) > _NAMES_MAX else select
+    functions = {
+        Aggregate(function if function in AGGREGATE_FUNCTIONS else OTHER_FUNCTION, column_id)
+        for function, name in aggregates
+        if (column_id := by_name.get(name) if name else 0) is not None
+    }
     return QueryShape(
         engine,
         columns_of_shape(by_name[name] for name in names if name in by_name),
         conjuncts,
         columns_of_shape(by_name[name] for name in joins if name in by_name),
+        columns_of_shape(by_name[name] for name in grouping if name in by_name),
+        tuple(sorted(functions)),
     )
 
 

@@ -12,9 +12,10 @@ import hashlib
 import math
 import shlex
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import combinations
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, combinations
+from itertools import count as count_from
 from typing import Any
 
 import msgspec
@@ -107,6 +108,7 @@ class Proposal(msgspec.Struct, frozen=True, rename="kebab"):
         cost_seconds: The time that the change takes.
         saved_bytes_per_day: The predicted gain of all recorded statements of a day.
         pays_after_days: The days after which the saved bytes exceed the cost, or None if they never do.
+        correction: The factor by which the prediction was multiplied, because earlier proposals were measured.
     """
 
     id: str
@@ -120,6 +122,7 @@ class Proposal(msgspec.Struct, frozen=True, rename="kebab"):
     cost_seconds: float
     saved_bytes_per_day: int
     pays_after_days: float | None
+    correction: float = 1.0
 
     @property
     def pays(self) -> bool:
@@ -140,6 +143,8 @@ class AdvisedTable:
         statements: The drawn statements.
         statements_per_day: The number of recorded statements of a day.
         unused_indexes: The names of indexes that plans have probed without leaving out a file.
+        corrections: The factor by which the predicted bytes of each kind of proposal are multiplied, because earlier
+            proposals of this kind were measured.
     """
 
     name: str
@@ -151,6 +156,7 @@ class AdvisedTable:
     statements: Sequence[DrawnStatement]
     statements_per_day: float
     unused_indexes: list[str]
+    corrections: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def target_bytes(self) -> int:
@@ -279,7 +285,7 @@ class _Advisor:
             predicted = self._reads(self._current * shares, self._current_files * shares, self._state.files.files)
             written = int(self._state.rows * _INDEX_BYTES_PER_ROW[kind])
             read = int(self._state.total_bytes / max(1, len(self._state.metadata.current_schema.fields)))
-            index_name = f"by_{name.replace('.', '_')}"
+            index_name = self._choose_index_name(name)
             table, options = self._state.name, ["--columns", name, "--name", index_name]
             yield self._propose(
                 "index",
@@ -292,6 +298,13 @@ class _Advisor:
                 predicted,
                 written + read,
             )
+
+    def _choose_index_name(self, column: str) -> str:
+        """Return a name that no index of the table has, so that the proposal replaces no index."""
+        defined = read_definitions(self._state.metadata)
+        base = f"by_{column.replace('.', '_')}"
+        names = chain([base], (f"{base}_{number}" for number in count_from(2)))
+        return next(name for name in names if name not in defined.by_name and name not in defined.problems)
 
     def _propose_index_drops(self) -> Iterator[Proposal]:
         for name in sorted(self._state.unused_indexes):
@@ -409,9 +422,9 @@ class _Advisor:
     def _estimate_bucket_shares(self, more: dict[int, int]) -> Shares:
         """Return the share of the buckets that each statement reads, by the bucket fields of the current spec."""
         buckets = dict(more)
-        for field in self._state.metadata.default_spec.fields:
-            if field.transform.startswith("bucket[") and field.source_id is not None:
-                buckets[field.source_id] = int(field.transform[7:-1])
+        for partition_field in self._state.metadata.default_spec.fields:
+            if partition_field.transform.startswith("bucket[") and partition_field.source_id is not None:
+                buckets[partition_field.source_id] = int(partition_field.transform[7:-1])
         shares = np.ones(len(self._state.statements))
         for number, statement in enumerate(self._state.statements):
             for alternatives in statement.conditions:
@@ -437,6 +450,7 @@ class _Advisor:
         predicted: Reads,
         cost_bytes: int,
     ) -> Proposal:
+        uncorrected, predicted = predicted, self._correct(kind, predicted)
         saved = (self.before.bytes - predicted.bytes) * self._state.statements_per_day
         if kind == "file-size":
             # A merge of small files saves time. The time counts as the number of bytes that a scan reads in it.
@@ -454,7 +468,19 @@ class _Advisor:
             cost_seconds=round(cost_bytes / REWRITE_BYTES_PER_S, 1),
             saved_bytes_per_day=int(saved),
             pays_after_days=None if pays_after is None else round(pays_after, 2),
+            correction=round(predicted.bytes / max(1, uncorrected.bytes), 4) or 1.0,
         )
+
+    def _correct(self, kind: str, predicted: Reads) -> Reads:
+        """Return a prediction that is corrected by the measurements of earlier proposals of the kind."""
+        factor = self._state.corrections.get(kind, 1.0)
+        if factor == 1.0 or not predicted.bytes:
+            return predicted
+        # A correction does not turn a gain into a loss, nor a loss into a gain.
+        limit = self.before.bytes
+        size = min(limit, predicted.bytes * factor) if predicted.bytes <= limit else predicted.bytes
+        scale = size / predicted.bytes
+        return Reads(round(predicted.files * scale, 2), int(size), round(predicted.seconds * scale, 4))
 
     def _name(self, column_id: int) -> str:
         return self._state.metadata.current_schema.index.by_id[column_id].name

@@ -35,6 +35,8 @@ ROWS_PER_FILE_MIN = 24
 _WIDTH, _PREFIX_WIDTH = 0.1, 0.02
 """The assumed widths of a range without a recorded width, and of a prefix."""
 _RANK_BITS = 16
+_EXPONENT_STEPS = 12
+"""The steps of the search for an exponent; each halves its error."""
 
 Mask = npt.NDArray[np.bool_]
 Shares = npt.NDArray[np.float64]
@@ -126,15 +128,65 @@ def draw_statements(shapes: Sequence[RecordedShape], sample: RowSample, *, seed:
     for number, recorded in enumerate(shapes):
         rng = np.random.default_rng([seed, number])
         draws = _count_draws(recorded.shape, sample)
+        codes = _draw_compared_codes(recorded, sample, draws, rng)
         for draw in range(draws):
             if recorded.filters:
                 conditions = _conditions_of_filter(recorded.filters[draw % len(recorded.filters)], sample)
             else:
                 samples = recorded.samples
                 widths = samples[draw % len(samples)] if samples else FilterSample()
-                conditions = _draw_conditions(recorded.shape, widths, sample, rng)
+                conditions = (
+                    _draw_conditions(recorded.shape, widths, sample, rng)
+                    if codes is None
+                    else _match_code(recorded.shape.conjuncts[0][0].column_id, int(codes[draw]), sample)
+                )
             statements.append(DrawnStatement(recorded.fingerprint, recorded.statements / draws, conditions))
     return statements
+
+
+def _draw_compared_codes(
+    recorded: RecordedShape, sample: RowSample, draws: int, rng: np.random.Generator
+) -> npt.NDArray[np.int64] | None:
+    """Draw the values of an equality that is the only condition, as skewed as the recorded statements are.
+
+    Statements that compare a frequent value often repeat their literals, and statements that compare each value equally
+    often rarely do. The probability of a value is a power of its frequency among the rows, with the exponent from 0 to
+    1 that gives the recorded share of repeats.
+
+    Returns:
+        The codes, or None if the shape has other conditions, or if the share of repeats is unknown.
+    """
+    conjuncts = recorded.shape.conjuncts
+    repeats = [sample.repeats for sample in recorded.samples if sample.repeats >= 0]
+    if len(conjuncts) != 1 or len(conjuncts[0]) != 1 or not repeats:
+        return None
+    (term,) = conjuncts[0]
+    column = sample.columns.get(term.column_id)
+    if column is None or term.op != Op.EQ.value or term.transform != "identity":
+        return None
+    counts = np.bincount(column.codes, minlength=len(column.values) + 1)[1:].astype(np.float64)
+    used = np.flatnonzero(counts)
+    if not len(used):
+        return None
+    target = float(np.mean(repeats))
+    low, high = 0.0, 1.0
+    for _ in range(_EXPONENT_STEPS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if _compute_repeat_share(counts[used], middle) > target else (middle, high)
+    weights = counts[used] ** low
+    return np.asarray(rng.choice(used + 1, size=draws, p=weights / weights.sum()), dtype=np.int64)
+
+
+def _compute_repeat_share(counts: Shares, exponent: float) -> float:
+    """Return the probability that two drawn values are equal."""
+    weights = counts**exponent
+    return float(((weights / weights.sum()) ** 2).sum())
+
+
+def _match_code(column_id: int, code: int, sample: RowSample) -> tuple[tuple[DrawnCondition, ...], ...]:
+    matching = np.zeros(len(sample.columns[column_id].values) + 1, dtype=np.bool_)
+    matching[code] = True
+    return ((DrawnCondition(column_id, matching, 1),),)
 
 
 def _count_draws(shape: QueryShape, sample: RowSample) -> int:

@@ -9,6 +9,9 @@ A trial begins in the state `applying`, and continues in the state `measuring`. 
 
 from __future__ import annotations
 
+import math
+import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -32,6 +35,8 @@ STATEMENTS_MIN = 20
 SHAPES_MAX = 40
 """The number of shapes, the most frequent, whose reads before the change are stored."""
 _DAY_MS = 86_400_000
+_CORRECTION_MAX = math.log(3)
+"""A measurement corrects later predictions at most by a factor of 3."""
 _PAUSE_PERIODS = 7
 """A change that was undone or failed is not applied again for this number of measuring periods."""
 
@@ -284,3 +289,21 @@ def sum_budget(applied: Iterable[AppliedProposal], now_ms: int) -> tuple[int, fl
         proposal.trial for proposal in applied if proposal.trial is not None and now_ms - proposal.applied_ms < _DAY_MS
     ]
     return sum(trial.spent_bytes for trial in trials), sum(trial.spent_seconds for trial in trials)
+
+
+def compute_corrections(applied: Iterable[AppliedProposal]) -> dict[str, float]:
+    """Return the factor for the predicted bytes of each kind of proposal, from the measurements of earlier proposals.
+
+    The factor is the median of measured bytes divided by predicted bytes, within limits. With few measurements it is
+    close to 1.
+    """
+    ratios: defaultdict[str, list[float]] = defaultdict(list)
+    for proposal in applied:
+        measured, predicted = proposal.measured, proposal.proposal.predicted
+        if measured is not None and measured.bytes > 0 and predicted.bytes > 0:
+            ratio = math.log(measured.bytes / predicted.bytes * max(0.01, proposal.proposal.correction))
+            ratios[proposal.proposal.kind].append(min(_CORRECTION_MAX, max(-_CORRECTION_MAX, ratio)))
+    return {
+        kind: round(math.exp(statistics.median(values) * len(values) / (len(values) + 1)), 4)
+        for kind, values in ratios.items()
+    }

@@ -12,11 +12,13 @@ import pyarrow as pa
 import pytest
 
 from seamark.metaserver.api.admin import advice
+from seamark.metaserver.history.samples import FilterSample, compute_repeats
 from seamark.metaserver.history.shapes import QueryShape, ShapeTerm
 from seamark.metaserver.planner.advice import row_samples
-from seamark.metaserver.planner.advice.proposals import add_bounds
+from seamark.metaserver.planner.advice.proposals import Proposal, ProposedChange, Reads, add_bounds
 from seamark.metaserver.planner.advice.replay import DRAWS_EACH, RecordedShape, draw_statements
 from seamark.metaserver.planner.advice.row_samples import RowSample, SampledColumn
+from seamark.metaserver.planner.advice.trials import AppliedProposal, compute_corrections
 from seamark.metaserver.planner.lookup.lookup import FoundFiles
 from tests.api.client import Api
 from tests.api.plans.planned import EQ_5, T
@@ -58,6 +60,39 @@ def test_statements_with_many_alternatives_are_drawn_less_often() -> None:
         statements = draw_statements([RecordedShape("a", shape, 48)], sample, seed=1)
         assert len(statements) == draws
         assert sum(statement.weight for statement in statements) == pytest.approx(48)
+
+
+def test_values_are_drawn_as_skewed_as_the_recorded_statements_repeat_them() -> None:
+    values = [1] * 900 + list(range(2, 102))
+    sample = RowSample({1: combine([list(values)])}, 1, len(values))
+    shape = QueryShape("other", (), ((ShapeTerm(1, "eq"),),))
+    frequent = {}
+    for repeats in (0.0, 0.3, 0.81):
+        recorded = RecordedShape("a", shape, 24, [FilterSample(repeats=repeats)])
+        drawn = [statement.conditions[0][0].matching for statement in draw_statements([recorded], sample, seed=1)]
+        frequent[repeats] = sum(bool(matching[1]) for matching in drawn)
+    assert frequent[0.0] <= 2
+    assert frequent[0.0] < frequent[0.3] < frequent[0.81]
+    assert frequent[0.81] >= 18
+    assert compute_repeats([1, 1, 2, 3, 4, 5, 6, 7]) == pytest.approx(2 / 56, abs=1e-3)
+    assert compute_repeats([1, 1]) == -1
+
+
+def test_measurements_correct_later_predictions_of_the_same_kind() -> None:
+    def apply(kind: str, predicted: int, measured: int | None, correction: float = 1.0) -> AppliedProposal:
+        reads = Reads(1.0, predicted, 0.1)
+        proposal = Proposal("x", kind, "x", [], ProposedChange(), reads, reads, 1, 0.1, 1, None, correction)
+        return AppliedProposal(proposal, 1, None if measured is None else Reads(1.0, measured, 0.1))
+
+    corrections = compute_corrections(
+        [apply("cluster", 100, 50)] * 3 + [apply("index", 100, 10**9), apply("bucket", 1, None)]
+    )
+    assert corrections == {
+        "cluster": pytest.approx(0.5**0.75, abs=1e-3),
+        "index": pytest.approx(3**0.5, abs=1e-3),
+    }
+    # The ratio is computed from the prediction without its correction, so a right correction stays.
+    assert compute_corrections([apply("cluster", 50, 50, 0.5)] * 99)["cluster"] == pytest.approx(0.5, abs=0.01)
 
 
 async def test_simulations_run_one_at_a_time_outside_the_event_loop(

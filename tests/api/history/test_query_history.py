@@ -295,3 +295,23 @@ async def test_history_can_be_turned_off(tmp_path: Path) -> None:
 @pytest.mark.parametrize("query", ["days=0", "days=x", "limit=9999999"])
 async def test_wrong_number_is_refused(api_with_files: Api, query: str) -> None:
     assert (await api_with_files("GET", f"{HISTORY}?{query}")).error[0] == 400
+
+
+async def test_reported_groupings_and_aggregates_are_recorded_without_the_texts_of_the_client(
+    api_with_files: Api,
+) -> None:
+    body = {
+        **{"predicate": "id > 3", "kept-max": 0, "grouping": ["data", "secret of mallory"]},
+        "aggregates": [
+            *({"function": "sum", "column": "id"}, {"function": "count"}),
+            *({"function": "my secret", "column": "id"}, {"function": "sum", "column": "no such column"}),
+        ],
+    }
+    path = "/api/v1/tables/db/t/plan-tables"
+    assert (await api_with_files("POST", path, body)).status == 200
+    (shape,) = await load_shapes(api_with_files)
+    assert (shape["grouping"], shape["aggregates"]) == (["data"], ["count(*)", "other(id)", "sum(id)"])
+    assert "secret" not in str(shape)
+    for field, entry in (("grouping", "id"), ("aggregates", {"function": "sum", "column": "id"})):
+        refused = await api_with_files("POST", path, {field: [entry] * 33})
+        assert (refused.status, refused.error[0]) == (400, 400)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from seamark.connector.client.indexes import IndexClient
@@ -30,7 +31,13 @@ def counted(frame: DataFrame) -> Counter[str]:
 
 def compare(spark: SparkSession, text: str) -> str:
     """Check that a query has the same result with and without cubes, and return how it was answered."""
-    expected, actual = spark.sql(text), sql(spark, text, cubes="on")
+    try:
+        expected = spark.sql(text)
+    except AnalysisException:  # Spark refuses some queries, such as an aggregate in ORDER BY after HAVING.
+        with pytest.raises(AnalysisException):
+            sql(spark, text, cubes="on").collect()
+        return "invalid"
+    actual = sql(spark, text, cubes="on")
     assert actual.columns == expected.columns, text
     assert [field.dataType for field in actual.schema] == [field.dataType for field in expected.schema], text
     assert counted(actual) == counted(expected), text
@@ -73,4 +80,5 @@ def test_random_queries_return_the_same_rows_from_cubes(spark: SparkSession, tmp
                     condition = rng.choice(("id < 100", "k BETWEEN -3 AND 7", "name <> 'q'"))
                     text = add_condition(text, f" FROM {source} a", condition)
                 counts[compare(spark, text)] += 1
+    assert counts["invalid"] < counts.total() / 8, counts
     assert counts["cube"] + counts["cube and rows"] > counts.total() / 8, counts

@@ -8,6 +8,7 @@ The program is a separate process, because a JVM reads its class path when it st
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -77,7 +78,9 @@ def main(folder: Path, classes: str) -> None:
             row = str(read_frame.agg({"long": "sum"}).collect()[0][0])
         except Exception as error:  # noqa: BLE001
             row = "ChecksumException" if "ChecksumException" in str(error) else str(error)[:500]
-        drop_checksums(str(file))
+        folder_descriptor = os.open(path, os.O_RDONLY)
+        drop_checksums(folder_descriptor, file.name)
+        os.close(folder_descriptor)
         print(json.dumps([path.stem, row, read_frame.agg({"long": "sum"}).collect()[0][0]]), flush=True)
     spark.stop()
 

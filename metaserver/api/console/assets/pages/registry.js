@@ -3,8 +3,10 @@
 // component receives the table as well.
 
 import { Admin } from "./admin.js";
+import { Advisor } from "./advisor.js";
 import { Explain } from "./explain.js";
 import { Health } from "./health.js";
+import { History } from "./history.js";
 import { Indexes } from "./indexes.js";
 import { Layout } from "./layout.js";
 import { Overview } from "./overview.js";
@@ -21,6 +23,8 @@ export const TABS = [
   { id: "layout", title: "Layout", view: Layout },
   { id: "explain", title: "Explain", view: Explain },
   { id: "indexes", title: "Indexes", view: Indexes },
+  { id: "history", title: "History", view: History },
+  { id: "advisor", title: "Advisor", view: Advisor },
   { id: "timeline", title: "Timeline", view: TableTimeline },
   { id: "health", title: "Health", view: Health },
 ];

@@ -1,0 +1,91 @@
+"""The route that applies a proposal of the advisor without a client, as the button of the console does.
+
+The server sets the properties of the proposal. The table services then cluster the table or build the index.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.index.definitions import PREFIX
+from seamark.formats.runtime.errors import BadRequest, NotFound
+from seamark.metaserver.api.admin.advice import read_state, simulate
+from seamark.metaserver.api.admin.query_history import DAYS, DAYS_MAX
+from seamark.metaserver.api.http.describe import ResponseSpec, doc
+from seamark.metaserver.api.http.dispatch import Call, Route
+from seamark.metaserver.api.http.table_updates import commit_updates
+from seamark.metaserver.planner.advice.proposals import Proposal, make_proposals
+from seamark.metaserver.planner.advice.trials import AppliedProposal, find_properties
+from seamark.metaserver.services.running import load_jobs, state_of_services
+from seamark.metaserver.store.model import AppliedAdvice
+
+_ID_CHARACTERS_MAX = 64
+
+
+class ChosenProposal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    id: Annotated[str, doc("The id of a proposal of `adviseTable`.")]
+    days: Annotated[int, doc("The days of the history, as in `adviseTable`.")] = DAYS
+
+
+@Route(
+    "POST",
+    "/api/v1/tables/{namespace}/{table}/advice/apply",
+    "applyAdvice",
+    "Sets the properties of a proposal, so that the table services make its change",
+    tags=("metadata",),
+    answers=(
+        ResponseSpec(200, "The proposal. It has no measurement yet", AppliedProposal),
+        ResponseSpec(400, "An engine or a client has to make the change; the message has the commands"),
+        ResponseSpec(404, "No such table, or the advisor does not make this proposal now"),
+        ResponseSpec(409, "Concurrent commits conflicted in every attempt"),
+    ),
+).takes(ChosenProposal)
+async def apply_advice(call: Call, body: ChosenProposal) -> AppliedProposal:
+    if not 1 <= body.days <= DAYS_MAX:
+        raise BadRequest(f"days is {body.days}; it must be 1 to {DAYS_MAX}")
+    proposal = await _find_proposal(call, body)
+    commands = "; ".join(proposal.commands)
+    if proposal.change.kind not in ("cluster", "add-index", "drop-index"):
+        raise BadRequest(f"Table services do not make the change {proposal.title!r}. Run: {commands}")
+    components = call.components
+    now_ms = components.clock.now_ms()
+    services = state_of_services(await load_jobs(components.store, now_ms), components.services_status)
+    if not services.running and proposal.change.kind != "drop-index":
+        raise BadRequest(
+            f"No table services run ({services.problem}), so nothing would make the change. Run: {commands}"
+        )
+
+    def compute_updates(metadata: TableMetadata) -> list[dict[str, Any]]:
+        if proposal.change.kind == "drop-index":
+            return [{"action": "remove-properties", "removals": [PREFIX + proposal.change.index_name]}]
+        return [{"action": "set-properties", "updates": find_properties(proposal, metadata) or {}}]
+
+    await commit_updates(call, compute_updates)
+    applied = AppliedProposal(proposal, now_ms, None)
+    loaded = await components.catalog.tables.load(call.namespace, call.name)
+    assert loaded.entry is not None
+    text = msgspec.json.encode(applied).decode()
+    await components.history.save_applied(AppliedAdvice(loaded.entry.uuid, f"{now_ms}-{proposal.id}", now_ms, text))
+    return applied
+
+
+async def _find_proposal(call: Call, chosen: ChosenProposal) -> Proposal:
+    """Return a proposal that the advisor makes now.
+
+    Raises:
+        NotFound: The advisor does not make this proposal.
+    """
+    loaded = await call.components.catalog.tables.load(call.namespace, call.name)
+    assert loaded.entry is not None
+    history = call.components.history
+    shapes = await history.of_table(loaded.entry.uuid, chosen.days) if history.is_on else []
+    async with call.components.worker_limits.advising.of(call.principal.name):
+        build = await read_state(call, loaded, shapes)
+        proposals = [] if isinstance(build, str) else (await simulate(call, lambda: make_proposals(build())))[1]
+    for proposal in proposals:
+        if proposal.id == chosen.id:
+            return proposal
+    raise NotFound(f"The advisor does not make the proposal {chosen.id[:_ID_CHARACTERS_MAX]!r} now; load the proposals")
