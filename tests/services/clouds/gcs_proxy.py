@@ -10,7 +10,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Mapping
-from urllib.parse import urlencode
+from urllib.parse import quote, unquote, urlencode
 
 import aiohttp
 from aiohttp import web
@@ -43,6 +43,8 @@ async def _forward(session: aiohttp.ClientSession, upstream: str, request: web.B
     is_xml = not request.path.startswith(("/upload/", "/storage/", "/_"))
     if is_xml and ("uploads" in request.query or "uploadId" in request.query):
         return await _upload_in_parts(session, upstream, request, body)
+    if is_xml and "x-goog-copy-source" in request.headers:
+        return await _copy(session, upstream, request)
     if is_xml and request.method == "PUT":
         return await _upload(session, upstream, request.path, request.headers, body)
     headers = {name: value for name, value in request.headers.items() if name.lower() != "transfer-encoding"}
@@ -56,6 +58,15 @@ async def _forward(session: aiohttp.ClientSession, upstream: str, request: web.B
         if request.method == "HEAD" and "Content-Length" in answer.headers:
             response.headers["Content-Length"] = answer.headers["Content-Length"]
         return response
+
+
+async def _copy(session: aiohttp.ClientSession, upstream: str, request: web.BaseRequest) -> web.StreamResponse:
+    """Answer a copy of the XML API by a copy of the JSON API."""
+    source_bucket, _, source = unquote(request.headers["x-goog-copy-source"]).removeprefix("/").partition("/")
+    bucket, _, name = request.path.removeprefix("/").partition("/")
+    path = f"b/{source_bucket}/o/{quote(source, safe='')}/rewriteTo/b/{bucket}/o/{quote(name, safe='')}"
+    async with session.post(URL(f"{upstream}/storage/v1/{path}", encoded=True), json={}) as answer:
+        return web.Response(status=answer.status, text="<CopyObjectResult></CopyObjectResult>")
 
 
 async def _upload_in_parts(
