@@ -1,4 +1,4 @@
-"""How the benches measure: workers on connections, alternating slices of work, medians of rounds.
+"""The measurements of the benches: workers on connections, alternating slices of work, medians of rounds.
 
 A worker is a generator of requests that is sent each answer. It has no socket, so the same worker drives any server.
 Servers are measured alternately (A B, B A, …), so that a change of the machine's speed affects both.

@@ -34,6 +34,7 @@ from seamark.metaserver.store.model import AuditRecord, Grant, NamespacePath
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import RemoveGrant, SaveAudit, SaveGrant
 from seamark.metaserver.store.port import PointerStore
+from seamark.metaserver.warehouses.warehouses import find_warehouse_settings
 
 T = TypeVar("T")
 Work = Callable[[PointerStore, Clock], Awaitable[T]]
@@ -48,6 +49,12 @@ _NAMESPACE = click.option(
     "within a level as \\. (in most shells: '\\.').",
 )
 _where = settings_flags(("home", "database"))
+_WAREHOUSE = click.option(
+    "--warehouse",
+    "warehouse_name",
+    metavar="NAME",
+    help="The further warehouse in which the role counts. Default: the server's own warehouse.",
+)
 
 
 @click.group()
@@ -188,6 +195,7 @@ def revoke(name: str, as_json: bool, config: Path | None, **flags: Any) -> None:
 @click.argument("principal")
 @click.argument("role", type=_ROLES)
 @_NAMESPACE
+@_WAREHOUSE
 @json_option
 @_where
 def add(
@@ -204,7 +212,9 @@ def add(
         await store.transact([SaveGrant(grant) for grant in grants])
         for grant in grants:
             await _audit(store, clock, "addGrant", f"{principal} {_describe_grant(grant)}")
-        return grants, is_foreign(principal) or any(one.name == principal for one in await store.tokens())
+        # The tokens are in the database of the server, also for a further warehouse.
+        is_known = is_foreign(principal) or flags.get("warehouse_name") is not None
+        return grants, is_known or any(one.name == principal for one in await store.tokens())
 
     grants, is_known = _run(config, flags, work)
     _print_grants(grants, f"{principal} has", as_json=as_json)
@@ -216,6 +226,7 @@ def add(
 @click.argument("principal")
 @click.argument("role", type=_ROLES)
 @_NAMESPACE
+@_WAREHOUSE
 @json_option
 @_where
 def remove(
@@ -244,6 +255,7 @@ def _grant_json(grant: Grant) -> dict[str, Any]:
 
 @grant.command("list")
 @click.argument("principal", required=False)
+@_WAREHOUSE
 @json_option
 @_where
 def list_grants(principal: str | None, as_json: bool, config: Path | None, **flags: Any) -> None:
@@ -265,7 +277,8 @@ def _run(config: Path | None, flags: dict[str, Any], work: Work[T], *, creates: 
         creates: Whether a missing database is created, which the command reports. If False, a missing database is an
             error, because the home may be wrong.
     """
-    settings = load_settings(flags, config)
+    warehouse_name = flags.get("warehouse_name")
+    settings = load_settings({name: value for name, value in flags.items() if name != "warehouse_name"}, config)
     database = sqlite_file(settings)
     is_new = database is not None and not os.path.lexists(database)
     if is_new and not creates:
@@ -273,7 +286,7 @@ def _run(config: Path | None, flags: dict[str, Any], work: Work[T], *, creates: 
             escape_for_terminal(f"The database {database} does not exist; set --home or --database of the server")
         )
     try:
-        result = asyncio.run(_open_and(settings, work))
+        result = asyncio.run(_open_and(settings, warehouse_name, work))
         if is_new:
             say(
                 f"The database {database} is new. If a server runs already, it has another one: name its --home",
@@ -286,11 +299,13 @@ def _run(config: Path | None, flags: dict[str, Any], work: Work[T], *, creates: 
         raise click.ClickException(error.message) from None
 
 
-async def _open_and(settings: Settings, work: Work[T]) -> T:
+async def _open_and(settings: Settings, warehouse_name: str | None, work: Work[T]) -> T:
     os.umask(PRIVATE_UMASK)
     for path in make_private(settings) if settings.database else prepare_home(settings):
         click.echo(f"{path} was accessible to other accounts and is private now", err=True)
     clock = SystemClock()
+    if warehouse_name is not None:
+        settings = await find_warehouse_settings(settings, clock, warehouse_name)
     async with open_store(settings.database_url(), clock=clock) as store:
         return await work(store, clock)
 

@@ -24,6 +24,7 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import ClientError, InvalidRequest, LoginRequired, NoSuchResource, Unreachable
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import join_name, split_table
+from seamark.connector.client.warehouses import make_warehouse_url
 from seamark.formats.iceberg.types.near_names import near_names
 from seamark.formats.runtime.decoding import from_json
 
@@ -85,14 +86,18 @@ def open_client(make: Callable[[], Client]) -> Iterator[Client]:
 
 
 def server_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add `--url`, `--token`, `--home` and `--config` to a command, and pass it the client as `client`."""
+    """Add the options that name a server, a login and a warehouse, and pass the command the client as `client`."""
 
     @settings_flags(("home",))
+    @click.option("--warehouse", metavar="NAME", help="A further warehouse of the server. Default: its own warehouse.")
     @address_options
     @wraps(command)
-    def run(url: str | None, token: str | None, config: Path | None, home: Any, **options: Any) -> None:
+    def run(
+        url: str | None, token: str | None, warehouse: str | None, config: Path | None, home: Any, **options: Any
+    ) -> None:
         def make() -> IndexClient:
-            return IndexClient(url or find_server_url(config, {"home": home}), token=token)
+            server_url = url or find_server_url(config, {"home": home})
+            return IndexClient(make_warehouse_url(server_url, warehouse), token=token)
 
         with open_client(make) as client, add_suggestions(client, options.get("table")):
             command(client=client, **options)

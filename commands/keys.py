@@ -17,6 +17,7 @@ from seamark.metaserver.access.keyring import REFRESH_S, renew_keys
 from seamark.metaserver.runtime.home import PRIVATE_UMASK, prepare_home
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.open import open_store
+from seamark.metaserver.warehouses.definitions import make_settings
 
 
 @click.group()
@@ -53,4 +54,9 @@ async def _renew(settings: Settings) -> str:
         click.echo(f"{path} was accessible to other accounts and is private now", err=True)
     clock = SystemClock()
     async with open_store(settings.database_url(), clock=clock) as store:
-        return await renew_keys(settings, store, clock)
+        protected_by = await renew_keys(settings, store, clock)
+        for stored in await store.warehouses():
+            own = make_settings(settings, stored, {}, {})
+            async with open_store(own.database_url(), clock=clock) as own_store:
+                await renew_keys(own, own_store, clock)
+        return protected_by

@@ -35,6 +35,10 @@ _COMMANDS = {
         "seamark.commands.access:grant", "Add, list and remove grants: reader, writer or admin.", "server"
     ),
     "keys": DeferredCommand("seamark.commands.keys:keys", "Replace the keys that sign tokens.", "server"),
+    "warehouse": DeferredCommand(
+        "seamark.commands.catalog.warehouses:warehouse",
+        "Create, list, show, change and drop further warehouses.",
+    ),
     "namespace": DeferredCommand(
         "seamark.commands.catalog.namespaces:namespace",
         "List, show, create, change and drop namespaces.",

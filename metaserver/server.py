@@ -89,7 +89,13 @@ from seamark.metaserver.streams.row_files import ImportedRowFiles
 from seamark.metaserver.streams.stored_rows import RowSearch
 from seamark.metaserver.timeline.targets import open_delivery
 from seamark.metaserver.timeline.timeline import open_timeline
-from seamark.metaserver.warehouses.warehouses import ServedWarehouse, Warehouses, check_database, open_warehouses
+from seamark.metaserver.warehouses.warehouses import (
+    ServedWarehouse,
+    Warehouses,
+    check_database,
+    check_prefix,
+    open_warehouses,
+)
 
 if TYPE_CHECKING:
     from seamark.metaserver.peers import peers
@@ -119,6 +125,7 @@ async def open_components(
         enter = stack.enter_async_context
         store = await enter(_open_pointer_store(settings, clock))
         await check_logins(settings, store, clock)
+        await check_prefix(settings, store)
         keyring = await enter(open_keyring(settings, store, clock))
         shared = SharedComponents(
             extensions=extensions,

@@ -28,7 +28,7 @@ from rich.text import Text
 from bench import connect
 from bench.demo import lake, trino
 from bench.demo.options import NOTE, DemoFailed, Options, home
-from bench.demo.queries import FLIGHTS, Comparison, compare, spark_query_runners
+from bench.demo.queries import Comparison, compare, spark_query_runners, warm_up
 from bench.demo.report import write_report
 from bench.demo.screen import show
 from bench.ssb.bounds import data_paths, files_with_rows
@@ -41,6 +41,7 @@ from seamark.connector.spark.session import iceberg_jars
 from tests.services.process import CACHE, ServiceFailed
 from tests.services.seamark import Seamark
 
+SPARK_WARM_UPS = 2
 TRINO_ROUNDS = 1
 SERVER = {"SEAMARK_SERVICES_WORKERS": "1"}
 """The default of `seamark serve`. The servers of the tests set no such workers."""
@@ -84,12 +85,12 @@ def run(options: Options, console: Console) -> list[Comparison]:
                 lake.define_indexes(client, lake.WRITTEN)  # The server indexes while Spark clusters.
                 lake.cluster_facts(spark, client, options, progress)
                 lake.define_indexes(client, lake.CLUSTERED)
+                asks, oracle = spark_query_runners(spark), future.result()
+                warm_up("Spark", asks, oracle, progress, repeats=SPARK_WARM_UPS)  # The server indexes meanwhile.
                 lake.wait_for_indexes(client, progress)
                 written_paths, clustered_paths = (data_paths(client, table) for table in (lake.WRITTEN, lake.CLUSTERED))
                 bounds = _bounds(clustered_paths, data, progress)
-                oracle = future.result()
-                asks = spark_query_runners(spark)
-                comparisons = [compare("Spark", asks, oracle, bounds, progress, rounds=options.rounds, warm_up=FLIGHTS)]
+                comparisons = [compare("Spark", asks, oracle, bounds, progress, rounds=options.rounds)]
             if options.trino and trino.is_installed():
                 comparisons.append(_in_trino(server, folder, oracle, bounds, progress))
             oracle.close()
@@ -126,7 +127,8 @@ def _in_trino(
     task = progress.add_task("Trino and the proxy start", total=1)
     with trino.open_query_runners(folder, server.base_url) as asks:
         progress.update(task, completed=1)
-        return compare("Trino", asks, oracle, bounds, progress, rounds=TRINO_ROUNDS, warm_up=FLIGHTS)
+        warm_up("Trino", asks, oracle, progress)
+        return compare("Trino", asks, oracle, bounds, progress, rounds=TRINO_ROUNDS)
 
 
 def _generate(options: Options, progress: Progress) -> Path:

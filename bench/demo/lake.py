@@ -26,7 +26,8 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.spark.frames.clustering import cluster
 from seamark.connector.spark.session import iceberg_jars, open_session, session_conf
 from seamark.connector.write.clustering import JoinedTable
-from tests.services.process import CACHE
+from tests.services.java import local_files
+from tests.services.process import CACHE, ServiceFailed
 
 NAMESPACE = "ssb"
 WRITTEN, CLUSTERED = (NAMESPACE, FACT), ("clustered", FACT)
@@ -58,6 +59,8 @@ def session(uri: str, folder: Path) -> Iterator[SparkSession]:
         "spark.local.dir": str(folder / "spark"),
         "spark.sql.warehouse.dir": str(folder / "spark-warehouse"),
     }
+    with contextlib.suppress(ServiceFailed):  # A Java runtime without a compiler writes files more slowly.
+        conf |= local_files()
     with _stderr_into(folder / "spark.log"):
         spark = open_session("seamark-demo", conf)
     try:

@@ -34,7 +34,7 @@ class Options:
 
     scale: float = 1
     fact_files: int = 800
-    rounds: int = 2
+    rounds: int = 1
     keep: bool = False
     trino: bool = True
     home: Path = REPO / "demo-home"

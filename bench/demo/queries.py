@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import exp, log
 from typing import Any
@@ -117,6 +117,28 @@ def spark_query_runners(spark: SparkSession) -> dict[str, RunQuery]:
     }
 
 
+def warm_up(engine: str, asks: Mapping[str, RunQuery], oracle: Oracle, progress: Progress, *, repeats: int = 1) -> None:
+    """Run one query of each group `repeats` times, so that the engine has compiled and cached its code.
+
+    The ways alternate. The times are not counted.
+
+    Raises:
+        DemoFailed: An answer is wrong.
+    """
+    names = FLIGHTS * repeats
+    for place, name in enumerate(progress.track(names, description=f"{engine} warms up")):
+        _run_and_check(engine, asks, oracle, name, COLUMNS[place % len(COLUMNS)])
+
+
+def _run_and_check(
+    engine: str, asks: Mapping[str, RunQuery], oracle: Oracle, name: str, column: str
+) -> QueryMeasurement:
+    rows, measurement = asks[column](QUERIES[name])
+    if difference := oracle.difference(QUERIES[name], rows):
+        raise DemoFailed(f"{name} in {engine}, {column}, has a wrong answer: {difference}")
+    return measurement
+
+
 def compare(
     engine: str,
     asks: Mapping[str, RunQuery],
@@ -125,12 +147,10 @@ def compare(
     progress: Progress,
     *,
     rounds: int,
-    warm_up: Sequence[str],
 ) -> Comparison:
     """Run the queries `rounds` times in each way.
 
-    Before the first round, each query of `warm_up` runs once in one way and is not counted, so that the engine has
-    compiled and cached the code. The first round ends with Iceberg, so a cold engine is not a disadvantage for Iceberg.
+    The first round ends with Iceberg, so a cold engine is not a disadvantage for Iceberg.
 
     Args:
         bounds: The smallest possible number of files of each query.
@@ -139,20 +159,11 @@ def compare(
         DemoFailed: An answer is wrong.
     """
     queries = [Query(name, bounds[name]) for name in QUERIES]
-    total = len(warm_up) + len(queries) * rounds * len(COLUMNS)
+    total = len(queries) * rounds * len(COLUMNS)
     task = progress.add_task(f"13 queries in {engine}, three ways in turns", total=total)
-
-    def answer(name: str, column: str) -> QueryMeasurement:
-        rows, measured = asks[column](QUERIES[name])
-        if difference := oracle.difference(QUERIES[name], rows):
-            raise DemoFailed(f"{name} in {engine}, {column}, has a wrong answer: {difference}")
-        progress.advance(task)
-        return measured
-
-    for place, name in enumerate(warm_up):
-        answer(name, COLUMNS[place % len(COLUMNS)])
     for number in range(rounds):
         for query in queries:
             for column in COLUMNS if number % 2 else COLUMNS[::-1]:
-                query.answers[column].append(answer(query.name, column))
+                query.answers[column].append(_run_and_check(engine, asks, oracle, query.name, column))
+                progress.advance(task)
     return Comparison(engine, queries)

@@ -101,7 +101,7 @@ class Lru:
 
 @dataclass(frozen=True)
 class HitRates:
-    """Where plans find manifests that their replica has not used recently, after the tiers are warm."""
+    """The share of manifests that plans find in each warm tier, if their replica has not used them recently."""
 
     own: float
     peers: float

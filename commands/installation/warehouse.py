@@ -37,7 +37,7 @@ def check_warehouse(settings: Settings) -> Iterator[CheckResult]:
         asyncio.run(_probe(settings, str(root)))
     except (SeamarkError, TimeoutError) as error:
         text = error.message if isinstance(error, SeamarkError) else f"no answer within {TIMEOUT_S:g} s"
-        fix = SERVER_STORAGES[root.scheme].suggest_fix(error)
+        fix = SERVER_STORAGES[root.scheme].suggest_fix(error, settings)
         yield CheckResult("warehouse", f"{root} cannot be written: {text}", fix, is_fault=True)
     else:
         yield CheckResult("warehouse", f"{root} can be written and read")

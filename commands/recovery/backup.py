@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from seamark.commands.options import json_option, settings_flags
-from seamark.commands.recovery.running import program_version, run_offline
+from seamark.commands.recovery.running import program_version, run_offline, warehouse_name_option
 from seamark.commands.terminal import print_json, say, show_count
 from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.settings.settings import Settings
@@ -19,13 +19,15 @@ from seamark.metaserver.store.transfer.open import read_database
 @click.command("backup")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--overwrite", is_flag=True, help="Replace FILE if it exists.")
+@warehouse_name_option
 @json_option
 @settings_flags(("home", "database", "warehouse"))
 def backup(file: Path, overwrite: bool, as_json: bool, config: Path | None, **flags: Any) -> None:
     """Copy the database to FILE, while servers run. Restore it with `seamark restore`.
 
     The file has one state of the database, of SQLite or PostgreSQL. It contains names, grants, digests of tokens and
-    encrypted keys, but no data of tables and no encryption key. Only its owner can read it.
+    encrypted keys, but no data of tables and no encryption key. Only its owner can read it. Each further warehouse
+    has its own database: back it up with --warehouse-name.
     """
 
     async def work(settings: Settings) -> BackupInfo:
@@ -54,3 +56,7 @@ def backup(file: Path, overwrite: bool, as_json: bool, config: Path | None, **fl
     names = show_count(info.tables["entries"].rows, "name")
     rows = show_count(info.count_rows(), "row")
     say(f"{file} has {rows} of {info.database}, with {names} of tables, views and functions")
+    warehouses = info.tables.get("warehouses")
+    if warehouses is not None and warehouses.rows:
+        count = show_count(warehouses.rows, "further warehouse")
+        say(f"Not in it: the databases of {count}; back up each with --warehouse-name NAME", err=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from seamark.commands.terminal import print_json, say, show_count
 from seamark.formats.runtime.errors import ConfigError
 from seamark.metaserver.settings.settings import Settings, redact_url
 from seamark.metaserver.store.transfer.copying import TableDigest, copy_database
+from seamark.metaserver.store.transfer.layout import read_layout
 from seamark.metaserver.store.transfer.open import read_database, write_database
+from seamark.metaserver.warehouses.definitions import make_database_url
 
 
 @click.command("migrate")
@@ -27,7 +30,7 @@ from seamark.metaserver.store.transfer.open import read_database, write_database
 @json_option
 @settings_flags(("home", "database"))
 def migrate(target: str, overwrite: bool, as_json: bool, config: Path | None, **flags: Any) -> None:
-    """Copy the database to another database, such as from SQLite to PostgreSQL.
+    """Copy the database, and those of further warehouses, to another database, such as from SQLite to PostgreSQL.
 
     Stop all servers first. The command reads the copy again and compares it with the source, row by row, before it
     commits it. The source does not change. Afterwards start the servers with `--database` and the target, and with
@@ -38,6 +41,13 @@ def migrate(target: str, overwrite: bool, as_json: bool, config: Path | None, **
         source = settings.database_url()
         if source == target:
             raise ConfigError("The target is the database itself; name another with --to")
+        moved = dataclasses.replace(settings, database=target)
+        # The database of the server is last, so that its copy names only warehouses whose databases are there.
+        for warehouse_id in await _list_warehouses(source):
+            await copy(make_database_url(settings, warehouse_id), make_database_url(moved, warehouse_id))
+        return await copy(source, target)
+
+    async def copy(source: str, target: str) -> dict[str, TableDigest]:
         async with (
             read_database(source, is_writer_excluded=True) as reader,
             write_database(target, overwrite=overwrite) as writer,
@@ -50,3 +60,15 @@ def migrate(target: str, overwrite: bool, as_json: bool, config: Path | None, **
         return
     rows = sum(table.rows for table in digests.values())
     say(f"{show_count(rows, 'row')} copied and verified. Start the servers with --database {redact_url(target)}")
+
+
+async def _list_warehouses(source: str) -> list[str]:
+    """Return the ids of the further warehouses of a server."""
+    ids: list[str] = []
+    async with read_database(source, is_writer_excluded=True) as reader:
+        for table in read_layout(reader.version):
+            if table.name == "warehouses":
+                column = table.columns.index("id")
+                async for rows in reader.rows(table):
+                    ids += [str(row[column]) for row in rows]
+    return ids

@@ -13,7 +13,7 @@ import msgspec
 
 from seamark.commands.access import account_name
 from seamark.commands.options import json_option, settings_flags
-from seamark.commands.recovery.running import STORAGE_SETTINGS, run_offline
+from seamark.commands.recovery.running import STORAGE_SETTINGS, run_offline, warehouse_name_option
 from seamark.commands.terminal import print_json, print_rows, say, show_count
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.index.definitions import read_definitions
@@ -35,6 +35,7 @@ from seamark.metaserver.runtime.home import sqlite_file
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import EntryKind
 from seamark.metaserver.store.open import open_store
+from seamark.metaserver.store.operations import NameCatalog
 
 _SHOWN_MAX = 50
 """The number of findings that are shown as text. JSON has all of them."""
@@ -48,6 +49,7 @@ _SHOWN_MAX = 50
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="JSON object: the name of a metadata file's table, such as shop.orders, or null to leave the file out.",
 )
+@warehouse_name_option
 @json_option
 @settings_flags(STORAGE_SETTINGS)
 def rebuild(dry_run: bool, names_file: Path | None, as_json: bool, config: Path | None, **flags: Any) -> None:
@@ -61,6 +63,7 @@ def rebuild(dry_run: bool, names_file: Path | None, as_json: bool, config: Path 
     --names.
     """
     choices = _read_choices(names_file)
+    is_further = flags.get("warehouse_name") is not None
 
     async def work(settings: Settings) -> Rebuilt:
         clock = SystemClock()
@@ -70,6 +73,9 @@ def rebuild(dry_run: bool, names_file: Path | None, as_json: bool, config: Path 
                 # A dry run does not create the database.
                 url = f"sqlite://{stack.enter_context(tempfile.TemporaryDirectory())}/empty.db"
             store = await stack.enter_async_context(open_store(url, clock=clock))
+            if is_further:
+                # The home of a further warehouse has its id as its name. Servers open only a database with this id.
+                await store.transact([NameCatalog(settings.home.name)])
             context = await stack.enter_async_context(open_context(settings, store, clock))
             has_stream_log = bool(settings.stream_log) or (settings.home / "streams").exists()
             return await _rebuild(context, choices, dry_run=dry_run, has_stream_log=has_stream_log)

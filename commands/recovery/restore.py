@@ -10,7 +10,7 @@ import msgspec
 
 from seamark.commands.access import account_name
 from seamark.commands.options import json_option, settings_flags
-from seamark.commands.recovery.running import STORAGE_SETTINGS, run_offline
+from seamark.commands.recovery.running import STORAGE_SETTINGS, run_offline, warehouse_name_option
 from seamark.commands.terminal import print_json, say, show_count, time_text
 from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.catalog.recovery.comparison import Comparison, compare_with_storage
@@ -28,6 +28,7 @@ from seamark.metaserver.store.transfer.open import write_database
     "--advance", is_flag=True, help="Move pointers to newer metadata files in storage: commits after the backup."
 )
 @click.option("--overwrite", is_flag=True, help="Replace everything in the database if it contains a catalog.")
+@warehouse_name_option
 @json_option
 @settings_flags(STORAGE_SETTINGS)
 def restore(file: Path, advance: bool, overwrite: bool, as_json: bool, config: Path | None, **flags: Any) -> None:

@@ -14,19 +14,36 @@ import click
 
 from seamark.commands.options import load_settings, refuse
 from seamark.commands.terminal import escape_for_terminal, say
+from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import ConfigError, SeamarkError
 from seamark.metaserver.runtime.home import PRIVATE_UMASK, lock_home, make_private, prepare_home
 from seamark.metaserver.settings.settings import Settings
+from seamark.metaserver.warehouses.warehouses import find_warehouse_settings
 
 T = TypeVar("T")
 
 STORAGE_SETTINGS = (
     *("home", "database", "warehouse", "allowed_locations", "warehouse_umask"),
-    *("s3_endpoint", "s3_region", "s3_access_key_id", "s3_secret_access_key", "s3_path_style", "s3_folder"),
+    *(
+        "s3_endpoint",
+        "s3_region",
+        "s3_access_key_id",
+        "s3_secret_access_key",
+        "s3_path_style",
+        "s3_folder",
+        "s3_backend",
+    ),
     *("azure_endpoint", "azure_account_key", "azure_tenant_id", "azure_client_id", "azure_client_secret"),
     *("gcs_endpoint", "gcs_service_account_key", "gcs_service_account_file"),
 )
 """The settings of commands that read the warehouse. Other settings come from variables and the file."""
+
+
+warehouse_name_option = click.option(
+    "--warehouse-name",
+    metavar="NAME",
+    help="A further warehouse, which has its own database. Default: the server's own warehouse.",
+)
 
 
 def run_offline(
@@ -46,12 +63,15 @@ def run_offline(
         is_locked: Whether no server may run from the home.
         creates: Whether a missing home is created.
     """
+    warehouse_name = flags.pop("warehouse_name", None)
     settings = load_settings(flags, config)
     try:
         os.umask(PRIVATE_UMASK)
         for path in prepare_home(settings) if creates else make_private(settings):
             say(f"{path} was accessible to other accounts and is private now", err=True)
         with _lock(settings, is_locked=is_locked):
+            if warehouse_name is not None:
+                settings = asyncio.run(find_warehouse_settings(settings, SystemClock(), warehouse_name))
             return asyncio.run(work(settings))
     except ConfigError as error:
         raise refuse(error) from None

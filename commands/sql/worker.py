@@ -272,7 +272,8 @@ def _confine(tables: list[OpenTable], roots: tuple[str, ...]) -> None:
         if storage is not None and not storage.has_keys(table.storage.properties):
             raise InvalidRequest(
                 f"The statement cannot read {'.'.join(table.name)}: the server gives out no keys for its storage; an "
-                "operator can set s3_client_access to gateway or static"
+                "operator can set s3_client_access to gateway, static or sts, azure_client_access to sas, or "
+                "gcs_client_access to token"
             )
         folders += [location.removeprefix("file://").removeprefix("file:") for location in locations]
     confine((folder for folder in folders if folder.startswith("/")), roots)

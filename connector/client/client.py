@@ -45,6 +45,8 @@ from seamark.connector.client.row_answers import (
     lookup_of,
 )
 from seamark.connector.client.values import CURRENT, At, EngineTable, Explanation, PlanTable, TimelineInstant, omit_none
+from seamark.formats.iceberg.expressions.expression import TRUE, Expression
+from seamark.formats.iceberg.expressions.expression_json import expression_json
 from seamark.formats.protocol.wire import AFTER_HEADER, FRESH_HEADER, NAMESPACE_SEPARATOR
 from seamark.formats.runtime.decoding import from_json, from_values
 
@@ -487,13 +489,14 @@ class SeamarkClient:
             parameters["page-token"] = token.decode()
 
     def cube_groups(
-        self, table: Name, definition_id: str, columns: Sequence[str], files: bytes
+        self, table: Name, definition_id: str, columns: Sequence[str], files: bytes, filter: Expression = TRUE
     ) -> tuple[pa.Table, bytes]:
         """Return groups of a cube for data files, and which of the files they cover.
 
         Args:
             columns: The columns of the entries of the cube.
             files: The ids of the files (`file_ids`), 16 bytes each.
+            filter: A condition on groups (`group_conditions.py`). The server leaves out other groups.
 
         Returns:
             The groups, which may have equal dimensions, and a bit for each file, the lowest bit of a byte first.
@@ -501,7 +504,9 @@ class SeamarkClient:
         Raises:
             NoSuchResource: The table has no such cube.
         """
-        body = {"definition-id": definition_id, "columns": list(columns), "files": base64.b64encode(files).decode()}
+        body: dict[str, Any] = {"definition-id": definition_id, "columns": list(columns)}
+        body["files"] = base64.b64encode(files).decode()
+        body |= {} if filter == TRUE else {"filter": expression_json(filter)}
         data = json.dumps(body).encode()
         answer = self._decode_table(
             self._request("POST", f"{table_path(table)}/cube-groups", {}, data, accept=ARROW_STREAM)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 import pyarrow as pa
 
-from seamark.connector.client.errors import ServerFailed
+from seamark.connector.client.errors import ClientError, ServerFailed
 from seamark.connector.cubes.dialects import NotFromCube
 from seamark.connector.cubes.statements import CubeStatement, CubeTable
 from seamark.connector.cubes.summaries import CubeSummary
@@ -47,6 +47,22 @@ class CubeScan:
     row_bytes: int
     name: str | None
     plan_snapshot_id: int | None
+
+
+CUBE_FAILURES = (NotFromCube, ClientError, TimeoutError)
+"""The errors after which a query reads rows instead of groups."""
+
+
+def explain_failure(error: NotFromCube | ClientError | TimeoutError) -> CubeSummary:
+    """Return the summary of a query that uses no cube because of one of `CUBE_FAILURES`."""
+    match error:
+        case NotFromCube():
+            reason = str(error)
+        case ClientError():
+            reason = f"the groups cannot be read: {error}"
+        case _:
+            reason = "Seamark was too slow"
+    return CubeSummary(None, 0, 0, reason)
 
 
 def cube_table_of(table: KnownTable, *, truncates_in_utc: bool) -> CubeTable | None:

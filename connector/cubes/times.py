@@ -13,7 +13,7 @@ from datetime import datetime
 
 from sqlglot import exp
 
-from seamark.formats.index.kinds.cube import TIME_UNITS
+from seamark.formats.index.keys.group_conditions import TIME_UNITS
 
 _UNITS_OF_PARTS: dict[type[exp.Expr], str] = {
     exp.Year: "year",

@@ -34,7 +34,15 @@ from seamark.connector.analysis.scans import find_scans
 from seamark.connector.client.errors import ClientError, InvalidRequest
 from seamark.connector.client.names import join_name
 from seamark.connector.cubes.dialects import NotFromCube
-from seamark.connector.cubes.plans import CubeScan, convert_uuids, cube_table_of, find_doubt, scan_cube
+from seamark.connector.cubes.plans import (
+    CUBE_FAILURES,
+    CubeScan,
+    convert_uuids,
+    cube_table_of,
+    explain_failure,
+    find_doubt,
+    scan_cube,
+)
 from seamark.connector.cubes.summaries import EXACT, OFF, ON, CubeSummary, check_cube_use
 from seamark.connector.duckdb.cube_queries import DuckDBCubeQuery
 from seamark.connector.duckdb.session import AttachedCatalog, list_attached_catalogs
@@ -314,12 +322,10 @@ class _Query:
                 hide_partitions=True,
             )
             scan = await scan_cube(server, query.statement, request, known_tables[number])
-        except NotFromCube as why:
-            return CubeSummary(None, 0, 0, str(why))
+        except CUBE_FAILURES as error:
+            return explain_failure(error)
         except duckdb.Error as error:
             return CubeSummary(None, 0, 0, str(error).partition("\n")[0])
-        except ClientError as error:
-            return CubeSummary(None, 0, 0, f"the groups cannot be read: {error}")
         return self._write_cube_query(query, table, scan)
 
     def _write_cube_query(self, query: DuckDBCubeQuery, table: _CatalogTable, scan: CubeScan) -> PlannedQuery:

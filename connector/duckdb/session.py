@@ -74,8 +74,8 @@ def attach(
     check_url(uri)
     uri = uri.rstrip("/")
     load_extensions(con)
-    # DuckDB 1.5.5 may apply the deletion vector of another data file of the same Puffin file, because its cache returns
-    # wrong bytes of files of which it has a larger range.
+    # If the cache has a range of a Puffin file with several deletion vectors, the Iceberg extension of DuckDB 1.5.5
+    # takes the first vector of the range for each of them.
     con.execute("SET GLOBAL enable_external_file_cache = false")
     options = [
         "TYPE iceberg",

@@ -24,7 +24,7 @@ from seamark.connector.client.progress import expect
 from seamark.connector.client.storage import Storage
 from seamark.connector.groups import divide
 from seamark.connector.index.files import DataFile, IndexTask, WrittenIndex, index_data_files
-from seamark.connector.index.lookups import NO_DIMENSIONS, DimensionRefused, read_dimensions
+from seamark.connector.index.lookups import DimensionRefused, Dimensions, read_dimensions
 from seamark.connector.parquet.columns import Projection
 from seamark.connector.parquet.encryption.keys import EnvironmentKeys
 from seamark.formats.iceberg.metadata.partition import PartitionSpec
@@ -238,6 +238,8 @@ class _Run:
         self._left_files = 0
         """The number of files that the last pass listed as missing although they had been tried."""
         self._left_reasons: list[tuple[str, str]] = []
+        self._dimensions: Dimensions | None = None
+        """The dimension tables, whose snapshots are part of the definition. They are read for the first new entry."""
 
     @property
     def outcome(self) -> dict[str, Any]:
@@ -261,7 +263,10 @@ class _Run:
         groups = group_files(self._request_untried_files(source), self._choose_wave_limits())
         while wave := list(islice(groups, self._workers.parallelism * _GROUPS_PER_WORKER)):
             expect(sum(map(len, wave)), sum(file.size_bytes for group in wave for file in group))
-            for written in self._workers.run(source.task, wave):
+            if self._dimensions is None:
+                self._dimensions = read_dimensions(self._client, source.task.definition.terms)
+            task = replace(source.task, dimensions=self._dimensions)
+            for written in self._workers.run(task, wave):
                 self._register(written)
         return len(self._tried) > before
 
@@ -329,16 +334,12 @@ class BuildSource:
         table: Name,
         started: Mapping[str, Any],
         file_keys: EnvironmentKeys | None = None,
-        *,
-        has_dimensions: bool = True,
     ) -> BuildSource:
         """Load the table. A long build loads it repeatedly, because the schema and the storage credentials may change.
 
-        Args:
-            has_dimensions: Whether to read the dimension tables, which only new entries need.
+        The task has no dimension tables, which only new entries need.
 
         Raises:
-            DimensionRefused: A dimension table cannot be used.
             TableReplaced: The name now refers to another table.
         """
         loaded = client.load_table(table)
@@ -355,7 +356,6 @@ class BuildSource:
             started["folder"],
             Storage.of_table(loaded.storage, metadata.location),
             file_keys or EnvironmentKeys(table),
-            read_dimensions(client, definition.terms) if has_dimensions else NO_DIMENSIONS,
         )
         return BuildSource(task, {spec.spec_id: _identity_columns_of(spec) for spec in metadata.partition_specs})
 

@@ -325,7 +325,7 @@ class Indexer:
             merged = [file.location for file in merge]
             with open_build(self.client, table, name, exclusive=True) as started:
                 # A merge copies entries. It works also after a dimension table was dropped or its snapshot expired.
-                task = BuildSource.of(self.client, table, started, has_dimensions=False).task
+                task = BuildSource.of(self.client, table, started).task
                 dropped = self.client.list_unreferenced_files(table, name, merged)
                 written = merge_index_files(merged, task.folder, task.storage, dropped=dropped)
                 if written.location is None:  # The registry can replace files only by a new file, so there must be one.

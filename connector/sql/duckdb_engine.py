@@ -135,6 +135,17 @@ def register_tables(con: duckdb.DuckDBPyConnection, reads: Sequence[PlannedTable
             con.unregister(read.table.name)
 
 
+@contextmanager
+def register_stream(con: duckdb.DuckDBPyConnection, name: str, read: PlannedTableRead) -> Iterator[TableStream]:
+    """Register the rows of a read in DuckDB under another name than that of its table."""
+    stream = TableStream(read)
+    con.register(name, stream)
+    try:
+        yield stream
+    finally:
+        con.unregister(name)
+
+
 def execute(
     con: duckdb.DuckDBPyConnection, text: str, names: Sequence[str] | None, streams: Sequence[TableStream]
 ) -> pa.RecordBatchReader:

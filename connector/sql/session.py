@@ -33,8 +33,15 @@ from seamark.connector.read.tables import OpenTable
 from seamark.connector.sql.changes import DuckDBChange, translate_change
 from seamark.connector.sql.choice import AUTO, DUCKDB, LARGE_BYTES, SPARK, TRINO, Choice, StatementProfile, choose
 from seamark.connector.sql.cubes.plans import CUBE_USES, ON, CubePlan, CubeSummary, plan_cube
-from seamark.connector.sql.cubes.queries import GROUPS
-from seamark.connector.sql.duckdb_engine import DuckDBFailed, DuckDBLimits, execute, open_connection, register_tables
+from seamark.connector.sql.cubes.queries import DELETED_ROWS, GROUPS
+from seamark.connector.sql.duckdb_engine import (
+    DuckDBFailed,
+    DuckDBLimits,
+    execute,
+    open_connection,
+    register_stream,
+    register_tables,
+)
 from seamark.connector.sql.queries import DuckDBQuery, translate
 from seamark.connector.sql.reads import PlannedTableRead, StatementTables, plan_reads
 from seamark.connector.sql.row_changes import ComputedRows, change_rows, insert_rows
@@ -321,6 +328,8 @@ class SqlSession:
             if isinstance(planned.cube, CubePlan):
                 con.register(GROUPS, planned.cube.groups)
                 stack.callback(con.unregister, GROUPS)
+                if planned.cube.deleted is not None:
+                    streams = [*streams, stack.enter_context(register_stream(con, DELETED_ROWS, planned.cube.deleted))]
             rows = execute(con, query.text, [name for name, _ in query.columns], streams)
         except DuckDBFailed:
             self._con = None

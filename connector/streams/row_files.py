@@ -49,7 +49,8 @@ _KEY_IDS = b"seamark.key-ids"
 
 _IPC_OPTIONS = pa.ipc.IpcWriteOptions()
 """The default options. Without them, each stream reads the environment, which costs as much as ten rows."""
-_ARROW_SCHEMAS_MAX = 256
+_ARROW_SCHEMAS_MAX = 64
+"""The maximum number of Arrow schemas in memory. One of a thousand columns takes about a megabyte with its schema."""
 
 
 class _Slice(Protocol):

@@ -47,6 +47,7 @@ from seamark.connector.analysis.statement_cache import (
 from seamark.connector.analysis.views import ExpandedView, ViewDefinitions, ViewPlanner
 from seamark.connector.client.errors import ClientError
 from seamark.connector.cubes.dialects import NotFromCube
+from seamark.connector.cubes.plans import CUBE_FAILURES, explain_failure
 from seamark.connector.cubes.summaries import EXACT, OFF, CubeSummary
 from seamark.connector.plans import joins as joining
 from seamark.connector.plans.async_client import KnownTable, Name, PlanView, Seamark, TablePlanResponse, View
@@ -412,12 +413,8 @@ class Rewriter:
                 for plan in result.plans:
                     self._withdrawing.note(plan, asked_s)
                 await self._withdrawing.take(result.plans)
-        except NotFromCube as why:
-            return CubeSummary(None, 0, 0, str(why))
-        except ClientError as error:
-            return CubeSummary(None, 0, 0, f"Seamark refused or failed: {error.kind or type(error).__name__}")
-        except TimeoutError:
-            return CubeSummary(None, 0, 0, "Seamark was too slow")
+        except CUBE_FAILURES as error:
+            return explain_failure(error)
         return result
 
     async def _rewrite_over_plans(

@@ -186,9 +186,9 @@ def _write_deletion_vectors(target: WriteTarget, rows: Iterable[DeletedRows], re
     if not files:
         return WrittenDeletes()
     size_bytes = target.storage.write(location, write_puffin(blobs, {"created-by": "Seamark"}))
-    # Readers request the vectors in this order. DuckDB 1.5.5 reads from the beginning of a vector on to the next bytes
-    # that it has. For a vector within these bytes, it then returns the first vector of them. In descending order, it
-    # has all bytes after a vector, so it reads nothing but the vector.
+    # Readers request the vectors in this order. DuckDB 1.5.5 reads on after a vector up to the next bytes in its cache,
+    # and its Iceberg extension takes the first vector of such a range for all vectors within it. In descending order,
+    # the cache has the bytes after each vector, so that each range is one vector.
     described = tuple({**file, "file-size-in-bytes": size_bytes} for file in reversed(files))
     return WrittenDeletes(described, tuple(removed))
 

@@ -15,7 +15,7 @@ namespace and all namespaces below it. A grant on the empty path is for the whol
 | admin of the whole catalog | tokens, which belong to no namespace; the audit log; the list of replicas; warehouses |
 
 The catalog is that of one warehouse: a grant in one warehouse is none in another. Tokens, replicas and warehouses
-belong to the server, so nobody has a right on them in a further warehouse (`WarehouseAuthorizer`).
+belong to the server, so no principal has a right on them in a further warehouse (`WarehouseAuthorizer`).
 
 A drop needs only a writer, because it can be undone. `purgeRequested` on a drop also needs only a writer, because files
 stay until the retention ends. An operation on several places (rename, undrop elsewhere, a transaction on many
@@ -218,7 +218,7 @@ class Authorizer:
 
 
 class WarehouseAuthorizer(Authorizer):
-    """The authorizer of a further warehouse: nobody has a right on what belongs to the server."""
+    """The authorizer of a further warehouse: no principal has a right on tokens, replicas and warehouses there."""
 
     def require(self, principal: Principal, operation: str, namespace: NamespacePath) -> None:
         if operation in SERVER_OPERATIONS:

@@ -63,6 +63,14 @@ class Catalog:
         await check_own(self.context, loaded.entry.uuid, loaded.metadata.location)
         return loaded.metadata.location
 
+    async def check_owned(self, uuid: str, location: str) -> None:
+        """Check that a table has claimed a location.
+
+        Raises:
+            Forbidden: The table has not claimed the location.
+        """
+        await check_own(self.context, uuid, location)
+
     async def check_writable(self, loaded: LoadedTable) -> None:
         """Check that the table's metadata makes the server write only inside the table's claimed locations.
 

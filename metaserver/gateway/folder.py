@@ -9,6 +9,7 @@ import contextlib
 import os
 from collections.abc import Awaitable, Callable
 from email.utils import formatdate
+from itertools import islice
 from typing import TypeVar
 from urllib.parse import unquote
 
@@ -19,6 +20,14 @@ from seamark.formats.runtime.errors import ObjectMissing, SeamarkError
 from seamark.formats.runtime.root_folder import RootFolder
 from seamark.formats.storage.locations import parse_object
 from seamark.metaserver.api.http.slots import HolderLimit
+from seamark.metaserver.gateway.answers import (
+    answer_copy,
+    format_timestamp,
+    make_document,
+    make_xml_response,
+    name_object,
+    tag,
+)
 from seamark.metaserver.gateway.backend import PromptResponse, S3Call
 from seamark.metaserver.gateway.conditions import check_read, read_range
 from seamark.metaserver.gateway.folder_files import (
@@ -29,9 +38,10 @@ from seamark.metaserver.gateway.folder_files import (
     describe,
     select_kept_headers,
 )
-from seamark.metaserver.gateway.folder_listing import NAMESPACE, XML_HEAD, format_timestamp, list_xml
+from seamark.metaserver.gateway.folder_listing import list_keys
 from seamark.metaserver.gateway.folder_uploads import Uploads, read_complete, read_part_number
-from seamark.metaserver.gateway.s3_errors import XML, S3Error, of_seamark_error, xml_text
+from seamark.metaserver.gateway.listing import Listing
+from seamark.metaserver.gateway.s3_errors import S3Error, of_seamark_error, xml_text
 from seamark.metaserver.objects.folder import file_location
 from seamark.metaserver.objects.local import TEMPORARY_PREFIX, LocalObjects, LocalPlace
 from seamark.metaserver.objects.s3_scope import parse_delete_body
@@ -174,7 +184,13 @@ class FolderBackend:
     async def _list(self, call: S3Call) -> web.StreamResponse:
         query, bucket = dict(call.address.query), call.address.bucket
         start = self._find_file(f"s3://{bucket}/{query['prefix'].rpartition('/')[0]}")
-        return _make_xml_response(await self._files.run(start, lambda _: list_xml(self._root, bucket, query)), call)
+        listing = Listing.parse(bucket, query)
+
+        def work(_: LocalPlace) -> bytes:
+            keys = list_keys(self._root, bucket, listing.prefix, listing.delimiter, listing.after)
+            return listing.write(list(islice(keys, listing.limit + 1)) if listing.limit else [])
+
+        return make_xml_response(await self._files.run(start, work), call)
 
     async def _put(self, call: S3Call) -> web.StreamResponse:
         headers, location = select_kept_headers(call.headers), _make_location(call)
@@ -246,7 +262,7 @@ class FolderBackend:
             )
         finally:
             await self._discard(staged)
-        return _answer_copy("CopyObjectResult", published.etag, published.modified_ns, call)
+        return answer_copy("CopyObjectResult", published.etag, published.modified_ns, call)
 
     async def _stage_copy(self, call: S3Call, *, of_part: bool = False) -> str:
         bucket, _, key = unquote(call.headers["x-amz-copy-source"]).removeprefix("/").partition("/")
@@ -305,14 +321,14 @@ class FolderBackend:
                     f"<Error><Key>{xml_text(key)}</Key><Code>InternalError</Code>"
                     f"<Message>{xml_text(message)}</Message></Error>"
                 )
-        return _make_xml_response(_make_document("DeleteResult", "".join(answered)), call)
+        return make_xml_response(make_document("DeleteResult", "".join(answered)), call)
 
     async def _create_upload(self, call: S3Call) -> web.StreamResponse:
         location, headers = _make_location(call), select_kept_headers(call.headers)
         secret = self._clock.random_bytes(16)
         upload_id = await self._run(self._uploads.create, location, secret, call.principal_name, self._share, headers)
-        return _make_xml_response(
-            _make_document("InitiateMultipartUploadResult", _name_object(call) + _tag("UploadId", upload_id)), call
+        return make_xml_response(
+            make_document("InitiateMultipartUploadResult", name_object(call) + tag("UploadId", upload_id)), call
         )
 
     async def _put_part(self, call: S3Call) -> web.StreamResponse:
@@ -336,7 +352,7 @@ class FolderBackend:
         finally:
             await self._discard(staged)
         if "x-amz-copy-source" in call.headers:
-            return _answer_copy("CopyPartResult", etag, self._clock.now_ms() * 1_000_000, call)
+            return answer_copy("CopyPartResult", etag, self._clock.now_ms() * 1_000_000, call)
         return web.Response(headers={"ETag": etag, "x-amz-request-id": call.request_id})
 
     async def _list_parts(self, call: S3Call) -> web.StreamResponse:
@@ -357,13 +373,13 @@ class FolderBackend:
         parts = await self._run(self._uploads.parts, _make_location(call), upload_id)
         later_parts = [part for part in parts if part.number > int(marker)]
         page = later_parts[:limit]
-        text = _name_object(call) + _tag("UploadId", upload_id) + _tag("PartNumberMarker", marker)
-        text += _tag("NextPartNumberMarker", str(page[-1].number if page else 0)) + _tag("MaxParts", str(limit))
-        text += _tag("IsTruncated", str(len(later_parts) > len(page)).lower())
+        text = name_object(call) + tag("UploadId", upload_id) + tag("PartNumberMarker", marker)
+        text += tag("NextPartNumberMarker", str(page[-1].number if page else 0)) + tag("MaxParts", str(limit))
+        text += tag("IsTruncated", str(len(later_parts) > len(page)).lower())
         for part in page:
-            fields = _tag("PartNumber", str(part.number)) + _tag("LastModified", format_timestamp(part.modified_ns))
-            text += f"<Part>{fields}{_tag('ETag', part.etag)}{_tag('Size', str(part.size))}</Part>"
-        return _make_xml_response(_make_document("ListPartsResult", text), call)
+            fields = tag("PartNumber", str(part.number)) + tag("LastModified", format_timestamp(part.modified_ns))
+            text += f"<Part>{fields}{tag('ETag', part.etag)}{tag('Size', str(part.size))}</Part>"
+        return make_xml_response(make_document("ListPartsResult", text), call)
 
     async def _complete_upload(self, call: S3Call) -> web.StreamResponse:
         assert call.document is not None
@@ -374,8 +390,8 @@ class FolderBackend:
                 self._find_file(location),
                 lambda place: self._uploads.complete(location, upload_id, part_etags, place, conditions),
             )
-        return _make_xml_response(
-            _make_document("CompleteMultipartUploadResult", _name_object(call) + _tag("ETag", published.etag)), call
+        return make_xml_response(
+            make_document("CompleteMultipartUploadResult", name_object(call) + tag("ETag", published.etag)), call
         )
 
     async def _abort_upload(self, call: S3Call) -> web.StreamResponse:
@@ -417,28 +433,6 @@ def _read_headers(file: FileInfo, request_id: str) -> dict[str, str]:
         "Accept-Ranges": "bytes",
         "x-amz-request-id": request_id,
     }
-
-
-def _answer_copy(root: str, etag: str, modified_ns: int, call: S3Call) -> web.Response:
-    return _make_xml_response(
-        _make_document(root, _tag("ETag", etag) + _tag("LastModified", format_timestamp(modified_ns))), call
-    )
-
-
-def _name_object(call: S3Call) -> str:
-    return _tag("Bucket", call.address.bucket) + _tag("Key", call.address.key)
-
-
-def _tag(name: str, value: str) -> str:
-    return f"<{name}>{xml_text(value)}</{name}>"
-
-
-def _make_document(root: str, text: str) -> bytes:
-    return f'{XML_HEAD}<{root} xmlns="{NAMESPACE}">{text}</{root}>'.encode()
-
-
-def _make_xml_response(document: bytes, call: S3Call) -> web.Response:
-    return web.Response(body=document, content_type=XML, headers={"x-amz-request-id": call.request_id})
 
 
 def _make_no_key_error() -> S3Error:

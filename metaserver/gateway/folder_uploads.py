@@ -148,7 +148,7 @@ class Uploads:
     ) -> FileInfo:
         """Publish the object at `target` from the listed parts (number, ETag)."""
         upload = self._make_name(location, upload_id)
-        parts = _choose(part_etags, {part.number: part for part in self.parts(location, upload_id)})
+        parts = choose_parts(part_etags, {part.number: part for part in self.parts(location, upload_id)})
         staged = f"{upload_id}-{os.getpid():x}-{os.urandom(8).hex()}"
         try:
             with _close_after(self._staging.open_new(staged)) as descriptor:
@@ -238,7 +238,7 @@ def read_complete(document: bytes) -> list[tuple[int, str]]:
     return part_etags
 
 
-def _choose(part_etags: list[tuple[int, str]], present: Mapping[int, Part]) -> list[Part]:
+def choose_parts(part_etags: list[tuple[int, str]], present: Mapping[int, Part]) -> list[Part]:
     numbers = [number for number, _ in part_etags]
     if numbers != sorted(set(numbers)):
         raise S3Error("InvalidPartOrder", "The list of parts was not in ascending order")

@@ -18,6 +18,7 @@ from seamark.metaserver.api.http.components import ServerComponents
 from seamark.metaserver.gateway.backend import Backend
 from seamark.metaserver.gateway.caching.caching import CachingBackend
 from seamark.metaserver.gateway.caching.tiers import open_tiers
+from seamark.metaserver.gateway.clouds.cloud_backend import CloudBackend
 from seamark.metaserver.gateway.connection import GatewayRunner
 from seamark.metaserver.gateway.folder import FolderBackend
 from seamark.metaserver.gateway.forwarding import Forwarding
@@ -73,6 +74,8 @@ async def serving_gateway(
 async def _open_backend(settings: Settings, clock: Clock) -> Backend:
     if settings.s3_folder:
         return FolderBackend(settings, clock)
+    if settings.s3_backend:
+        return CloudBackend(settings, clock)
     forwarding = Forwarding(settings, clock, connections=settings.gateway_requests_limit)
     if not settings.gateway_cache_memory_bytes and not settings.gateway_cache_disk_bytes:
         return forwarding
@@ -111,8 +114,8 @@ async def _maintain(components: ServerComponents, backend: Backend) -> None:
     while True:
         if isinstance(backend, CachingBackend):
             backend.report(components.metrics.gateway_cache)
-        elif isinstance(backend, FolderBackend):
-            # If the database does not answer, no upload is deleted.
+        elif isinstance(backend, FolderBackend | CloudBackend):
+            # If the database or the store does not answer, no upload is deleted.
             with contextlib.suppress(SeamarkError):
                 await backend.delete_abandoned(await look_at_clock(components.store, components.clock))
         await asyncio.sleep(_REPORT_S if isinstance(backend, CachingBackend) else _CLEANING_S)

@@ -290,9 +290,9 @@ class LogState:
     def _find_replaced_topics(self) -> set[str]:
         """Return the input topics that a topic with the same name has replaced.
 
-        A table has one input topic at a time. So a topic no longer exists if the log has first heard of another topic
-        of the table after it, and `keep_ms` lie between its last entry and an entry of the other topic. The time is
-        a margin for servers that have not noticed the replacement yet.
+        A table has one input topic at a time. So a topic no longer exists if the first entry of another topic of the
+        table follows its own first entry, and `keep_ms` lie between its last entry and an entry of the other topic.
+        This time is a margin for servers that have not noticed the replacement yet.
         """
         last_ms: dict[str, dict[str, int]] = {}  # The time of the last entry of each topic, by stream.
         for name, each in self.producers.items():  # Producers are in the order of their first entries.

@@ -42,7 +42,7 @@ class LocalStorage(ServerStorage):
         finally:
             await objects.close()
 
-    def suggest_fix(self, error: Exception) -> str:
+    def suggest_fix(self, error: Exception, settings: Settings) -> str:
         return "Let the account of the server write this folder, or set --warehouse to another folder"
 
     def check_root(self, root: Location, settings: Settings) -> None:

@@ -33,7 +33,7 @@ async def report_unreachable(objects: ObjectStore, settings: Settings) -> None:
             endpoint = {"endpoint": address} if address else {}
             reason = error.message if isinstance(error, SeamarkError) else str(error)
             reason = reason or f"no answer within {TIMEOUT_S:g} s"
-            fix = storage_of(warehouse).suggest_fix(error)
+            fix = storage_of(warehouse).suggest_fix(error, settings)
             _log.warning("the warehouse is not usable", warehouse=warehouse, **endpoint, error=reason, fix=fix)
             warned = True
         await asyncio.sleep(INTERVAL_S)

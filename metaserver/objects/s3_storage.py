@@ -1,7 +1,7 @@
-"""Amazon S3 and compatible stores as a storage. A local folder can replace the store.
+"""Amazon S3 and compatible stores as a storage. A local folder or another cloud can replace the store.
 
 The setting `s3_client_access` decides how clients get access: by remote signing, with the server's keys,
-or with keys of the objects gateway, which serves the same objects (`metaserver/gateway/`).
+with keys of the objects gateway, which serves the same objects (`metaserver/gateway/`), or with temporary keys of AWS.
 """
 
 from __future__ import annotations
@@ -17,6 +17,11 @@ from seamark.formats.runtime.errors import RetryLater
 from seamark.formats.runtime.lazy_module import LazyModule, load
 from seamark.formats.storage.locations import Location
 from seamark.formats.storage.storages import STORAGES
+from seamark.metaserver.objects.clouds.aws_sts import assume_role
+from seamark.metaserver.objects.clouds.azure_storage import suggest_azure_fix
+from seamark.metaserver.objects.clouds.backed import BackedObjects, Backing, check_roots
+from seamark.metaserver.objects.clouds.gcs_storage import suggest_google_fix
+from seamark.metaserver.objects.clouds.issued_keys import REUSE_MS, KeyCache, describe_keys
 from seamark.metaserver.objects.credentials import VendedKeys, key_properties
 from seamark.metaserver.objects.folder import FolderObjects
 from seamark.metaserver.objects.local import LocalObjects
@@ -37,8 +42,16 @@ class S3Storage(ServerStorage):
     rules = STORAGES["s3"]
     variable_prefixes = ("AWS_",)
 
+    def __init__(self) -> None:
+        self._issued = KeyCache()
+
     @asynccontextmanager
     async def open(self, roots: Sequence[Location], settings: Settings, clock: Clock) -> AsyncIterator[ObjectStore]:
+        if settings.s3_backend:
+            backing = Backing(settings)
+            check_roots(roots)
+            yield BackedObjects(backing.open(roots, settings, clock), backing)
+            return
         if not settings.s3_folder:
             yield S3Objects(roots, settings, clock)
             return
@@ -49,9 +62,12 @@ class S3Storage(ServerStorage):
             await files.close()
 
     def endpoint(self, settings: Settings) -> str:
-        return settings.s3_endpoint
+        return settings.s3_backend or settings.s3_endpoint
 
-    def suggest_fix(self, error: Exception) -> str:
+    def suggest_fix(self, error: Exception, settings: Settings) -> str:
+        if settings.s3_backend:
+            is_google = settings.s3_backend.startswith("gs:")
+            return suggest_google_fix(error) if is_google else suggest_azure_fix(error)
         if isinstance(error, RetryLater | TimeoutError):
             return (
                 "Set --s3-endpoint to the address of the store, and check that it runs and that this machine reaches it"
@@ -72,9 +88,31 @@ class S3Storage(ServerStorage):
         vend: Callable[[], VendedKeys] | None = None,
         may_write: Callable[[], bool] | None = None,
     ) -> ClientAccess:
+        if settings.s3_client_access == "sts":
+            return await self._issue_keys(settings, table, delegation, refresh_path, may_write)
         return storage_config(
             settings, table, delegation=delegation, sign_path=sign_path, refresh_path=refresh_path, vend=vend
         )
+
+    async def _issue_keys(
+        self,
+        settings: Settings,
+        table: Location,
+        delegation: str | None,
+        refresh_path: str,
+        may_write: Callable[[], bool] | None,
+    ) -> ClientAccess:
+        address = store_address(settings)
+        if access_mechanism(settings, delegation) is None:
+            return address, []
+        writable = may_write is not None and may_write()
+        key = settings.s3_sts_role, settings.s3_sts_external_id, settings.s3_access_key_id, table, writable
+        issued = await self._issued.get(key, partial(assume_role, settings, table, writable=writable))
+        refresh = {"client.refresh-credentials-endpoint": refresh_path} if refresh_path else {}
+        return describe_keys(table, address, {**issued.properties, **refresh})
+
+    def keys_stamp(self, settings: Settings, now_ms: int) -> int | None:
+        return now_ms // REUSE_MS if settings.s3_client_access == "sts" else None
 
     def access_stamp(self, settings: Settings, delegation: str | None) -> tuple[str | bool, ...]:
         return (
@@ -102,9 +140,9 @@ class S3Storage(ServerStorage):
         return signed, signing.cache_control(request)
 
     def job_keys(self, settings: Settings) -> Callable[[], dict[str, str]] | None:
-        # With the objects gateway, jobs get keys for one table from the catalog, like all clients. A folder that
-        # replaces the store has no keys.
-        is_lent = settings.s3_client_access != "gateway" and not settings.s3_folder
+        # With the objects gateway, jobs get keys for one table from the catalog, like all clients. A folder or a
+        # cloud that replaces the store has no such keys.
+        is_lent = settings.s3_client_access != "gateway" and not settings.s3_folder and not settings.s3_backend
         return partial(key_properties, settings) if is_lent else None
 
     def access_check(self, root: Location, settings: Settings, name: str) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class ServerStorage(ABC):
         """
 
     @abstractmethod
-    def suggest_fix(self, error: Exception) -> str:
+    def suggest_fix(self, error: Exception, settings: Settings) -> str:
         """Return advice for an operator whose warehouse fails with this error."""
 
     def endpoint(self, settings: Settings) -> str:

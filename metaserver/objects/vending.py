@@ -34,8 +34,9 @@ _ALLOWED: dict[str, frozenset[str]] = {
     "signing": frozenset((SIGNING,)),
     "static": frozenset((VENDED, SIGNING)),
     "gateway": frozenset((VENDED,)),
+    "sts": frozenset((VENDED,)),
 }
-_BY_DEFAULT = {"signing": SIGNING, "gateway": VENDED}
+_BY_DEFAULT = {"signing": SIGNING, "gateway": VENDED, "sts": VENDED}
 
 
 def storage_config(

@@ -46,9 +46,26 @@ class CloudSettings:
         "that is restricted to one table).",
         choices=("none", "token"),
     )
+    s3_sts_role: str = setting(
+        "", "ARN of the role whose temporary keys clients get with s3_client_access = sts: arn:aws:iam::…:role/…."
+    )
+    s3_sts_external_id: str = setting(
+        "", "External id that the trust policy of s3_sts_role demands. Empty: the server sends none.", secret=True
+    )
+    s3_sts_endpoint: str = setting(
+        "", "URL of the STS service; empty: that of AWS in s3_region.", schemes=("http", "https")
+    )
+    s3_backend: str = setting(
+        "",
+        "Cloud that has the objects of s3:// locations instead of an S3 store: gs://, or "
+        "abfss://<account>.dfs.core.windows.net. A bucket is a bucket or a container of the cloud. Engines use the "
+        "objects gateway.",
+        schemes=("gs", "abfss"),
+    )
     cloud_keys_s: int = setting(
         3600,
-        "Longest lifetime in seconds of the SAS that azure_client_access = sas issues; the shortest is half of it.",
+        "Longest lifetime in seconds of a SAS of azure_client_access = sas (the shortest is half of it), and of keys "
+        "of s3_client_access = sts. AWS limits keys to 3600 s if the server itself has the keys of a role.",
         minimum=600,
         maximum=43_200,
     )

@@ -81,8 +81,9 @@ class Settings(
     s3_client_access: str = setting(
         "none",
         "What clients receive for S3: none (they use their own credentials), signing (remote signing), static"
-        " (the server's own keys, for trusted networks), gateway (the objects gateway, with keys for one table).",
-        choices=("none", "signing", "static", "gateway"),
+        " (the server's own keys, for trusted networks), gateway (the objects gateway, with keys for one table), sts "
+        "(temporary keys of AWS for one table, from s3_sts_role).",
+        choices=("none", "signing", "static", "gateway", "sts"),
     )
     s3_folder: str = setting(
         "", "Absolute path of a local folder for s3:// locations, with a folder for each bucket. Empty: an S3 store."

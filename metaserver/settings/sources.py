@@ -23,6 +23,7 @@ CONFIG_VARIABLE = "SEAMARK_CONFIG"
 """The variable that names the TOML file if `--config` does not."""
 _LOCAL_BYTES_MIN = 3 << 30
 _PATH_CHARACTERS_MAX = 200
+_ROLE = re.compile(r"arn:[a-z-]+:iam::[0-9]{12}:role/.+")
 _UMASK = re.compile(r"(?:0?[0-7]{3})?")
 
 _TYPES: dict[str, Any] = typing.get_type_hints(Settings)
@@ -83,6 +84,12 @@ def check(settings: Settings) -> None:
         raise ConfigError("s3_client_access = 'static' needs s3_access_key_id and s3_secret_access_key: set them")
     if settings.s3_client_access == "gateway" and not (settings.gateway_port or settings.gateway_url):
         raise ConfigError("s3_client_access = 'gateway' sends clients keys for the objects gateway: set gateway_port")
+    if settings.s3_client_access == "sts" and not settings.s3_sts_role:
+        raise ConfigError("s3_client_access = 'sts' sends clients keys of a role: set s3_sts_role")
+    if settings.s3_sts_role and not _ROLE.fullmatch(settings.s3_sts_role):
+        raise ConfigError(
+            f"s3_sts_role must be the ARN of a role, arn:aws:iam::…:role/…: {settings.s3_sts_role!r} is not"
+        )
     if urlsplit(settings.gateway_url).path.strip("/"):
         raise ConfigError(f"gateway_url must not have a path, which S3 clients would drop: {settings.gateway_url!r}")
     if settings.s3_folder:
@@ -93,6 +100,15 @@ def check(settings: Settings) -> None:
         if settings.s3_client_access not in ("none", "gateway"):
             raise ConfigError(
                 f"s3_folder has no keys and no signatures, so s3_client_access cannot be {settings.s3_client_access!r}"
+            )
+    if settings.s3_backend:
+        if settings.s3_endpoint or settings.s3_access_key_id or settings.s3_folder:
+            raise ConfigError(
+                "s3_backend replaces an S3 store: leave s3_endpoint, s3_access_key_id and s3_folder empty"
+            )
+        if settings.s3_client_access not in ("none", "gateway"):
+            raise ConfigError(
+                f"s3_backend has no S3 keys, so s3_client_access cannot be {settings.s3_client_access!r}: set gateway"
             )
     if settings.peer_address:
         split_address(settings.peer_address)

@@ -13,7 +13,7 @@ class WarehouseSettings:
     warehouse_roots: tuple[str, ...] = setting(
         (),
         "URIs below which an admin can create further warehouses (`seamark warehouse create`). Empty: none. The server "
-        "reads and writes whatever is there, so name folders and buckets that contain nothing else.",
+        "reads and writes all objects there, so name folders and buckets that contain nothing else.",
         schemes=STORAGES,
     )
     warehouse_endpoints: tuple[str, ...] = setting(

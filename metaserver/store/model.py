@@ -348,18 +348,18 @@ class AppliedAdvice(msgspec.Struct, frozen=True):
 
 
 class StoredWarehouse(msgspec.Struct, frozen=True):
-    """A further warehouse of the server. It has a database of its own, which `id` names."""
+    """A further warehouse of the server. It has its own database, which `id` names."""
 
     name: str
     id: str
-    """A UUID in 32 hexadecimal digits. A warehouse that is created with the name of a dropped one has another id."""
+    """A UUID in 32 hexadecimal digits. A warehouse with the name of a dropped warehouse gets another id."""
     location: str
     location_key: str
     """The canonical form of the location: locations with different keys that are not nested do not overlap."""
     settings: dict[str, Any]
     """The settings in which the warehouse differs from the server."""
     credentials: bytes | None
-    """The settings that are secret, encrypted. None if the warehouse has none of its own."""
+    """The settings that are secret, encrypted. None if the warehouse uses the keys of the server."""
     created_ms: int
     principal_name: str
     """The principal that created the warehouse."""

@@ -34,8 +34,18 @@ RESERVED_NAMES = frozenset(
     ("config", "default", "functions", "namespaces", "oauth", "tables", "transactions", "views", "warehouses")
 )
 """Names that are segments of paths after `/v1/`, or that users could take for the warehouse of the server."""
-STORAGE_SETTINGS = ("s3_endpoint", "s3_region", "s3_path_style", "s3_client_access")
-CREDENTIALS = ("s3_access_key_id", "s3_secret_access_key")
+STORAGE_SETTINGS = (
+    *("s3_endpoint", "s3_region", "s3_path_style", "s3_client_access"),
+    *("azure_endpoint", "azure_client_access", "gcs_client_access"),
+)
+CREDENTIALS = ("s3_access_key_id", "s3_secret_access_key", "azure_account_key")
+"""The secret settings that a warehouse can have. Keys of Google Cloud are not among them: such a key is a document that
+names URLs, to which the server would send requests.
+"""
+_ENDPOINT_KEYS = {"s3_endpoint": "s3_secret_access_key", "azure_endpoint": "azure_account_key"}
+"""The credential that a warehouse with its own endpoint needs."""
+_SERVER_KEYS = ("azure_tenant_id", "azure_client_id", "azure_client_secret", "s3_folder", "s3_backend")
+"""The settings of the server that do not count for a warehouse with its own credentials."""
 DEFAULTS = (
     "scan_planning_mode",
     "drop_retention_s",
@@ -52,7 +62,7 @@ QUOTAS = (
     "indexes_limit",
 )
 WAREHOUSE_SETTINGS = (*STORAGE_SETTINGS, *DEFAULTS, *QUOTAS)
-"""The settings that a warehouse can have of its own, without the secret ones."""
+"""The settings in which a warehouse can differ from the server, without its credentials."""
 _SHARED_BUDGETS = (
     "metadata_cache_bytes",
     "commit_memory_bytes",
@@ -192,15 +202,16 @@ def check_definition(settings: Settings, own: Mapping[str, Any], credentials: Ma
     Raises:
         BadRequest: They contradict each other.
     """
-    if own.get("s3_endpoint") and not credentials:
-        raise BadRequest(
-            "A warehouse with its own s3_endpoint needs s3_access_key_id and s3_secret_access_key in credentials, "
-            "because the keys of the server are for the store of the server"
-        )
+    for endpoint, key in _ENDPOINT_KEYS.items():
+        if own.get(endpoint) and not credentials.get(key):
+            raise BadRequest(
+                f"A warehouse with its own {endpoint} needs {key} in credentials, because the keys of the server are "
+                "for the store of the server"
+            )
     access = own.get("s3_client_access")
     if access == "gateway":
         raise BadRequest("The objects gateway serves only the warehouse of the server: set s3_client_access to signing")
-    if access == "static" and not credentials:
+    if access == "static" and not credentials.get("s3_secret_access_key"):
         raise BadRequest(
             "s3_client_access = static gives clients the keys of the server, which reach all warehouses; set "
             "credentials of the warehouse, or use signing"
@@ -240,6 +251,9 @@ def make_settings(
         "gateway_url": "",
         "stream_log": "",
         "services_workers": 0,
+        "webhook_urls": (),
+        "event_kafka": "",
+        "event_nats": "",
         "parquet_key_file": "",
         "parquet_kms": "",
         "plan_disk_folder": "",
@@ -251,15 +265,15 @@ def make_settings(
     for name in _SHARED_BUDGETS:
         values[name] = getattr(settings, name) // settings.warehouses_limit
     if credentials:
-        values["s3_folder"] = ""
+        values |= dict.fromkeys(_SERVER_KEYS, "")
     return dataclasses.replace(settings, **{**values, **own, **credentials})
 
 
 def _choose_client_access(settings: Settings) -> str:
-    """Return what clients of a warehouse receive if it does not say so itself. It is never a key of the server."""
-    if settings.s3_folder or settings.s3_client_access == "none":
+    """Return what clients of a warehouse receive by default. It is never a key of the server."""
+    if settings.s3_folder or settings.s3_backend or settings.s3_client_access == "none":
         return "none"
-    return "signing"
+    return "sts" if settings.s3_client_access == "sts" else "signing"
 
 
 def make_database_url(settings: Settings, warehouse_id: str) -> str:
@@ -290,7 +304,7 @@ def check_folder(location: Location, settings: Settings) -> None:
 async def seal_credentials(
     settings: Settings, clock: Clock, warehouse_id: str, credentials: Mapping[str, Any]
 ) -> bytes | None:
-    """Return the encrypted credentials of a warehouse; None if it has none of its own."""
+    """Return the encrypted credentials of a warehouse; None if it has none."""
     if not credentials:
         return None
     protector = _open_protector(settings, clock)
@@ -314,6 +328,17 @@ async def open_credentials(settings: Settings, clock: Clock, warehouse: StoredWa
             "does not have; set them again with seamark warehouse change"
         ) from None
     return from_json(opened, dict[str, Any])
+
+
+async def renew_seal(settings: Settings, clock: Clock, warehouse: StoredWarehouse) -> bytes | None:
+    """Return the credentials encrypted with the current key, or None if the current key encrypts them already.
+
+    Raises:
+        ConfigError: They are encrypted with a key that this server does not have.
+    """
+    if warehouse.credentials is None or _open_protector(settings, clock).is_current(warehouse.credentials):
+        return None
+    return await seal_credentials(settings, clock, warehouse.id, await open_credentials(settings, clock, warehouse))
 
 
 def _open_protector(settings: Settings, clock: Clock) -> KeyProtector:

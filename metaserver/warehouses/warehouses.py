@@ -1,6 +1,6 @@
 """The further warehouses of a server: their records, and the components that serve each of them in this process.
 
-A warehouse has a database, a home folder, signing keys and components of its own, which no other warehouse reaches. It
+A warehouse has its own database, home folder, signing keys and components, which no other warehouse reaches. It
 is opened by its first request, and closed when it is changed or dropped, or when the server stops. Each use reads the
 record of the warehouse, so that every process of a fleet notices a change with the next request.
 """
@@ -21,6 +21,7 @@ from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import (
     AlreadyExists,
     BadRequest,
+    CommitConflict,
     ConfigError,
     NoSuchWarehouse,
     RetryLater,
@@ -55,6 +56,7 @@ from seamark.metaserver.warehouses.definitions import (
     load_settings,
     make_settings,
     open_credentials,
+    renew_seal,
     seal_credentials,
 )
 
@@ -62,7 +64,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 _OPEN_INTERVAL_S = 30.0
-"""The time between two rounds that open the warehouses for housekeeping, and close the dropped ones."""
+"""The time between two rounds that open the warehouses for housekeeping, and close dropped warehouses."""
 _SQLITE_SUFFIXES = ("", "-wal", "-shm", "-journal")
 _log = structlog.get_logger("seamark.warehouses")
 
@@ -315,7 +317,7 @@ class Warehouses:
             self._leaving.discard(warehouse)
 
     async def run(self) -> None:
-        """Open all warehouses for their housekeeping, and close the dropped ones, until cancelled."""
+        """Open all warehouses for their housekeeping, and close dropped warehouses, until cancelled."""
         while True:
             await self.round()
             await asyncio.sleep(_OPEN_INTERVAL_S)
@@ -327,9 +329,19 @@ class Warehouses:
             if warehouse_id not in stored:
                 self._retire(warehouse_id)
         for warehouse in stored.values():
+            await self._renew_seal(warehouse)
             with suppress(RetryLater):  # The log has the reason.
                 async with self.use(warehouse.name):
                     pass
+
+    async def _renew_seal(self, stored: StoredWarehouse) -> None:
+        """Encrypt the credentials of a warehouse again if the operator has replaced the encryption key."""
+        # Another request or process may have changed the warehouse, and the log has the reason of a missing key.
+        with suppress(CommitConflict, ConfigError):
+            sealed = await renew_seal(self._settings, self._clock, stored)
+            if sealed is not None:
+                renewed = msgspec.structs.replace(stored, credentials=sealed, version=stored.version + 1)
+                await self._store.transact([ChangeWarehouse(renewed)])
 
     def end_waits(self) -> None:
         """End the long polls of all open warehouses."""
@@ -357,6 +369,16 @@ async def check_database(store: PointerStore, stored: StoredWarehouse) -> None:
         )
 
 
+async def check_prefix(settings: Settings, store: PointerStore) -> None:
+    """Check that the prefix of the server is not the name of a further warehouse.
+
+    Raises:
+        ConfigError: Requests for this warehouse would reach the server's own warehouse.
+    """
+    if settings.prefix and await store.warehouse(settings.prefix) is not None:
+        raise ConfigError(f"The setting prefix is {settings.prefix!r}, the name of a further warehouse; choose another")
+
+
 def _remove_database(settings: Settings) -> None:
     """Remove the SQLite database and the home of a warehouse that was not recorded. A schema in PostgreSQL stays."""
     if parse_scheme(settings.database_url()) == SQLITE_SCHEME:
@@ -365,6 +387,25 @@ def _remove_database(settings: Settings) -> None:
             Path(f"{file}{suffix}").unlink(missing_ok=True)
     with suppress(OSError):
         settings.home.rmdir()
+
+
+async def find_warehouse_settings(settings: Settings, clock: Clock, name: str) -> Settings:
+    """Return the settings of a further warehouse, for a command that opens its database itself.
+
+    Args:
+        settings: The settings of the server.
+        clock: The clock.
+        name: The name of the warehouse.
+
+    Raises:
+        NoSuchWarehouse: The warehouse does not exist.
+        ConfigError: Its credentials cannot be decrypted.
+    """
+    async with open_store(settings.database_url(), clock=clock, pool_max=1) as store:
+        stored = await store.warehouse(name)
+    if stored is None:
+        raise NoSuchWarehouse(f"Warehouse does not exist: {name[:80]}")
+    return await load_settings(settings, clock, stored)
 
 
 @asynccontextmanager

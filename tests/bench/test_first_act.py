@@ -32,6 +32,7 @@ def environment(folder: Path) -> dict[str, str]:
     return {**os.environ, "TMPDIR": str(folder), "COLUMNS": "120", "http_proxy": "http://127.0.0.1:1", **other_settings}
 
 
+@pytest.mark.slow  # `make demo` runs the same.
 def test_lookup_opens_fewer_files_with_the_index(tmp_path: Path) -> None:
     completed = subprocess.run(
         [*ARGV, "--files", "60"], env=environment(tmp_path), cwd=REPO, capture_output=True, text=True, timeout=120

@@ -84,7 +84,7 @@ def test_partitions_beyond_the_comparison_limit_count_as_overlapping(
     assert not any(targets.overlap(other_partition) for _ in range(49))
     assert targets.overlap(other_partition)
     assert not targets.contain(inside)
-    assert targets.contain(partitions.partition(1, (5,))), "its own spec is looked up"
+    assert targets.contain(partitions.partition(1, (5,))), "a partition of its own spec is found by value"
 
 
 def test_proved_relations_of_two_partitions_hold_for_every_row() -> None:

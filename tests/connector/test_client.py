@@ -243,7 +243,7 @@ def test_messages_hide_the_password_of_a_url() -> None:
 
 
 def test_as_of_time_is_parsed_to_the_millisecond() -> None:
-    """As a float of seconds, each of these times would lose a millisecond, and name the snapshot before."""
+    """A float of seconds would lose a millisecond of each time, and so name the snapshot before."""
     for expected in (1_079_337_347_472, 2_165_497_250_429, 2_183_226_373_411):
         expected_time = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=expected)
         assert parse_as_of(expected_time.isoformat()) == expected

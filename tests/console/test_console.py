@@ -22,6 +22,7 @@ from tests.console.world import (
     make_orders,
 )
 from tests.server.rig import RunningServer, running
+from tests.warehouses.world import running_with_warehouses
 
 TABLE = "#/table/db/orders"
 WHERE = "where=customer_id+%3D+4711+AND+country+LIKE+%27%25A%27"
@@ -322,3 +323,16 @@ async def test_console_shows_ten_thousand_tables_and_a_hundred_thousand_files(tm
         await recorded_page.open(f"#/table/db/large/explain?{WHERE}")
         await wait_for_text(recorded_page, "of 100,000:")
         assert recorded_page.errors == []
+
+
+@pytest.mark.slow
+async def test_console_of_a_warehouse_shows_the_tables_of_this_warehouse(tmp_path: Path) -> None:
+    async with running_with_warehouses(tmp_path, "sales") as world, open_browser() as browser:
+        await world.create_table("/v1/sales", "db", "sold")
+        await world.create_table("/v1", "db", "own")
+        async with open_page(browser, world.url) as recorded_page:
+            await recorded_page.open("#/admin")
+            await recorded_page.page.get_by_role("link", name="sales").click()
+            await wait_for_text(recorded_page, "db.sold")
+            assert "db.own" not in await recorded_page.page.inner_text("main")
+            check(recorded_page, world.server)

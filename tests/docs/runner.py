@@ -34,7 +34,8 @@ SLOW_PAGES = {
     for name in (
         *("buckets", "catalog-commands", "cluster", "commit-api", "explain-and-lookups", "lookups"),
         *("merge-files-and-drop-columns", "operate", "plan-on-the-server", "plan-tables", "postgresql-and-replicas"),
-        *("table-services", "undrop-and-purge", "upsert-without-looking", "webhooks", "write-from-spark"),
+        *("s3", "table-services", "undrop-and-purge", "upsert-without-looking"),
+        *("webhooks", "write-from-spark"),
     )
 }
 """Pages of single features, which have their own tests.

@@ -152,6 +152,7 @@ def append(production: Production, name: str, *numbers: int) -> None:
             table.append(pa.table({"id": [number], "name": [f"name {number}"]}, schema=SCHEMA))
 
 
+@pytest.mark.slow  # Tests of PostgreSQL, S3, TLS, tokens and table services cover the parts.
 @pytest.mark.filterwarnings("ignore")  # The clients cause these warnings.
 def test_production_servers_index_and_maintain_tables(production: Production) -> None:
     """There are two servers. When the one that runs table services ends, the other takes over."""

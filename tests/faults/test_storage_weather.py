@@ -112,7 +112,7 @@ async def test_hanging_storage_delays_only_requests_that_need_it(s3: S3, tmp_pat
             return Client(server.base_url).append(2, 1, 2, key=key)
 
         def serve() -> None:
-            """What needs no storage."""
+            """Check the requests that need no storage."""
             client = Client(server.base_url)
             for path in ("/healthz", "/v1/config", "/v1/namespaces/db/tables", "/v1/namespaces/db/tables/t"):
                 assert client.call("GET", path)[0] == 200

@@ -78,7 +78,7 @@ class ToyStorage(ServerStorage):
         finally:
             await files.close()
 
-    def suggest_fix(self, error: Exception) -> str:
+    def suggest_fix(self, error: Exception, settings: Settings) -> str:
         return "Find the toy"
 
     async def client_access(

@@ -151,7 +151,8 @@ def java_catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Yield the session's only Spark, without any catalog yet."""
     # PySpark takes a second to import, which most test processes do not need.
-    from tests.services.spark import INTERPRETED, local_files, spark_session
+    from tests.services.java import local_files
+    from tests.services.spark import INTERPRETED, spark_session
 
     with spark_session(tmp_path_factory.mktemp("spark"), INTERPRETED | local_files()) as session:
         yield session

@@ -6,6 +6,7 @@ below /usr/lib/jvm.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from pathlib import Path
 from tests.services.process import CACHE, REPO, ManagedProcess, ServiceFailed, free_port, is_http_ok
 
 RCK = REPO / "tests" / "rck"
+_LOCAL_FILES = Path(__file__).with_name("LocalFiles.java")
 SHORT_LIVED = (
     "-XX:TieredStopAtLevel=1",
     "-XX:+UseSerialGC",
@@ -65,6 +67,20 @@ def compile_java(source: Path, classpath: Sequence[str]) -> Path:
             if not folder.exists():
                 raise
     return folder
+
+
+def local_files() -> dict[str, str]:
+    """Return settings with which Spark starts no process for each local file that it creates.
+
+    Raises:
+        ServiceFailed: The Java installation has no compiler.
+    """
+    pyspark = importlib.util.find_spec("pyspark")
+    assert pyspark is not None
+    assert pyspark.origin is not None
+    hadoop = sorted((Path(pyspark.origin).parent / "jars").glob("hadoop-client-api-*.jar"))
+    classes = compile_java(_LOCAL_FILES, [str(hadoop[-1])])
+    return {"spark.driver.extraClassPath": str(classes), "spark.hadoop.fs.file.impl": _LOCAL_FILES.stem}
 
 
 def rck_classpath() -> str:

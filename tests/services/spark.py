@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from seamark.connector.client.engines import catalog_conf
 from seamark.connector.spark.session import add_catalog, iceberg_jars, open_session, session_conf
-from tests.services.java import SHORT_LIVED, compile_java, find_java_17
+from tests.services.java import SHORT_LIVED, find_java_17
 from tests.services.process import CACHE
 
 INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
@@ -22,7 +22,6 @@ _LARGE_CODE = ("-XX:ReservedCodeCacheSize=192m", "-XX:-MethodFlushing")
 """Options for a larger code cache. The compiled code of all tests in a process exceeds the 48 MB of a JVM without its
 optimizing compiler, which would then discard code and compile it again.
 """
-_LOCAL_FILES = Path(__file__).with_name("LocalFiles.java")
 _numbers = itertools.count()
 
 
@@ -38,13 +37,6 @@ def _result_socket(connection: Any) -> Any:
 
 
 pyspark.util._create_local_socket = _result_socket  # type: ignore[assignment]
-
-
-def local_files() -> dict[str, str]:
-    """Return settings with which Spark starts no process for each local file that it creates."""
-    hadoop = sorted((Path(pyspark.__file__).parent / "jars").glob("hadoop-client-api-*.jar"))
-    classes = compile_java(_LOCAL_FILES, [str(hadoop[-1])])
-    return {"spark.driver.extraClassPath": str(classes), "spark.hadoop.fs.file.impl": _LOCAL_FILES.stem}
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from tests.store.contract_records import RecordsContract
 from tests.store.contract_replicas import ReplicasContract
 from tests.store.contract_timeline import TimelineContract
 from tests.store.contract_transactions import TransactionsContract
+from tests.store.contract_warehouses import WarehousesContract
 
 
 class PointerStoreContract(
@@ -27,5 +28,6 @@ class PointerStoreContract(
     ColumnReadsContract,
     QueryHistoryContract,
     StreamsContract,
+    WarehousesContract,
 ):
     """All parts of the contract."""

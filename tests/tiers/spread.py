@@ -1,4 +1,4 @@
-"""How tests are spread over the processes of pytest-xdist (`pytest -n 3`).
+"""The spread of tests over the processes of pytest-xdist (`pytest -n 3`).
 
 A file stays in one process, because its fixtures are started once for all its tests. All files that use Iceberg's
 planner in Java are one unit: a second JVM costs more than it saves. Files that use Spark are two units with a session
@@ -27,6 +27,7 @@ UNITS = {
         "tests/deploy/test_services.py",
         "tests/deploy/test_trino",
         "tests/deploy/cubes/",
+        "tests/deploy/streams/",
         "tests/engines/cubes/",
         "tests/faults/test_lost_replies.py::test_spark_",
         "tests/gateway/test_engines.py::test_spark_",

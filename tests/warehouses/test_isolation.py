@@ -106,7 +106,7 @@ async def test_warehouse_in_config_must_exist(world: WarehouseServer) -> None:
     for warehouse, prefix in (("sales", "sales"), (f"file://{world.lake}/stock", "stock"), ("", None)):
         status, config = await world.send("GET", f"/v1/config?warehouse={warehouse}")
         assert (status, config["overrides"].get("prefix")) == (200, prefix)
-    for path in ("/v1/config?warehouse=none", "/v1/none/namespaces", "/warehouses/none/v1/config", "/warehouses/none"):
+    for path in ("/v1/config?warehouse=none", "/v1/none/namespaces", "/warehouses/none/v1/config", "/warehouses/none/"):
         status, error = await world.send("GET", path)
         assert (status, error["error"]["type"]) == (404, "NoSuchWarehouseException")
     # A warehouse has no further warehouses.

@@ -31,8 +31,7 @@ from seamark.connector.analysis.algebra.needed_rows import common_joins, conditi
 from seamark.connector.analysis.algebra.relations import Table
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import ClientError
-from seamark.connector.cubes.dialects import NotFromCube
-from seamark.connector.cubes.plans import find_doubt, scan_cube
+from seamark.connector.cubes.plans import CUBE_FAILURES, explain_failure, find_doubt, scan_cube
 from seamark.connector.cubes.summaries import EXACT, OFF, CubeSummary, check_cube_use
 from seamark.connector.jobs.statements import parse_statement
 from seamark.connector.plans import joins as joining
@@ -362,12 +361,8 @@ class _Query:
 
         try:
             return run_in_thread(ask())
-        except NotFromCube as why:
-            return CubeSummary(None, 0, 0, str(why))
-        except ClientError as error:
-            return CubeSummary(None, 0, 0, f"the groups cannot be read: {error}")
-        except TimeoutError:
-            return CubeSummary(None, 0, 0, "Seamark was too slow")
+        except CUBE_FAILURES as error:
+            return explain_failure(error)
 
     def _analyze_marked(self, text: str) -> Node:
         """Analyse the query of the text without running it, and return the plan."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -21,10 +21,31 @@ from seamark.connector.read.tables import ScanTask
 from seamark.connector.sql.cubes.queries import CubeQuery, NotFromCube, check_form, translate_over_cube
 from seamark.connector.sql.queries import DuckDBQuery
 from seamark.connector.sql.reads import NamedTable, PlannedTableRead
+from seamark.formats.iceberg.expressions.expression import TRUE, Bound, Expression, all_of
 from seamark.formats.index.definitions import IndexDefinition, read_definitions
+from seamark.formats.index.keys.group_conditions import rename_condition, to_group_condition
 from seamark.formats.index.keys.hashing import file_ids
 from seamark.formats.index.kinds.cube import entry_schema
 from seamark.formats.index.kinds.kinds import KINDS
+
+_FEW_ROWS = 200_000
+"""The number of rows up to which groups are used in each case, because reading the rows takes little time too."""
+_ROWS_OF_GROUP = 4
+"""The number of rows that are read in the time in which a group is sent and read."""
+_PAYING_SHARE = 0.7
+"""The maximum cost of groups and rows, as a share of the rows that are read without a cube."""
+
+
+class _RowsAreCheaper(NotFromCube):
+    """Raised if a cube answers too few files.
+
+    Attributes:
+        reads: The reads of the query without a cube.
+    """
+
+    def __init__(self, reason: str, reads: Sequence[PlannedTableRead]) -> None:
+        super().__init__(reason)
+        self.reads = reads
 
 
 @dataclass(frozen=True)
@@ -35,12 +56,14 @@ class CubePlan:
         query: The query in DuckDB's SQL.
         reads: The rows to read of each table. Of the table with the cube, these are files that the cube does not cover.
         groups: The groups of the covered files.
+        deleted: The deleted rows of the covered files, which the query subtracts, or None if there are none.
     """
 
     query: DuckDBQuery
     reads: tuple[PlannedTableRead, ...]
     groups: pa.Table
     summary: CubeSummary
+    deleted: PlannedTableRead | None = None
 
 
 ReadPlanner = Callable[[bool, Collection[int]], Sequence[PlannedTableRead]]
@@ -74,13 +97,14 @@ def plan_cube(
         The reads of rows, and a plan, or a summary that explains why no cube is used, or None if the query has no table
         with a cube.
     """
-    if not any(_list_cubes(table) for table in tables):
+    cubes = [(number, cube) for number, table in enumerate(tables) for cube in _list_cubes(table)]
+    if not cubes:
         return plan(True, ()), None
     try:
         if use == OFF:
             raise NotFromCube("the session does not use cubes")
         check_form(tree)
-        cube, translated = _choose(tree, query, tables, now, floats=use != EXACT)
+        cube, translated = _choose(tree, query, tables, cubes, now, floats=use != EXACT)
     except NotFromCube as why:
         reads = plan(True, ())
         return reads, CubeSummary(None, 0, _count_files(reads), str(why))
@@ -89,6 +113,8 @@ def plan_cube(
     try:
         cube_plan = _read_groups(client, query, reads, cube, translated, plan)
         return cube_plan.reads, cube_plan
+    except _RowsAreCheaper as why:
+        return why.reads, CubeSummary(None, 0, _count_files(why.reads), str(why))
     except NotFromCube as why:
         reason = str(why)
     except ClientError as error:
@@ -107,18 +133,28 @@ def _count_files(reads: Sequence[PlannedTableRead]) -> int:
 
 
 def _choose(
-    tree: exp.Expr, query: DuckDBQuery, tables: Sequence[NamedTable], now: datetime, *, floats: bool
+    tree: exp.Expr,
+    query: DuckDBQuery,
+    tables: Sequence[NamedTable],
+    cubes: Sequence[tuple[int, IndexDefinition]],
+    now: datetime,
+    *,
+    floats: bool,
 ) -> tuple[IndexDefinition, CubeQuery]:
     """Return the cube with the fewest dimensions from which the query follows. Cubes of the largest table are first.
+
+    Args:
+        cubes: The cubes of the tables, each with the number of its table.
 
     Raises:
         NotFromCube: The query follows from no cube. The message has the reason for each cube.
     """
-    cubes = [(number, cube) for number, table in enumerate(tables) for cube in _list_cubes(table)]
-    cubes.sort(key=lambda one: (-tables[one[0]].bytes, len(one[1].terms), len(one[1].measures), one[1].name))
+    ordered = sorted(
+        cubes, key=lambda one: (-tables[one[0]].bytes, len(one[1].terms), len(one[1].measures), one[1].name)
+    )
     opened = [table.opened for table in tables]
     reasons = []
-    for number, cube in cubes:
+    for number, cube in ordered:
         try:
             return cube, translate_over_cube(tree, query.tables, opened, number, cube, now, floats=floats)
         except NotFromCube as why:
@@ -135,41 +171,86 @@ def _read_groups(
     plan: ReadPlanner,
 ) -> CubePlan:
     facts = reads[translated.facts]
-    tasks = [number for number, task in enumerate(facts.tasks) if _has_whole_file(task)]
+    corrected = translated.corrected
+    tasks = [
+        number
+        for number, task in enumerate(facts.tasks)
+        if _has_whole_file(task) and (not task.deletes or corrected is not None)
+    ]
     if not tasks:
         raise NotFromCube("no file of the plan is without deletes")
     files = [facts.tasks[number] for number in tasks]
+    has_deletes = corrected is not None and any(file.deletes for file in files)
+    columns = corrected.columns if corrected is not None and has_deletes else translated.columns
     ids = file_ids([one.path for one in files], [one.size_bytes for one in files], [one.records for one in files])
     groups, bits = client.cube_groups(
-        facts.named.name, cube.id, translated.columns, np.ascontiguousarray(ids, dtype="<u8").tobytes()
+        facts.named.name,
+        cube.id,
+        columns,
+        np.ascontiguousarray(ids, dtype="<u8").tobytes(),
+        _find_condition(reads, cube, translated),
     )
     expected = entry_schema(cube.terms, cube.measures)
-    if groups.schema != pa.schema([expected.field(name) for name in translated.columns]):
+    if groups.schema != pa.schema([expected.field(name) for name in columns]):
         raise NotFromCube("the server returned columns that were not requested")
     covered = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), count=len(files), bitorder="little")
     answered = {tasks[number] for number in np.flatnonzero(covered).tolist()}
     if not answered:
         raise NotFromCube(f"{cube.name}: it has no entry for a file of the plan")
     row_tasks = tuple(task for number, task in enumerate(facts.tasks) if number not in answered)
-    if row_tasks and translated.replaced:
+    # The conditions of the query are conditions on dimensions, which the query checks again for deleted rows.
+    deleted_tasks = tuple(
+        replace(facts.tasks[number], deletes=(), removed_by=facts.tasks[number].deletes)
+        for number in sorted(answered)
+        if facts.tasks[number].deletes
+    )
+    if row_tasks and sum(task.records for task in facts.tasks) > _FEW_ROWS:
+        rows = sum(task.records for task in row_tasks) + _ROWS_OF_GROUP * groups.num_rows
+        joined_reads = plan(True, ()) if len(reads) > 1 else reads
+        rows_without_cube = sum(task.records for task in joined_reads[translated.facts].tasks)
+        if rows >= _PAYING_SHARE * rows_without_cube:
+            raise _RowsAreCheaper(
+                f"{cube.name}: rows of {len(row_tasks)} of {len(facts.tasks)} files would be read besides "
+                f"{groups.num_rows:,} groups; without the cube, {rows_without_cube:,} rows are read",
+                joined_reads,
+            )
+    if (row_tasks or deleted_tasks) and translated.replaced:
         joined = plan(False, translated.tables.keys() - translated.replaced)
         reads = [joined[number] if number in translated.replaced else read for number, read in enumerate(reads)]
     remaining = {number: replace(reads[number], table=table) for number, table in translated.tables.items()}
     remaining[translated.facts] = replace(remaining[translated.facts], tasks=row_tasks)
+    text = translated.text if row_tasks else translated.groups_text
+    if corrected is not None and has_deletes:
+        text = corrected.text
+    rows = remaining[translated.facts]
     return CubePlan(
-        DuckDBQuery(translated.text, query.columns, tuple(translated.tables.values())),
+        DuckDBQuery(text, query.columns, tuple(translated.tables.values())),
         tuple(remaining.values()),
-        _convert_uuids(groups, cube, translated.columns),
+        _convert_uuids(groups, cube, columns),
         CubeSummary(cube.name, len(answered), len(row_tasks)),
+        replace(rows, where=TRUE, tasks=deleted_tasks) if has_deletes else None,
     )
 
 
-def _has_whole_file(task: ScanTask) -> bool:
-    """Return whether the task reads all rows of an identified file.
+def _find_condition(reads: Sequence[PlannedTableRead], cube: IndexDefinition, translated: CubeQuery) -> Expression:
+    """Return a condition that is true for each group that the query needs."""
+    parts = [to_group_condition(reads[translated.facts].where, cube.terms)]
+    for number, attributes in translated.attributes.items():
+        fields = {field.id: field.name for field in reads[number].named.opened.schema.fields}
 
-    In this case, the condition of the query can select groups.
-    """
-    is_whole = not task.deletes and task.removed_by is None and task.span is None
+        def find_number(
+            predicate: Bound, attributes: Mapping[str, str] = attributes, fields: Mapping[int, str] = fields
+        ) -> int | None:
+            column = attributes.get(fields.get(predicate.column_id, ""))
+            return None if column is None else int(column[1:])
+
+        parts.append(rename_condition(reads[number].where, find_number))
+    return all_of(*parts)
+
+
+def _has_whole_file(task: ScanTask) -> bool:
+    """Return whether the task reads an identified file, all its rows or all without deletes."""
+    is_whole = task.removed_by is None and task.span is None
     return is_whole and task.records >= 0 and task.size_bytes >= 0
 
 

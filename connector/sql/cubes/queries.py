@@ -7,7 +7,8 @@ partners that each of its rows has, and the join repeats its partial aggregates 
 If the cube has the attributes of a joined table, the table is removed from the query (`dimensions.py`).
 
 The relation in the place of the table is a union of the groups of covered files (`k0`), and of the rows of the other
-files (`t0`), each as a group of one row. Its columns have the names that they have in entries.
+files (`t0`), each as a group of one row. Its columns have the names that they have in entries. Deleted rows of covered
+files (`x0`) are subtracted from the groups if all used partial aggregates are counts and exact sums.
 """
 
 from __future__ import annotations
@@ -74,7 +75,16 @@ from seamark.formats.runtime import errors
 
 GROUPS = "k0"
 """The name of the relation with the groups of covered files."""
+DELETED_ROWS = "x0"
+"""The name of the relation with the deleted rows of covered files."""
 _UNION = "u0"
+_SUBTRACTED_PRECISION_MAX = 28
+"""The maximum precision of decimals whose sums are corrected.
+
+The sum of all rows of a group, with the deleted rows, then fits 38 digits.
+"""
+_COUNT_COLUMN = "m0"
+"""The column of entries with `count(*)`, which each cube has."""
 _FUNCTIONS: dict[type[exp.Expr], str] = {exp.Count: COUNT, exp.Sum: SUM, exp.Avg: AVG, exp.Min: MIN, exp.Max: MAX}
 _SIGNS: dict[type[exp.Expr], str] = {exp.Add: "+", exp.Sub: "-", exp.Mul: "*"}
 
@@ -84,18 +94,41 @@ class CubeQuery:
     """A query over the groups of a cube and the rows of other files.
 
     Attributes:
+        text: The query in DuckDB's SQL, over the groups and the rows of other files.
+        groups_text: The query over the groups alone, for a cube that covers all files.
+        corrected: The query over groups from which deleted rows are subtracted, or None if they cannot be subtracted.
         tables: The references to tables, with the columns that are read of rows. The keys are their numbers in the
             translation without a cube.
         facts: The number of the reference whose groups are read.
-        replaced: The numbers of tables that are read only for rows of the facts, because the groups have their
-            attributes.
+        attributes: The columns of entries by the name of the attribute, for each table that is read only for rows of
+            the facts, because the groups have its attributes. The keys are numbers of tables.
         columns: The columns of entries that the query uses, in the order of the entries.
     """
 
     text: str
+    groups_text: str
+    corrected: CorrectedQuery | None
     tables: Mapping[int, StoredTable]
     facts: int
-    replaced: frozenset[int]
+    attributes: Mapping[int, Mapping[str, str]]
+    columns: tuple[str, ...]
+
+    @property
+    def replaced(self) -> frozenset[int]:
+        """The numbers of tables whose attributes the groups have."""
+        return frozenset(self.attributes)
+
+
+@dataclass(frozen=True)
+class CorrectedQuery:
+    """A query over groups from which deleted rows are subtracted.
+
+    Attributes:
+        text: The query in DuckDB's SQL, over the groups, the deleted rows and the rows of other files.
+        columns: The columns of entries that it uses, in the order of the entries.
+    """
+
+    text: str
     columns: tuple[str, ...]
 
 
@@ -104,11 +137,13 @@ class _UsedPartial:
     """A partial aggregate that the query uses.
 
     Attributes:
+        partial: The partial aggregate.
         row: The partial aggregate of one row, in DuckDB's SQL.
         kind: The type of the partial aggregate in the union.
         operand: The type of the aggregated values.
     """
 
+    partial: Partial
     column: str
     row: str
     kind: SqlType
@@ -259,13 +294,72 @@ class _CubeTranslation(Translation):
         source = self._source
         for joined, key, partner in self._row_joins:
             source += f" LEFT JOIN {joined} ON {use_column(key).sql} = {use_column(partner).sql}"
-        union = (
+        from_groups = f"SELECT {', '.join(groups)} FROM {WITHOUT_PUSHDOWN.format(GROUPS)} AS {GROUPS}"  # noqa: S608
+        rows_text = f"SELECT {', '.join(rows)} FROM {source}"  # noqa: S608
+        begin = f"WITH {_UNION}({', '.join(columns)}) AS"
+        union_text = f"{begin} ({from_groups} UNION ALL {rows_text}) {text}"
+        groups_text = f"{begin} ({from_groups}) {text}"
+        attributes = {table.number: table.attributes for table in self._replaced}
+        corrected = self._correct(begin, text, columns, row_values, rows_text, source)
+        return CubeQuery(union_text, groups_text, corrected, self._by_number, self._facts, attributes, tuple(columns))
+
+    def _correct(
+        self, begin: str, text: str, columns: Sequence[str], row_values: Mapping[str, str], rows_text: str, source: str
+    ) -> CorrectedQuery | None:
+        """Return the query over groups from which deleted rows are subtracted, or None if they cannot be subtracted.
+
+        A sum is null if it has no value, so the number of its values is subtracted too. A group without a row is left
+        out.
+
+        Args:
+            begin: The text before the union.
+            text: The query over the union.
+            columns: The columns of the union.
+            row_values: The value of each column for one row.
+            rows_text: The query that returns the rows of other files as groups.
+            source: The relation of the rows of other files, with its joins.
+        """
+        used = dict(self._used)
+        used[_COUNT_COLUMN] = _UsedPartial(COUNT_ROWS, _COUNT_COLUMN, "1", BIGINT, BIGINT)
+        counts: dict[str, str] = {}
+        for column, one in self._used.items():
+            if one.partial.function == COUNT:
+                continue
+            count = self._find_count(one)
+            if count is None:
+                return None
+            counts[column] = count.column
+            used.setdefault(count.column, count)
+        keys = [column for column in columns if column not in used]
+        partials = sorted(used, key=lambda column: int(column[1:]))
+        negated = [f"-CAST({used[column].row} AS {duckdb_name(used[column].kind)})" for column in partials]
+        stored = WITHOUT_PUSHDOWN.format(self._by_number[self._facts].name)
+        deleted = source.replace(stored, WITHOUT_PUSHDOWN.format(DELETED_ROWS), 1)
+        kinds = {column: duckdb_name(used[column].kind) for column in partials}
+        groups = [*keys, *(f"CAST({column} AS {kinds[column]}) AS {column}" for column in partials)]
+        both = (
             f"SELECT {', '.join(groups)} FROM {WITHOUT_PUSHDOWN.format(GROUPS)} AS {GROUPS}"  # noqa: S608
-            f" UNION ALL SELECT {', '.join(rows)} FROM {source}"
+            f" UNION ALL SELECT {', '.join([*(row_values[key] for key in keys), *negated])} FROM {deleted}"
         )
-        text = f"WITH {_UNION}({', '.join(columns)}) AS ({union}) {text}"
-        replaced = frozenset(table.number for table in self._replaced)
-        return CubeQuery(text, self._by_number, self._facts, replaced, tuple(columns))
+        values = []
+        for column in columns:
+            value = column if column in keys else f"CAST(sum({column}) AS {kinds[column]})"
+            if column in counts:
+                value = f"CASE WHEN sum({counts[column]}) = 0 THEN NULL ELSE {value} END"
+            values.append(value)
+        grouping = f" GROUP BY {', '.join(keys)}" if keys else ""
+        live = f"SELECT {', '.join(values)} FROM ({both}){grouping} HAVING sum({_COUNT_COLUMN}) <> 0"  # noqa: S608
+        return CorrectedQuery(f"{begin} ({live} UNION ALL {rows_text}) {text}", (*keys, *partials))
+
+    def _find_count(self, used: _UsedPartial) -> _UsedPartial | None:
+        """Return the partial aggregate that counts the values of an exact sum, or None if the cube does not have it."""
+        kind, operand = used.operand, used.partial.operand
+        is_exact = kind.is_integer or (kind.name == "decimal" and kind.precision <= _SUBTRACTED_PRECISION_MAX)
+        if used.partial.function != SUM or operand is None or not is_exact:
+            return None
+        partial = Partial(COUNT, operand)
+        column = self._columns_of_partials.get(partial.text)
+        return None if column is None else _UsedPartial(partial, column, _count_value(used.row), BIGINT, kind)
 
     def _translate_table(
         self, node: exp.Table, alias: exp.Expr | None, outer: NameScope
@@ -417,17 +511,22 @@ class _CubeTranslation(Translation):
         """
         column = self._columns_of_partials[partial.text]
         if partial == COUNT_ROWS or value is None:
-            used = _UsedPartial(column, "1", BIGINT, BIGINT)
+            used = _UsedPartial(COUNT_ROWS, column, "1", BIGINT, BIGINT)
         elif partial.function == COUNT:
-            used = _UsedPartial(column, f"CASE WHEN {value.sql} IS NULL THEN 0 ELSE 1 END", BIGINT, value.type)
+            used = _UsedPartial(partial, column, _count_value(value.sql), BIGINT, value.type)
         else:
             assert partial.operand is not None
             stored = from_iceberg(partial.operand.kind)
             if (stored.name, stored.scale) != (value.type.name, value.type.scale):
                 raise NotFromCube(f"the types {stored} and {value.type} differ")
             kind = value.type if partial.function != SUM else _sum_type(value.type)
-            used = _UsedPartial(column, value.sql, kind, value.type)
+            used = _UsedPartial(partial, column, value.sql, kind, value.type)
         return self._used.setdefault(column, used)
+
+
+def _count_value(value: str) -> str:
+    """Return the number of values of one row, in DuckDB's SQL."""
+    return f"CASE WHEN {value} IS NULL THEN 0 ELSE 1 END"
 
 
 def _truncate(unit: str, value: SqlValue) -> str:

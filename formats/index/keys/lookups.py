@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 
 from seamark.formats.runtime.errors import BadRequest
 
@@ -70,8 +71,11 @@ def parse_lookup(transform: str) -> Lookup | None:
     Raises:
         BadRequest: The transform begins like an attribute, but is not one.
     """
-    if not transform.startswith(PREFIX):
-        return None
+    return _parse(transform) if transform.startswith(PREFIX) else None
+
+
+@lru_cache(maxsize=1024)  # Each request reads the definitions of a table, and each of them may have many attributes.
+def _parse(transform: str) -> Lookup:
     match = _LOOKUP.fullmatch(transform)
     table = () if match is None else tuple(match["table"].split("."))
     if match is None or len(table) < 2 or not all(table):

@@ -28,6 +28,7 @@ from isal import isal_zlib
 from seamark.formats.iceberg.expressions.arrow import to_row_type
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.index.keys.group_conditions import TIME_UNITS, dimension_kind
 from seamark.formats.index.keys.key_set import KeySet
 from seamark.formats.index.keys.keys import KeyRanges, Keys
 from seamark.formats.index.keys.lookups import parse_lookup
@@ -66,8 +67,6 @@ _DECODED_BYTES_MAX = 2 * ENTRY_BYTES_MAX
 
 The limit allows for Arrow's padding, which `nbytes` does not count.
 """
-TIME_UNITS = ("year", "month", "day", "hour")
-"""The transforms that a dimension may have, from the coarsest to the finest."""
 TIME_TYPES = frozenset({"date", "timestamp", "timestamptz"})
 _DIMENSION_TYPES = TIME_TYPES | {
     "boolean", "int", "long", "float", "double", "decimal", "string", "binary", "fixed", "uuid", "time"
@@ -195,7 +194,7 @@ class CubeKind(IndexKind[pa.RecordBatch, CubeEntries]):
         parameters: Mapping[str, float],
         attributes: Attributes = _NO_ATTRIBUTES,
     ) -> pa.RecordBatch:
-        entry = group_rows(terms, measures, columns, attributes)
+        entry = _sort_groups(group_rows(terms, measures, columns, attributes))
         entry.validate(full=True)  # A data file may have a text that is not UTF-8, which `read` refuses.
         if entry.num_rows > ENTRY_GROUPS_MAX or entry.nbytes > ENTRY_BYTES_MAX:
             raise ValueError(
@@ -237,9 +236,27 @@ class CubeKind(IndexKind[pa.RecordBatch, CubeEntries]):
         if stored.schema != expected.schema or stored.num_rows != expected.num_rows:
             yield f"the cube has {stored.num_rows:,} groups; there are {expected.num_rows:,}"
             return
+        # Entries of earlier versions have the order in which the groups appear in the file.
+        stored, expected = _sort_groups(stored), _sort_groups(expected)
         for name, left, right in zip(stored.schema.names, stored.columns, expected.columns, strict=True):
             if not _are_equal(left, right):
                 yield f"the column {name} of the cube differs from the rows"
+
+
+def _sort_groups(entry: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the groups in the order of their dimensions, in which equal values are neighbours and compress well.
+
+    Floats are sorted by their bits, so that the order of groups with 0.0 and -0.0 is certain.
+    """
+    keys = {}
+    for name, column in zip(entry.schema.names, entry.columns, strict=True):
+        if name.startswith("d"):
+            bits = {pa.float32(): pa.int32(), pa.float64(): pa.int64()}.get(column.type)
+            keys[name] = column if bits is None else column.view(bits)
+    if not keys or entry.num_rows < 2:
+        return entry
+    order = pc.sort_indices(pa.table(keys), sort_keys=[(name, "ascending") for name in keys])
+    return entry.take(order)
 
 
 def describe_size(groups: int, rows: int, shrink: float) -> str:
@@ -368,7 +385,7 @@ def entry_schema(terms: Sequence[Term], measures: Sequence[Measure]) -> pa.Schem
 
 def dimension_type(term: Term) -> pa.DataType:
     """Return the Arrow type of a dimension. A truncated time keeps the type of its column."""
-    return to_row_type(term.source if parse_lookup(term.transform) is None else term.kind)
+    return to_row_type(dimension_kind(term))
 
 
 def _truncate(term: Term, column: pa.ChunkedArray) -> pa.ChunkedArray:

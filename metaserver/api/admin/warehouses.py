@@ -38,7 +38,7 @@ class WarehouseAnswer(msgspec.Struct, frozen=True, rename="kebab"):
     id: str
     location: str
     settings: Annotated[dict[str, Any], doc("The settings in which it differs from the server.")]
-    has_credentials: Annotated[bool, doc("Whether it has keys of its own.")]
+    has_credentials: Annotated[bool, doc("Whether it has its own keys.")]
     path: Annotated[str, doc("The path of the URL with all its routes.")]
     created_ms: int
     created_by: str

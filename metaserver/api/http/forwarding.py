@@ -4,8 +4,8 @@ The server serves a warehouse at two places. `/v1/{warehouse}/…` has the route
 name of the warehouse is the prefix that `/v1/config` announces. `/warehouses/{warehouse}/…` has all routes, so a client
 of Seamark's own API uses it as the URL of its server.
 
-The middleware forwards such a request before it does anything else, to the application of the warehouse, which has a
-middleware of its own. So no component of the server's own warehouse sees the request.
+The middleware forwards such a request before it does anything else, to the application of the warehouse, which has its
+own middleware. So no component of the server's own warehouse sees the request.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ async def forward(request: web.Request, warehouses: Warehouses) -> web.StreamRes
         async with warehouses.use(name) as warehouse:
             if warehouse is None:
                 return None
-            # The application of the warehouse needs a request of its own: a request keeps the route that matched it.
+            # The application of the warehouse needs its own request: a request keeps the route that matched it.
             url = request.rel_url
             if url.raw_path.startswith(_MOUNT):
                 url = URL(url.raw_path_qs.removeprefix(warehouse_path(name)) or "/", encoded=True)
@@ -59,5 +59,5 @@ def add_forwarding(app: web.Application) -> None:
     """Register the routes of further warehouses, after all other routes."""
     if app[COMPONENTS].warehouses is None:
         return
-    for path in (f"/v1/{_VARIABLE}/{{tail:.*}}", f"{_MOUNT}{_VARIABLE}", f"{_MOUNT}{_VARIABLE}/{{tail:(?!/).*}}"):
+    for path in (f"/v1/{_VARIABLE}/{{tail:.*}}", f"{_MOUNT}{_VARIABLE}/{{tail:(?!/).*}}"):
         app.router.add_resource(path).add_route("*", _refuse)

@@ -31,6 +31,7 @@ from seamark.metaserver.catalog.plans.plan_tables import LoadedPlan
 from seamark.metaserver.catalog.values import LoadedTable, LoadedView
 from seamark.metaserver.objects.credentials import VendedKeys
 from seamark.metaserver.objects.storages import SERVER_STORAGES, access_stamp, keys_stamp
+from seamark.metaserver.objects.vending import SIGNING
 from seamark.metaserver.planner.plan.plan_writer import TESTS_NAN
 from seamark.metaserver.planner.scan.request import names_are_ambiguous
 from seamark.metaserver.settings.settings import Settings
@@ -314,7 +315,15 @@ async def access_config(
             namespace=namespace,
         )
 
-    return await SERVER_STORAGES[table.scheme].client_access(
+    storage = SERVER_STORAGES[table.scheme]
+    if storage.keys_stamp(settings, call.components.clock.now_ms()) is not None:
+        # The cloud checks these keys, and cannot know which table owns a location.
+        if not staged:
+            await call.components.catalog.check_owned(table_uuid, location)
+        elif not location.endswith(table_uuid.replace("-", "")):
+            # Until the table is created, another table could be created at a location that the client has chosen.
+            requested = SIGNING
+    return await storage.client_access(
         settings,
         table,
         delegation=requested,

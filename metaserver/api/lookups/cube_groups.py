@@ -12,6 +12,7 @@ import base64
 import binascii
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Annotated
 
 import msgspec
@@ -20,19 +21,25 @@ import numpy.typing as npt
 import pyarrow as pa
 from aiohttp import web
 
+from seamark.formats.iceberg.expressions.arrow_filters import check_filter
+from seamark.formats.iceberg.expressions.binding import bind
+from seamark.formats.iceberg.expressions.expression import TRUE, Expression
+from seamark.formats.iceberg.expressions.expression_json import parse_expression
 from seamark.formats.index.definitions import IndexDefinition, read_definitions
+from seamark.formats.index.keys.group_conditions import make_group_schema
 from seamark.formats.index.keys.lookups import parse_lookup
 from seamark.formats.index.keys.measures import list_partials
-from seamark.formats.index.kinds.cube import CubeEntries, SumOverflow, combine_groups, entry_schema
+from seamark.formats.index.kinds.cube import SumOverflow, combine_groups, entry_schema
 from seamark.formats.index.kinds.kinds import KINDS
+from seamark.formats.protocol.wire import decode_json
 from seamark.formats.runtime.errors import BadRequest, NotFound
 from seamark.metaserver.api.formats.arrow import ARROW_STREAM
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
+from seamark.metaserver.api.http.sql_texts import read_in_turn
 from seamark.metaserver.catalog.values import LoadedTable
-from seamark.metaserver.index.files.indexes import OpenIndex
-from seamark.metaserver.planner.cubes.segments import MergedGroups, SegmentTooLarge
-from seamark.metaserver.planner.indexes.coverage import find_ids
+from seamark.metaserver.planner.cubes.aggregation import select_groups
+from seamark.metaserver.planner.cubes.segments import GroupPart
 from seamark.metaserver.store.model import Entry
 
 FILES_MAX = 1_000_000
@@ -45,9 +52,6 @@ _COMBINED_BYTES = 64 << 20
 _COMBINED_GROUPS = 500_000
 """The number of groups, or of their bytes, at which groups are combined before further groups are read."""
 _ID_BYTES = 16
-_OPENED_AT_ONCE = 16
-_SEGMENT_FILES_MIN = 64
-"""The number of data files from which their groups are read from segments."""
 
 Ids = npt.NDArray[np.uint64]
 
@@ -65,6 +69,10 @@ class ReadCubeGroupsRequest(msgspec.Struct, rename="kebab", forbid_unknown_field
             "of path, size and record count, as two 64-bit little-endian integers."
         ),
     ]
+    filter: Annotated[
+        msgspec.Raw,
+        doc("An expression over the dimensions d0, d1, … of the entries. Groups that do not meet it are left out."),
+    ] = msgspec.field(default_factory=msgspec.Raw)
 
 
 @Route(
@@ -89,7 +97,8 @@ async def read_cube_groups(call: Call, body: ReadCubeGroupsRequest) -> web.Respo
     loaded = await call.components.catalog.tables.load(call.namespace, call.name)
     definition = find_cube(call, loaded, body.definition_id)
     ids = await asyncio.to_thread(_parse_ids, body.files)
-    reading = await read_groups(call, loaded, definition, body.columns, ids)
+    condition = await read_in_turn(call, len(bytes(body.filter)), partial(_read_condition, body, definition))
+    reading = await read_groups(call, loaded, definition, body.columns, ids, condition)
     return web.Response(body=await asyncio.to_thread(reading.encode), content_type=ARROW_STREAM)
 
 
@@ -111,7 +120,12 @@ def find_cube(call: Call, loaded: LoadedTable, definition_id: str) -> IndexDefin
 
 
 async def read_groups(
-    call: Call, loaded: LoadedTable, definition: IndexDefinition, columns: Sequence[str], ids: Ids
+    call: Call,
+    loaded: LoadedTable,
+    definition: IndexDefinition,
+    columns: Sequence[str],
+    ids: Ids,
+    condition: Expression = TRUE,
 ) -> GroupReading:
     """Read the groups of data files.
 
@@ -121,41 +135,21 @@ async def read_groups(
         definition: A cube of the table.
         columns: Dimensions and partial aggregates of the entries, in their order.
         ids: uint64[files, 2], the ids of the data files.
+        condition: A condition on groups (`group_conditions.py`). Other groups are left out.
 
     Raises:
         BadRequest: A column does not exist.
     """
     schema = _select(definition, columns)
     assert loaded.entry is not None
-    live = (await call.components.registry.files(loaded.entry)).live(definition.id)
-    # The ids are sorted, which takes long for a million files.
-    reading = await asyncio.to_thread(GroupReading, schema, _functions_of(definition, columns), ids)
-    if await _add_segments(call, loaded.entry, definition, reading):
-        live = ()
-    for start in range(0, len(live), _OPENED_AT_ONCE):
-        # If two index files have an entry of one data file, the entries are equal, and the newer entry is read.
-        newest = live[::-1][start : start + _OPENED_AT_ONCE]
-        opened = await asyncio.gather(*(call.components.indexes.open(file) for file in newest))
-        damaged = await asyncio.to_thread(reading.add, [file for file in opened if file is not None])
-        call.components.indexes.schedule_verification(
-            [file for file in newest if file.location in damaged], "the groups cannot be read"
-        )
+    reading = GroupReading(schema, _functions_of(definition, columns), len(ids), condition)
+    async for part in call.components.segments.read_parts(loaded.entry, definition, ids):
+        await asyncio.to_thread(reading.add, part)
         if reading.is_done:
             break
+    await asyncio.to_thread(reading.finish)
     _count_use(call, loaded.entry, definition, reading)
     return reading
-
-
-async def _add_segments(call: Call, entry: Entry, definition: IndexDefinition, reading: GroupReading) -> bool:
-    """Add the groups of many files from segments, and return whether it is done."""
-    if reading.files < _SEGMENT_FILES_MIN:
-        return False
-    try:
-        merged = await call.components.segments.read(entry, definition, reading.ids, stores_all=False)
-    except SegmentTooLarge:
-        return False
-    await asyncio.to_thread(reading.add_merged, merged)
-    return True
 
 
 def _count_use(call: Call, entry: Entry, definition: IndexDefinition, reading: GroupReading) -> None:
@@ -182,6 +176,24 @@ def _functions_of(definition: IndexDefinition, columns: Sequence[str]) -> Mappin
     return {name: functions[name] for name in columns if name in functions}
 
 
+def _read_condition(body: ReadCubeGroupsRequest, definition: IndexDefinition) -> Expression:
+    """Return the bound condition on groups.
+
+    Raises:
+        BadRequest: The condition is invalid.
+    """
+    text = bytes(body.filter)
+    if not text:
+        return TRUE
+    expression = parse_expression(decode_json(text, "The filter"))
+    condition = bind(expression, make_group_schema(definition.terms), (), case_sensitive=True)
+    try:
+        check_filter(condition)
+    except ValueError as error:
+        raise BadRequest(str(error)) from None
+    return condition
+
+
 def _parse_ids(text: str) -> Ids:
     try:
         data = base64.b64decode(text, validate=True)
@@ -194,13 +206,23 @@ def _parse_ids(text: str) -> Ids:
 
 
 class GroupReading:
-    """The groups that were read for a request."""
+    """The groups that were read for a request.
 
-    def __init__(self, schema: pa.Schema, functions: Mapping[str, str], ids: Ids) -> None:
-        self._schema, self._functions, self.ids = schema, functions, ids
-        self._order = np.lexsort((ids[:, 1], ids[:, 0]))
-        self._covered = np.zeros(len(ids), dtype=np.bool_)
-        self._groups = schema.empty_table()
+    Args:
+        schema: The requested columns.
+        functions: The function of each requested partial aggregate.
+        files: The number of requested data files.
+        condition: A condition on groups. Other groups are left out.
+    """
+
+    def __init__(
+        self, schema: pa.Schema, functions: Mapping[str, str], files: int, condition: Expression = TRUE
+    ) -> None:
+        self._schema, self._functions, self._condition = schema, functions, condition
+        self._covered = np.zeros(files, dtype=np.bool_)
+        self._groups: pa.Table = schema.empty_table()
+        self._pending: list[pa.Table] = []
+        self._rows = self._bytes = 0
 
     @property
     def groups(self) -> pa.Table:
@@ -215,7 +237,7 @@ class GroupReading:
     @property
     def files(self) -> int:
         """The number of requested data files."""
-        return len(self.ids)
+        return len(self._covered)
 
     @property
     def covered_files(self) -> int:
@@ -223,83 +245,30 @@ class GroupReading:
 
     @property
     def is_done(self) -> bool:
-        is_full = self._groups.num_rows > GROUPS_MAX or self._groups.nbytes > BYTES_MAX
-        return is_full or bool(self._covered.all())
+        """Whether there are too many groups. The files of further parts are not covered."""
+        return bool(self._groups.num_rows > GROUPS_MAX or self._groups.nbytes > BYTES_MAX)
 
-    def add(self, opened: Sequence[OpenIndex]) -> set[str]:
-        """Add the groups of the files that are not covered yet.
+    def add(self, part: GroupPart) -> None:
+        """Add the groups of some data files that meet the condition."""
+        selected = part.table
+        with suppress(ValueError):  # The condition of the query decides in any case.
+            selected = select_groups(selected, self._condition)
+        selected = selected.select(self._schema.names)
+        self._covered[part.files] = True
+        self._pending.append(selected)
+        self._rows += selected.num_rows
+        self._bytes += selected.nbytes
+        if self._rows > _COMBINED_GROUPS or self._bytes > _COMBINED_BYTES:
+            self.finish()
 
-        Returns:
-            The locations of damaged index files. They cover no file.
-        """
-        damaged = set[str]()
-        for index_file in opened:
-            if self.is_done:
-                break
-            entries = index_file.index
-            assert isinstance(entries, CubeEntries)
-            missing = self._order[~self._covered[self._order]]
-            places = find_ids(self.ids[missing], index_file.files.ids)
-            numbers = np.flatnonzero(places >= 0)
-            # A data file counts once, even if the index file has two entries of it.
-            numbers = numbers[np.unique(places[numbers], return_index=True)[1]]
-            try:
-                self._add_entries(entries, numbers.tolist(), missing[places[numbers]].tolist())
-            except ValueError:  # Arrow also raises this error for other columns.
-                damaged.add(index_file.location)
-        return damaged
-
-    def _add_entries(self, entries: CubeEntries, numbers: Sequence[int], files: Sequence[int]) -> None:
-        """Add the groups of some entries, until there are too many groups.
-
-        Args:
-            numbers: The numbers of the entries in the index file.
-            files: For each entry, the number of the data file in the request.
-
-        Raises:
-            ValueError: An entry cannot be read. It is not added.
-        """
-        pending: dict[int, pa.RecordBatch] = {}
-        rows = size = 0
-        try:
-            for file, groups in zip(files, entries.read(numbers, self._schema.names), strict=True):
-                if groups.schema != self._schema:
-                    raise ValueError("an entry has other columns than its definition")
-                pending[file] = groups
-                rows += groups.num_rows
-                size += groups.nbytes
-                if rows > _COMBINED_GROUPS or size > _COMBINED_BYTES:
-                    self._combine(pending)
-                    pending, rows, size = {}, 0, 0
-                    if self.is_done:
-                        return
-        finally:
-            if pending:
-                self._combine(pending)
-
-    def _combine(self, added: Mapping[int, pa.RecordBatch]) -> None:
-        """Add groups to the groups that were read before, and combine equal groups.
-
-        Args:
-            added: The groups of entries, by the number of the data file in the request.
-
-        Raises:
-            ValueError: The groups cannot be combined. They are not added, and their data files are not covered.
-        """
-        groups = pa.concat_tables([self._groups, pa.Table.from_batches(list(added.values()), self._schema)])
+    def finish(self) -> None:
+        """Combine equal groups."""
+        groups = pa.concat_tables([self._groups, *self._pending])
         if groups.num_rows:
-            with suppress(SumOverflow):  # The engine adds the groups again, and reports the error.
-                groups = combine_groups(groups, self._functions)
-        self._groups = groups
-        self._covered[list(added)] = True
-
-    def add_merged(self, merged: MergedGroups) -> None:
-        """Add the groups of segments, with the requested columns. No other groups were added before."""
-        groups = merged.table.select(self._schema.names)
-        if groups.num_rows and len(self._schema.names) < len(merged.table.column_names):
-            with suppress(SumOverflow):  # The engine adds the groups again, and reports the error.
+            # The engine adds the groups again, and reports the error.
+            with suppress(SumOverflow, pa.ArrowException):
                 groups = combine_groups(groups, self._functions).select(self._schema.names)
-        self._groups, self._covered = groups, merged.covered
+        self._groups, self._pending, self._rows, self._bytes = groups, [], 0, 0
 
     def encode(self) -> bytes:
         covered = base64.b64encode(np.packbits(self._covered, bitorder="little").tobytes())

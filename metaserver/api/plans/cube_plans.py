@@ -16,6 +16,7 @@ import pyarrow as pa
 from aiohttp import web
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.index.keys.group_conditions import to_group_condition
 from seamark.formats.protocol.wire import CUBE_PLAN
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.api.formats.arrow import ARROW_STREAM
@@ -142,7 +143,8 @@ async def make_cube_plan(call: Call, body: MakeCubePlanRequest) -> web.Response:
         bound_unless = await _bind(call, unless_request, loaded.metadata)
         excluded = await call.components.planner.plan(bound_unless, loaded.entry)
     is_whole, ids = await asyncio.to_thread(_find_whole_files, scan_plan, excluded)
-    reading = await read_groups(call, loaded, cube, body.columns, ids)
+    condition = await asyncio.to_thread(to_group_condition, bound_scan.bound, cube.terms)
+    reading = await read_groups(call, loaded, cube, body.columns, ids, condition)
     covered = np.zeros(scan_plan.files, dtype=np.bool_)
     covered[is_whole] = reading.covered
     groups = reading.groups

@@ -39,13 +39,8 @@ class AzureStorage(ServerStorage):
     def endpoint(self, settings: Settings) -> str:
         return settings.azure_endpoint
 
-    def suggest_fix(self, error: Exception) -> str:
-        if isinstance(error, RetryLater | TimeoutError):
-            return "Check that this machine reaches the account's Blob service, and that --azure-endpoint is correct"
-        return (
-            "Check that the container exists, and that SEAMARK_AZURE_ACCOUNT_KEY, or the application or identity of "
-            "the server, may write it (role Storage Blob Data Contributor)"
-        )
+    def suggest_fix(self, error: Exception, settings: Settings) -> str:
+        return suggest_azure_fix(error)
 
     async def client_access(
         self,
@@ -77,6 +72,16 @@ class AzureStorage(ServerStorage):
 
     def access_check(self, root: Location, settings: Settings, name: str) -> dict[str, Any]:
         return {"location": f"{root}/{name}", "storage": service_address(settings, root)}
+
+
+def suggest_azure_fix(error: Exception) -> str:
+    """Return advice for an operator whose container fails with this error."""
+    if isinstance(error, RetryLater | TimeoutError):
+        return "Check that this machine reaches the account's Blob service, and that --azure-endpoint is correct"
+    return (
+        "Check that the container exists, and that SEAMARK_AZURE_ACCOUNT_KEY, or the application or identity of the "
+        "server, may write it (role Storage Blob Data Contributor)"
+    )
 
 
 def check_accounts(roots: Sequence[Location], settings: Settings) -> None:

@@ -100,7 +100,7 @@ class CloudObjects(ABC, Generic[S]):
         try:
             return bytes(await obstore.get_range_async(store, at.path, start=start, length=length))
         except FAILED as error:
-            if read_status(error) == _RANGE_NOT_SATISFIABLE or _RANGE_BEHIND_END.search(str(error)):
+            if is_range_behind_end(error):
                 return b""
             raise self.explain(error, location) from error
 
@@ -242,6 +242,11 @@ def client_options(settings: Settings, endpoint: str) -> tuple[ClientConfig, Ret
         "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=_BACKOFF_MAX_S)},
     }
     return client, retry
+
+
+def is_range_behind_end(error: Exception) -> bool:
+    """Return whether a read has failed because its range begins at or behind the end of the object."""
+    return read_status(error) == _RANGE_NOT_SATISFIABLE or _RANGE_BEHIND_END.search(str(error)) is not None
 
 
 def read_status(error: Exception) -> int | None:

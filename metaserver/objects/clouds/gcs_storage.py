@@ -35,13 +35,8 @@ class GoogleStorage(ServerStorage):
     def endpoint(self, settings: Settings) -> str:
         return settings.gcs_endpoint
 
-    def suggest_fix(self, error: Exception) -> str:
-        if isinstance(error, RetryLater | TimeoutError):
-            return "Check that this machine reaches storage.googleapis.com, or that --gcs-endpoint is correct"
-        return (
-            "Check that the bucket exists, and that the service account of the server may write it (role Storage "
-            "Object User)"
-        )
+    def suggest_fix(self, error: Exception, settings: Settings) -> str:
+        return suggest_google_fix(error)
 
     async def client_access(
         self,
@@ -71,3 +66,13 @@ class GoogleStorage(ServerStorage):
 
     def access_check(self, root: Location, settings: Settings, name: str) -> dict[str, Any]:
         return {"location": f"{root}/{name}", "storage": service_address(settings)}
+
+
+def suggest_google_fix(error: Exception) -> str:
+    """Return advice for an operator whose bucket fails with this error."""
+    if isinstance(error, RetryLater | TimeoutError):
+        return "Check that this machine reaches storage.googleapis.com, or that --gcs-endpoint is correct"
+    return (
+        "Check that the bucket exists, and that the service account of the server may write it (role Storage Object "
+        "User)"
+    )

@@ -21,10 +21,11 @@ from seamark.formats.iceberg.expressions.binding import bind
 from seamark.formats.iceberg.expressions.expression import TRUE, Bound, Expression, Op, predicates_of
 from seamark.formats.iceberg.expressions.sql import parse_sql
 from seamark.formats.iceberg.types.schema import Schema
-from seamark.formats.iceberg.types.transforms import IDENTITY, make_function
+from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.iceberg.types.types import base_name
 from seamark.formats.iceberg.types.values import decimal_precision, decimal_scale
 from seamark.formats.index.definitions import IndexDefinition
+from seamark.formats.index.keys.group_conditions import TIME_UNITS, is_at_boundary, name_of
 from seamark.formats.index.keys.measures import (
     AVG,
     COUNT,
@@ -36,7 +37,7 @@ from seamark.formats.index.keys.measures import (
     list_partials,
 )
 from seamark.formats.index.keys.terms import Term
-from seamark.formats.index.kinds.cube import TIME_UNITS, SumOverflow, combine_groups
+from seamark.formats.index.kinds.cube import SumOverflow, combine_groups
 from seamark.formats.runtime.errors import BadRequest
 
 _TYPE_NAMES = {
@@ -55,8 +56,6 @@ _TYPE_NAMES = {
 _INTEGERS = ("int", "long")
 _FLOATS = ("float", "double")
 _FINEST_FIRST = (IDENTITY, *reversed(TIME_UNITS))
-_BOUNDARIES = {Op.GT_EQ: 0, Op.LT: 0, Op.GT: 1, Op.LT_EQ: 1}
-"""The distance from the literal of a comparison to the first value on its other side."""
 _NULLITY = (Op.IS_NULL, Op.NOT_NULL)
 
 
@@ -217,28 +216,12 @@ def _find_filtered(predicate: Bound, finest: Mapping[int, tuple[str, Term]]) -> 
     if predicate.op in _NULLITY or dimension.transform == IDENTITY:
         return column
     if predicate.transform == IDENTITY:
-        follows = _is_at_boundary(predicate, dimension)
+        follows = is_at_boundary(predicate, dimension)
     else:
         follows = predicate.transform in TIME_UNITS and not _is_finer(predicate.transform, dimension.transform)
     if not follows:
         raise NotFromGroups(f"the condition on {predicate.name} does not follow from {dimension.text}")
     return column
-
-
-def _is_at_boundary(predicate: Bound, dimension: Term) -> bool:
-    """Return whether a comparison of a time is the same for the time and for its truncation.
-
-    For example, `ts >= v` and `ts < v` are the same if a unit begins at `v`, and `ts <= v` and `ts > v` if one begins
-    after it.
-    """
-    if base_name(dimension.source) not in ("date", "timestamp") or predicate.op not in _BOUNDARIES:
-        return False
-    (value,) = predicate.values
-    if not isinstance(value, int):
-        return False
-    first = value + _BOUNDARIES[predicate.op]
-    unit_of = make_function(dimension.transform, dimension.source)
-    return unit_of(first) != unit_of(first - 1)
 
 
 def _find_partials(schema: Schema, cube: IndexDefinition) -> tuple[dict[str, str], dict[str, str]]:
@@ -328,6 +311,19 @@ def aggregate_groups(groups: pa.Table, answer: CubeAnswer) -> pa.Table:
     if answer.query.limit is not None:
         rows = rows.slice(0, answer.query.limit)
     return rows.rename_columns(list(answer.query.names))
+
+
+def select_groups(groups: pa.Table, condition: Expression) -> pa.Table:
+    """Return the groups that meet a condition on groups (`formats/index/keys/group_conditions.py`).
+
+    Raises:
+        ValueError: A predicate cannot be evaluated.
+    """
+    if condition == TRUE or not groups.num_rows:
+        return groups
+    ids = {predicate.column_id for predicate in predicates_of(condition)}
+    columns = {column_id: _to_array(groups[name_of(column_id)]) for column_id in ids}
+    return groups.filter(pa.array(evaluate_filter(condition, columns, groups.num_rows)))
 
 
 def _filter(groups: pa.Table, answer: CubeAnswer) -> pa.Table:

@@ -8,7 +8,8 @@ segment was made. So a segment of entries that an audit found to be wrong is not
 longer live.
 
 Segments are values of a cache, in memory and on the local disk, within limits of bytes. A segment that is missing or
-damaged is merged again from its entries. An instance belongs to one event loop.
+damaged is merged again from its entries. A reader that selects groups gets parts: segments of many files, or the
+entries of few files. An instance belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ _PLACES_BYTES = 32 << 20
 """The memory for the places of entries."""
 _TOO_LARGE_BYTES = 256 << 10
 """The memory for the keys of groups that cannot be merged."""
+_ENTRY_FILES_MAX = 64
+"""The maximum number of data files whose entries are parts. Segments are parts of larger groups of files."""
 _ATTEMPTS_MAX = 3
 """The maximum number of attempts to read groups, if index files turn out to be damaged."""
 _THREADS = 2
@@ -79,6 +82,19 @@ class MergedGroups:
 
     table: pa.Table
     covered: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupPart:
+    """The groups of some of the requested data files.
+
+    Attributes:
+        table: All columns of the cube's entries.
+        files: int64[n], the numbers of these data files in the request.
+    """
+
+    table: pa.Table
+    files: Longs
 
 
 @dataclass(slots=True)
@@ -187,11 +203,15 @@ class _Merging:
 class Segments:
     """Reads merged groups of cubes."""
 
-    def __init__(self, indexes: Indexes, registry: Registry, stack: Stack[pa.Table]) -> None:
+    def __init__(
+        self, indexes: Indexes, registry: Registry, stack: Stack[pa.Table], entries_bytes: int = 1 << 20
+    ) -> None:
         self._indexes = indexes
         self._registry = registry
         self._stack = stack
         self._places: MemoryCache[tuple[str, str, int, bytes], _Places] = MemoryCache(_PLACES_BYTES, "cube-segments")
+        self._entries: MemoryCache[tuple[str, int], pa.Table] = MemoryCache(entries_bytes, "cube-segments")
+        """Decoded entries, by the location of their index file and their number in it."""
         self._too_large: MemoryCache[str, str] = MemoryCache(_TOO_LARGE_BYTES, "cube-segments")
         """Why groups cannot be merged, by the key of their segment. The key decides the groups."""
         self._flights: SingleFlight[str, pa.Table] = SingleFlight()
@@ -226,30 +246,83 @@ class Segments:
             prefix = f"cube/{entry.uuid}/{definition.id}"
             merger = await asyncio.to_thread(_Merger, self, prefix, definition, places, stores_all)
             try:
-                return MergedGroups(await self._merge(merger), covered)
+                return MergedGroups(await self._merge(merger, merger.tree.root), covered)
             except _DamagedIndexFile as error:
                 self._indexes.schedule_verification([error.file], "the groups cannot be read")
                 damaged.add(error.file.location)
         raise SegmentTooLarge("several index files of the cube are damaged")
 
-    async def _merge(self, merger: _Merger) -> pa.Table:
-        stored = self._stack.get_cached(merger.root_key)
+    async def read_parts(self, entry: Entry, definition: IndexDefinition, ids: Ids) -> AsyncIterator[GroupPart]:
+        """Yield the groups of the files that the cube covers, each file once.
+
+        Entries and segments that cannot be read are left out, and their index files are verified later.
+
+        Args:
+            entry: The entry of the table in the catalog.
+            definition: The definition of the cube.
+            ids: The identities of the data files.
+        """
+        damaged = set[str]()
+        waiting = np.arange(len(ids))
+        for _ in range(_ATTEMPTS_MAX):
+            places = await self._locate(entry, definition, ids[waiting], frozenset(damaged))
+            covered = waiting[places.covered]
+            if not len(covered):
+                return
+            prefix = f"cube/{entry.uuid}/{definition.id}"
+            merger = await asyncio.to_thread(_Merger, self, prefix, definition, places, stores_all=False)
+            try:
+                async for first, end, table in self._list_parts(merger, merger.tree.root):
+                    files = covered[first:end]
+                    waiting = waiting[~np.isin(waiting, files)]
+                    yield GroupPart(table, files)
+                return
+            except _DamagedIndexFile as error:
+                self._indexes.schedule_verification([error.file], "the groups cannot be read")
+                damaged.add(error.file.location)
+
+    async def _list_parts(self, merger: _Merger, group: FileGroup) -> AsyncIterator[tuple[int, int, pa.Table]]:
+        """Yield (first, end, groups) for parts of a group of files.
+
+        Raises:
+            _DamagedIndexFile: An entry cannot be read.
+        """
+        if group.end - group.first <= _ENTRY_FILES_MAX:
+            for number in range(group.first, group.end):
+                yield number, number + 1, await merger.read_entry(number)
+            return
+        try:
+            merged = await self._merge(merger, group)
+        except SegmentTooLarge:  # Smaller groups of files have fewer groups of rows.
+            members = merger.tree.members(group) or [
+                FileGroup(1, first, min(first + _ENTRY_FILES_MAX, group.end))
+                for first in range(group.first, group.end, _ENTRY_FILES_MAX)
+            ]
+            for member in members:
+                async for part in self._list_parts(merger, member):
+                    yield part
+            return
+        yield group.first, group.end, merged
+
+    async def _merge(self, merger: _Merger, group: FileGroup) -> pa.Table:
+        key = merger.key_of(group)
+        stored = self._stack.get_cached(key)
         if stored is not None:
             return stored
-        reason = self._too_large.get(merger.root_key)
+        reason = self._too_large.get(key)
         if reason is not None:
             raise SegmentTooLarge(reason)
 
         async def build() -> pa.Table:
             async with self._builds:
                 try:
-                    return await merger.merge(merger.tree.root)
+                    return await merger.merge(group)
                 except SegmentTooLarge as error:
                     # Without this, each request would merge the groups again up to the limit.
-                    self._too_large.put(merger.root_key, str(error), len(merger.root_key) + len(str(error)))
+                    self._too_large.put(key, str(error), len(key) + len(str(error)))
                     raise
 
-        return await self._flights.run(f"{merger.root_key}/{merger.stores_all}", build)
+        return await self._flights.run(f"{key}/{merger.stores_all}", build)
 
     async def _locate(self, entry: Entry, definition: IndexDefinition, ids: Ids, damaged: frozenset[str]) -> _Places:
         registered = await self._registry.files(entry)
@@ -274,6 +347,13 @@ class Segments:
 
     async def open(self, files: Sequence[RegisteredIndexFile]) -> list[OpenIndex | None]:
         return list(await asyncio.gather(*(self._indexes.open(file) for file in files)))
+
+    def get_entry(self, location: str, number: int) -> pa.Table | None:
+        """Return the groups of an entry if they are in memory."""
+        return self._entries.get((location, number))
+
+    def put_entry(self, location: str, number: int, groups: pa.Table) -> None:
+        self._entries.put((location, number), groups, int(groups.nbytes) + len(location))
 
     async def find(self, key: str) -> pa.Table | None:
         """Return a segment if it is stored."""
@@ -301,9 +381,9 @@ class _Merger:
         self._schema = entry_schema(definition.terms, definition.measures)
         partials = list_partials(definition.measures)
         self._functions = {f"m{number}": partial.function for number, partial in enumerate(partials)}
-        self.root_key = self._key(self.tree.root)
 
-    def _key(self, group: FileGroup) -> str:
+    def key_of(self, group: FileGroup) -> str:
+        """Return the key of the segment of a group of files."""
         return f"{self._prefix}/{self.tree.digest(group)}"
 
     async def merge(self, group: FileGroup) -> pa.Table:
@@ -313,7 +393,7 @@ class _Merger:
             SegmentTooLarge: See `_Merging`.
             _DamagedIndexFile: An entry cannot be read.
         """
-        key = self._key(group)
+        key = self.key_of(group)
         segment = await self._segments.find(key)
         if segment is not None and segment.schema == self._schema:
             return segment
@@ -333,6 +413,29 @@ class _Merger:
             payload = await asyncio.to_thread(_encode, merged)
             self._segments.put(key, merged, payload)
         return merged
+
+    async def read_entry(self, number: int) -> pa.Table:
+        """Return the groups of one file.
+
+        Raises:
+            _DamagedIndexFile: The entry cannot be read.
+        """
+        file, entry = self._files[int(self._file_of[number])], int(self._entry_of[number])
+        in_memory = self._segments.get_entry(file.location, entry)
+        if in_memory is not None and in_memory.schema == self._schema:
+            return in_memory
+        (opened,) = await self._segments.open([file])
+        if opened is None:
+            raise _DamagedIndexFile(file)
+        self._segments.stats.entries_read += 1
+        try:
+            groups: pa.Table = await asyncio.to_thread(_read_entry, opened, entry)
+        except ValueError:  # Arrow raises it for other columns, too.
+            raise _DamagedIndexFile(file) from None
+        if groups.schema != self._schema:
+            raise _DamagedIndexFile(file)
+        self._segments.put_entry(file.location, entry, groups)
+        return groups
 
     async def _merge_entries(self, group: FileGroup) -> pa.Table:
         """Return the merged groups of the entries of files."""
@@ -363,6 +466,12 @@ def _add_entries(merging: _Merging, opened: OpenIndex, numbers: Sequence[int]) -
         merging.add(pa.Table.from_batches([groups]))
 
 
+def _read_entry(opened: OpenIndex, number: int) -> pa.Table:
+    entries = opened.index
+    assert isinstance(entries, CubeEntries)
+    return pa.Table.from_batches(entries.read([number]))
+
+
 def _encode(segment: pa.Table) -> memoryview:
     """Return a segment as a cube with one entry, which has a checksum."""
     batches = segment.combine_chunks().to_batches()
@@ -384,7 +493,7 @@ async def open_segments(settings: Settings, indexes: Indexes, registry: Registry
     """Open the segments with their memory tier and their folder on the local disk."""
     async with open_stack(
         # The rest of the memory is for answers.
-        MemoryCache[str, pa.Table](settings.cube_memory_bytes * 5 // 8, "cube-segments"),
+        MemoryCache[str, pa.Table](settings.cube_memory_bytes * 3 // 8, "cube-segments"),
         weigh=lambda segment: int(segment.nbytes),
         pending_bytes_max=settings.cube_memory_bytes,
         folder=settings.home / "cache" / "cubes",
@@ -392,4 +501,4 @@ async def open_segments(settings: Settings, indexes: Indexes, registry: Registry
         threads=_THREADS,
         name="cubes",
     ) as stack:
-        yield Segments(indexes, registry, stack)
+        yield Segments(indexes, registry, stack, settings.cube_memory_bytes // 4)

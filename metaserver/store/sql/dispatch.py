@@ -6,7 +6,7 @@ and a query afterwards finds the reason why a row is missing. Under READ COMMITT
 waits for a concurrent writer of the row and checks the condition again on the new row.
 
 The generators are in `names`, `instants`, `records`, `recorded_reads`, `index_files`, `claims`, `producers`,
-`plan_tables`, `replicas`, `streams` and `warehouses`.
+`plan_tables`, `replicas` and `streams`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from seamark.metaserver.store.sql import (
     records,
     replicas,
     streams,
-    warehouses,
 )
 from seamark.metaserver.store.sql.statement import Steps
 
@@ -91,9 +90,9 @@ _APPLY: dict[type, Callable[[Any, int], Steps[Any]]] = {
     operations.ForgetPlanTable: plan_tables.forget,
     operations.RenewReplica: replicas.renew,
     operations.RemoveReplica: replicas.remove,
-    operations.CreateWarehouse: warehouses.create,
-    operations.ChangeWarehouse: warehouses.change,
-    operations.RemoveWarehouse: warehouses.remove,
-    operations.NameCatalog: warehouses.name_catalog,
-    operations.CloseCatalog: warehouses.close_catalog,
+    operations.CreateWarehouse: records.create_warehouse,
+    operations.ChangeWarehouse: records.change_warehouse,
+    operations.RemoveWarehouse: records.remove_warehouse,
+    operations.NameCatalog: records.name_catalog,
+    operations.CloseCatalog: records.close_catalog,
 }

@@ -24,7 +24,6 @@ from seamark.metaserver.store.sql import claims as claim_steps
 from seamark.metaserver.store.sql import instants, queries, records
 from seamark.metaserver.store.sql import recorded_reads as read_steps
 from seamark.metaserver.store.sql import replicas as replica_steps
-from seamark.metaserver.store.sql import warehouses as warehouse_steps
 from seamark.metaserver.store.sql.dispatch import transaction
 from seamark.metaserver.store.sql.statement import Steps
 from seamark.metaserver.store.stale_reads import StaleReads
@@ -154,9 +153,9 @@ class GeneratorStore(ABC):
     secret = _point_read(queries.secret)
     swap_secret = _run_as_transaction(records.swap_secret)
     replicas = _point_read(replica_steps.live)
-    warehouse = _point_read(warehouse_steps.find)
-    warehouses = _list_read(warehouse_steps.list_all)
-    catalog_id = _point_read(warehouse_steps.catalog_id)
+    warehouse = _point_read(records.find_warehouse)
+    warehouses = _list_read(records.list_warehouses)
+    catalog_id = _point_read(records.catalog_id)
     column_reads = _list_read(read_steps.of_table)
     prune_column_reads = _run_as_transaction(read_steps.prune)
     query_shapes = _list_read(read_steps.query_shapes)

@@ -28,6 +28,7 @@ from seamark.metaserver.store.operations import PRIORITY
 from seamark.metaserver.store.port import LostRace
 from seamark.metaserver.store.sql.by_uuid import forget_unnamed
 from seamark.metaserver.store.sql.claims import check_restored
+from seamark.metaserver.store.sql.records import hold_catalog
 from seamark.metaserver.store.sql.rows import (
     DROPPED,
     ENTRY,
@@ -39,7 +40,6 @@ from seamark.metaserver.store.sql.rows import (
     unpack,
 )
 from seamark.metaserver.store.sql.statement import Row, Steps, StoreStatement, placeholders
-from seamark.metaserver.store.sql.warehouses import hold_catalog
 
 DROPPED_MAX = 100_000
 """The maximum number of dropped and retained entries of a namespace."""

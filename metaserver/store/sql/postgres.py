@@ -96,7 +96,7 @@ async def open_postgres(
     where = describe_database(dsn)
     pool = await open_pool(dsn, where, pool_min, pool_max, timeout_s)
     try:
-        await _prepare(pool, where, read_schema(dsn))
+        await _prepare(pool, where, dsn)
         store = _PostgresStore(pool, clock, where, pool_max, timeout_s, stale_reads)
         try:
             yield store
@@ -160,12 +160,14 @@ async def open_pool(dsn: str, where: str, pool_min: int, pool_max: int, timeout_
             raise ConfigError(f"{where} cannot be used: {error}") from None
 
 
-def read_schema(dsn: str) -> str:
-    """Return the schema that the parameter `search_path` of the URL names; empty if there is none."""
-    return parse_qs(urlsplit(dsn).query).get("search_path", [""])[0]
+async def create_schema_of(connection: Any, dsn: str) -> None:
+    """Create the schema that the parameter `search_path` of the URL names, if there is one."""
+    for schema in parse_qs(urlsplit(dsn).query).get("search_path", []):
+        quoted_name = schema.replace('"', '""')
+        await connection.execute(f'CREATE SCHEMA IF NOT EXISTS "{quoted_name}"')
 
 
-async def _prepare(pool: Any, where: str, schema: str) -> None:
+async def _prepare(pool: Any, where: str, dsn: str) -> None:
     try:
         async with pool.acquire() as connection:
             if connection.get_server_version().major < 13:
@@ -174,8 +176,7 @@ async def _prepare(pool: Any, where: str, schema: str) -> None:
                 raise ConfigError(f"{where}: the database's encoding is not UTF8; create it with ENCODING 'UTF8'")
             async with connection.transaction():
                 await connection.execute("SELECT pg_advisory_xact_lock($1)", MIGRATION_LOCK)
-                if schema:
-                    await connection.execute(f'CREATE SCHEMA IF NOT EXISTS "{schema.replace(chr(34), "")}"')
+                await create_schema_of(connection, dsn)
                 await drive(connection, migrate(POSTGRES))
                 await drive(connection, renew_epoch())
     except asyncpg.InsufficientPrivilegeError as error:

@@ -16,6 +16,7 @@ from seamark.metaserver.store.sql.migrations import MIGRATIONS, create_schema, m
 from seamark.metaserver.store.sql.postgres import (
     LOST,
     MIGRATION_LOCK,
+    create_schema_of,
     describe_database,
     drive,
     explain_lost_connection,
@@ -119,6 +120,7 @@ async def write_postgres(url: str, *, overwrite: bool) -> AsyncIterator[Postgres
     subject = describe_database(url)
     async with _begin(url, subject) as connection:
         await connection.execute("SELECT pg_advisory_xact_lock($1)", MIGRATION_LOCK)
+        await create_schema_of(connection, url)
         await _check_unused(connection, subject)
         if connection.get_settings().server_encoding != "UTF8":
             raise ConfigError(f"{subject}: the database's encoding is not UTF8; create it with ENCODING 'UTF8'")

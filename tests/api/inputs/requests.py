@@ -61,7 +61,7 @@ def names() -> Iterator[BadInput]:
     yield get("dots as a table", f"{T}/..%2F..%2F..%2Fetc%2Fpasswd", 404, "NoSuchTableException")
     yield get("dots that are not encoded", f"{T}/../../../../etc/passwd", 404, "NotFoundException")
     yield get("no name at all", f"{N}//tables", 404, "NotFoundException")
-    yield get("a prefix that is not ours", "/v1/other/namespaces", 404, "NotFoundException")
+    yield get("a prefix that is not ours", "/v1/other/namespaces", 404, "NoSuchWarehouseException")
     yield get("a route that does not exist", "/v2/namespaces", 404, "NotFoundException")
     yield BadInput(
         "Names and paths", "a method that is not served", "PUT", N, None, 405, "UnsupportedOperationException"

@@ -103,7 +103,7 @@ async def test_client_without_paging_gets_all_names_beyond_the_page_limit(api: A
 
 
 async def test_page_size_without_a_page_token_does_not_shorten_a_listing(api: Api) -> None:
-    """By the specification, the server must return all results in one answer if the request has no `pageToken`."""
+    """The specification requires all results in one answer if the request has no `pageToken`."""
     for name in ("a", "b", "c"):
         await api("POST", "/v1/namespaces", {"namespace": ["db", name]})
         await api.table(name)

@@ -21,11 +21,10 @@ from seamark.connector.sql.cubes.plans import EXACT, OFF, ON
 from seamark.connector.sql.session import SqlSession
 from seamark.formats.protocol.json_rows import to_json_rows
 from seamark.formats.runtime import errors
-from seamark.metaserver.api.lookups import cube_groups
 from seamark.metaserver.api.sql import aggregates, cube_answers
 from seamark.metaserver.api.sql.aggregates import AggregateRequest, write_query
 from seamark.metaserver.api.sql.cube_answers import ENGINE
-from seamark.metaserver.planner.cubes import aggregation
+from seamark.metaserver.planner.cubes import aggregation, segments
 from tests.connector.server_thread import ServerThread
 from tests.connector.sql.comparing import to_comparable_value
 from tests.connector.sql.test_cubes import COMPARED, OPERANDS, World
@@ -174,7 +173,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerThread]:
     server = ServerThread(tmp_path_factory.mktemp("cube-answers"), index_wait_s=30)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(aggregates, "answer_statement", refuse)
-        patch.setattr(cube_groups, "_SEGMENT_FILES_MIN", 2)
+        patch.setattr(segments, "_ENTRY_FILES_MAX", 2)
         server.start()
         yield server
         server.stop()

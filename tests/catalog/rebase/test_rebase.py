@@ -419,7 +419,7 @@ async def test_merge_that_met_another_merge_is_undone_and_its_files_are_added(tm
         manifest_paths = {row["manifest_path"] for row in manifests}
         assert set(first.manifests) <= manifest_paths
         assert manifest_paths & set(second.manifests) == set(second.manifests[:1] if apart else []), (
-            "what added nothing is left out"
+            "the list omits manifests that add no file"
         )
         assert [row["added_files_count"] for row in manifests if row["added_snapshot_id"] == second.snapshot_id] == [1]
         files = read_snapshot(find_head(metadata))

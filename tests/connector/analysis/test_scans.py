@@ -402,7 +402,7 @@ def test_condition_on_a_merged_column_applies_to_both_tables_if_they_share_its_v
 
 
 def test_null_condition_on_a_merged_column_applies_to_the_side_that_is_kept() -> None:
-    """In a FULL JOIN, the other table can supply the value, so the condition applies to neither table."""
+    """The other table of a FULL JOIN can supply the value, so the condition applies to neither table."""
     statement = "SELECT * FROM orders {} JOIN others USING (o_key) WHERE o_key IS NULL"
     assert find_predicates(statement.format("LEFT"))["orders"] == '"o_key" IS NULL'
     assert find_predicates(statement.format("RIGHT"))["others"] == '"o_key" IS NULL'

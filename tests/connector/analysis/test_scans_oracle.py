@@ -26,7 +26,7 @@ from seamark.formats.iceberg.expressions.binding import bind
 from seamark.formats.iceberg.expressions.comparisons import resolve_literals
 from seamark.formats.iceberg.expressions.expression_json import expression_json, parse_expression
 from seamark.formats.iceberg.expressions.sql import parse_sql
-from seamark.formats.iceberg.types import schema as ours
+from seamark.formats.iceberg.types import schema as seamark_schema
 from tests.connector.analysis.comparisons import MACROS, ZONE, Column, StoredRelation, quote
 from tests.connector.analysis.statements import Statements
 from tests.planner.lakes.schemas import Field, Schema
@@ -164,7 +164,7 @@ def check_bound(statements: Statements, scan: Scan) -> None:
     """Check that the catalog uses the whole predicate, and binds its SQL and its expression to the same filter."""
     stored_table = next(table for table in statements.tables if table.name.lower() == scan.table)
     fields = [Field(number, name, False, kind) for number, (name, kind) in enumerate(stored_table.columns.items(), 1)]
-    schema = msgspec.convert(Schema(0, tuple(fields)).json(), type=ours.Schema)
+    schema = msgspec.convert(Schema(0, tuple(fields)).json(), type=seamark_schema.Schema)
     of_text = parse_sql(str(scan.predicate), schema, functions=True)
     if of_text.unused:  # A double is not compared with a column whose values doubles cannot represent.
         assert all("e0" in part or "1e300" in part for part in of_text.unused), (scan.predicate, of_text.unused)

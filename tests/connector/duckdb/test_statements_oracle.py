@@ -337,7 +337,7 @@ def test_decimal_sum_has_the_value_that_duckdb_computes(total: str) -> None:
 
 
 def test_output_of_a_subquery_hides_an_outer_column_of_the_same_name() -> None:
-    """In the WHERE of the subquery, DuckDB resolves `q` to the output `u.x`."""
+    """DuckDB resolves `q` in the WHERE of the subquery to the output `u.x`."""
     text = "SELECT d.q FROM (SELECT a AS q FROM t) d WHERE EXISTS (SELECT u.x AS {} FROM u WHERE u.k = q)"
     with duckdb.connect() as con:
         con.execute("CREATE TABLE t AS FROM (VALUES (1), (3)) r (a)")

@@ -188,7 +188,7 @@ def test_row_changes_of_a_version_1_table_are_refused_before_a_file_is_written(
 
 @pytest.mark.parametrize("number", quick(range(4), 2))
 def test_random_histories_of_floating_point_keys_match_a_dict(client: IndexClient, number: int) -> None:
-    """In the dict, both zeros are one key and all NaNs are one key. Stored rows keep their signs."""
+    """Both zeros are one key of the dict, and all NaNs are one key. Stored rows keep their signs."""
     seed = 100 * first_seed() + number
     rng = random.Random(seed)
     create(client, fields=DOUBLES, properties={"seamark.index.keys": "record(x)"} if number % 2 else {})

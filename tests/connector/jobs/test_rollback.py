@@ -47,7 +47,7 @@ def lineage(client: IndexClient) -> set[tuple[Any, ...]]:
 def test_rows_stay_the_same_in_random_histories_with_a_job_and_its_rollback(
     client: IndexClient, server: ServerThread, version: int
 ) -> None:
-    """Whether or not the rollback is possible, the rows are those of the model, and each row keeps its id."""
+    """The rows equal those of the model after each rollback and each refused rollback. Each row keeps its id."""
     rng = random.Random(f"{first_seed()} {version}")
     outcomes = Counter[str]()
     with catalog_at(server.url) as catalog:
@@ -169,7 +169,7 @@ def test_undone_snapshot_does_not_expire_within_an_hour(tmp_path: Path) -> None:
 def test_undo_of_a_manifest_rewrite_keeps_later_commits_or_is_refused(
     client: IndexClient, server: ServerThread, version: int
 ) -> None:
-    """In random histories, all live entries stay the same.
+    """All live entries of random histories stay the same.
 
     If no commit follows the rewrite, the undo restores the manifests from before the rewrite.
     """

@@ -23,12 +23,12 @@ from seamark.connector.read.read_plan import ReadPlan
 from seamark.connector.read.tables import ScanTask
 from seamark.formats.iceberg.files.parquet import Unreadable
 from seamark.formats.iceberg.metadata.partition import PartitionSpec
-from seamark.formats.iceberg.types import schema as ours
+from seamark.formats.iceberg.types import schema as seamark_schema
 from tests.connector.read.test_reading_schemas import create_new_table
 from tests.seeds import first_seed
 
 ARROW = pa.schema([pa.field("id", pa.int64(), metadata={"PARQUET:field_id": "1"})])
-SCHEMA = ours.Schema((ours.Field(1, "id", False, "long"),), 0)
+SCHEMA = seamark_schema.Schema((seamark_schema.Field(1, "id", False, "long"),), 0)
 DELETES = pa.schema(
     [
         pa.field("file_path", pa.string(), metadata={"PARQUET:field_id": "2147483546"}),

@@ -42,7 +42,7 @@ from seamark.formats.iceberg.expressions.sql import parse_sql
 from seamark.formats.iceberg.files.parquet import Unreadable
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.partition import PartitionField, PartitionSpec
-from seamark.formats.iceberg.types import schema as ours
+from seamark.formats.iceberg.types import schema as seamark_schema
 from tests.connector import lake
 from tests.connector.server_thread import ServerThread
 
@@ -168,13 +168,13 @@ def test_column_that_an_older_file_lacks_has_its_default_or_partition_value(tmp_
     path = tmp_path / "data.parquet"
     fields = [pa.field("b", pa.int32(), metadata={"PARQUET:field_id": "2"})]
     pq.write_table(pa.table([[1, 2]], schema=pa.schema(fields)), path)
-    inner = ours.StructType((ours.Field(5, "in", False, "date", initial_default="2026-01-31"),))
-    schema = ours.Schema(
+    inner = seamark_schema.StructType((seamark_schema.Field(5, "in", False, "date", initial_default="2026-01-31"),))
+    schema = seamark_schema.Schema(
         (
-            ours.Field(1, "part", False, "decimal(9, 2)", initial_default="5.00"),
-            ours.Field(2, "b", False, "long", initial_default=7),
-            ours.Field(3, "late", False, "string", initial_default="new"),
-            ours.Field(4, "st", False, inner),
+            seamark_schema.Field(1, "part", False, "decimal(9, 2)", initial_default="5.00"),
+            seamark_schema.Field(2, "b", False, "long", initial_default=7),
+            seamark_schema.Field(3, "late", False, "string", initial_default="new"),
+            seamark_schema.Field(4, "st", False, inner),
         ),
         0,
     )
@@ -196,9 +196,11 @@ def test_file_without_ids_is_read_by_the_name_mapping_or_refused(tmp_path: Path)
     rows = [{"old": 1, "st": {"x": [5, None]}}, {"old": None, "st": None}]
     kind = pa.schema([("old", pa.int32()), ("st", pa.struct([("x", pa.list_(pa.int32()))]))])
     pq.write_table(pa.Table.from_pylist(rows, kind), path)
-    elements = ours.ListType(5, "long", False)
-    inner = ours.StructType((ours.Field(3, "x", False, elements),))
-    schema = ours.Schema((ours.Field(1, "id", False, "long"), ours.Field(2, "st", False, inner)), 0)
+    elements = seamark_schema.ListType(5, "long", False)
+    inner = seamark_schema.StructType((seamark_schema.Field(3, "x", False, elements),))
+    schema = seamark_schema.Schema(
+        (seamark_schema.Field(1, "id", False, "long"), seamark_schema.Field(2, "st", False, inner)), 0
+    )
     file = {"file-path": f"file://{path}", "file-format": "parquet", "record-count": 2, "spec-id": 0, "partition": []}
     mapping = [
         {"field-id": 1, "names": ["id", "old"]},
@@ -213,7 +215,7 @@ def test_file_without_ids_is_read_by_the_name_mapping_or_refused(tmp_path: Path)
     assert batch.to_pylist() == [{"st": {"x": [5, None]}, "id": 1}, {"st": None, "id": None}]
 
 
-def create_new_table(schema: ours.Schema, spec: PartitionSpec, folder: Path) -> TableMetadata:
+def create_new_table(schema: seamark_schema.Schema, spec: PartitionSpec, folder: Path) -> TableMetadata:
     return TableMetadata(
         format_version=3,
         table_uuid="u",
@@ -247,7 +249,7 @@ def test_column_that_cannot_be_converted_is_refused_by_name(
     path = tmp_path / "data.parquet"
     fields = [pa.field("b", array.type, metadata={"PARQUET:field_id": "2"})]
     pq.write_table(pa.table([array], schema=pa.schema(fields)), path)
-    schema = ours.Schema((ours.Field(2, "now", False, kind),), 0)
+    schema = seamark_schema.Schema((seamark_schema.Field(2, "now", False, kind),), 0)
     metadata = create_new_table(schema, PartitionSpec(0, ()), tmp_path)
     file = {"file-path": f"file://{path}", "file-format": "parquet", "record-count": 1, "spec-id": 0, "partition": []}
     with pytest.raises(Unreadable, match=f"its column for now .*{expected}"):

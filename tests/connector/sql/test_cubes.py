@@ -338,6 +338,31 @@ def test_damaged_cube_is_quarantined_and_the_rows_are_read(server: ServerThread,
     assert query_with_summary(server, text) == (CubeSummary("cube0", 3, 0), rows)
 
 
+def test_deleted_rows_are_subtracted_from_groups(server: ServerThread, sales: World) -> None:
+    text = f"SELECT country, sum(n), avg(n), count(*) FROM {sales.name} GROUP BY country ORDER BY country"
+    sales.delete("n = 1 AND country = 'b'")
+    assert query_with_summary(server, text) == (CubeSummary("cube0", 3, 0), [("a", 30, 1.0, 30), ("b", 20, 1.0, 20)])
+    one_file = text.replace("GROUP", "WHERE country = 'b' AND ts >= DATE '1970-01-01' GROUP")
+    assert query_with_summary(server, one_file) == (CubeSummary("cube0", 3, 0), [("b", 10, 1.0, 10)])
+    sales.delete("country = 'b'")
+    assert query_with_summary(server, text) == (CubeSummary("cube0", 3, 0), [("a", 30, 1.0, 30)]), "no group is empty"
+    summary, rows = query_with_summary(server, f"SELECT country, sum(x) FROM {sales.name} GROUP BY country")
+    assert (summary.index, rows) == (None, [("a", 15.0)]), "sums of floats are not corrected"
+
+
+def test_sum_of_a_group_without_values_is_null_after_a_delete(server: ServerThread, sales: World) -> None:
+    schema = pa.schema([("ts", pa.timestamp("us")), ("country", pa.string()), ("n", pa.int32()), ("x", pa.float64())])
+    times = [datetime(2026, 1, 1), datetime(2026, 1, 1)]
+    rows = pa.table({"ts": times, "country": ["c", "c"], "n": [7, None], "x": [0.5, 0.5]}, schema=schema)
+    append(sales.client, sales.name, rows)
+    text = f"SELECT country, sum(n), count(*) FROM {sales.name} WHERE country = 'c' GROUP BY country"
+    assert query_with_summary(server, text)[1] == [("c", 7, 2)]
+    sales.delete("country = 'c' AND n = 7")
+    summary, answer = query_with_summary(server, text)
+    assert answer == [("c", None, 1)]
+    assert summary.index == "cube0"
+
+
 def test_renamed_column_keeps_its_cube_and_a_promoted_column_needs_a_new_one(
     server: ServerThread, sales: World
 ) -> None:

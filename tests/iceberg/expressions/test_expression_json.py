@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyiceberg import expressions as theirs
+from pyiceberg import expressions as iceberg
 from pyiceberg.schema import Schema as TheirSchema
 from pyiceberg.types import NestedField, PrimitiveType
 
@@ -17,8 +17,7 @@ from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, And, Bou
 from seamark.formats.iceberg.expressions.expression_json import expression_json, parse_expression
 from seamark.formats.iceberg.types.values import Value
 from seamark.formats.runtime.errors import BadRequest
-from tests.iceberg.test_values import KINDS
-from tests.iceberg.test_values import to_pyiceberg as theirs_of
+from tests.iceberg.test_values import KINDS, to_pyiceberg
 
 A = Unbound(Op.IS_NULL, "a", "identity", ())
 B = Unbound(Op.EQ, "b", "identity", (5,))
@@ -174,22 +173,37 @@ names = st.sampled_from(["a", "b.c", "ö"])
 plain = st.one_of(st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text())
 
 
-def build_parts(kind: Any, *parts: st.SearchStrategy[Any]) -> st.SearchStrategy[theirs.BooleanExpression]:
+def build_parts(kind: Any, *parts: st.SearchStrategy[Any]) -> st.SearchStrategy[iceberg.BooleanExpression]:
     return st.tuples(*parts).map(lambda given_parts: kind(*given_parts))
 
 
-COMPARISONS = (theirs.EqualTo, theirs.NotEqualTo, theirs.LessThan, theirs.GreaterThanOrEqual)
+COMPARISONS = (
+    iceberg.EqualTo,
+    iceberg.NotEqualTo,
+    iceberg.LessThan,
+    iceberg.GreaterThanOrEqual,
+)
 sets = st.one_of(st.sets(st.integers(), min_size=2), st.sets(st.text(), min_size=2))
 predicates = st.one_of(
-    *(build_parts(op, names) for op in (theirs.IsNull, theirs.NotNull, theirs.IsNaN, theirs.NotNaN)),
+    *(
+        build_parts(op, names)
+        for op in (
+            iceberg.IsNull,
+            iceberg.NotNull,
+            iceberg.IsNaN,
+            iceberg.NotNaN,
+        )
+    ),
     *(build_parts(op, names, plain) for op in COMPARISONS),
-    *(build_parts(op, names, st.text()) for op in (theirs.StartsWith, theirs.NotStartsWith)),
-    *(build_parts(op, names, sets) for op in (theirs.In, theirs.NotIn)),
+    *(build_parts(op, names, st.text()) for op in (iceberg.StartsWith, iceberg.NotStartsWith)),
+    *(build_parts(op, names, sets) for op in (iceberg.In, iceberg.NotIn)),
 )
 trees = st.recursive(
     predicates,
     lambda inner: st.one_of(
-        build_parts(theirs.And, inner, inner), build_parts(theirs.Or, inner, inner), inner.map(theirs.Not)
+        build_parts(iceberg.And, inner, inner),
+        build_parts(iceberg.Or, inner, inner),
+        inner.map(iceberg.Not),
     ),
     max_leaves=6,
 )
@@ -207,13 +221,13 @@ def in_any_order(value: Any) -> Any:
 
 
 @given(trees)
-def test_pyiceberg_expressions_survive_a_round_trip(tree: theirs.BooleanExpression) -> None:
+def test_pyiceberg_expressions_survive_a_round_trip(tree: iceberg.BooleanExpression) -> None:
     sent_json = json.loads(tree.model_dump_json(by_alias=True))
-    reparsed = theirs.BooleanExpression.model_validate(expression_json(parse_expression(sent_json)))
+    reparsed = iceberg.BooleanExpression.model_validate(expression_json(parse_expression(sent_json)))
     # A flattened chain is written as a balanced tree: the same predicates in the same order under the same junctions.
     parsed_again = parse_expression(json.loads(reparsed.model_dump_json(by_alias=True)))
     assert in_any_order(expression_json(parsed_again)) == in_any_order(expression_json(parse_expression(sent_json)))
-    if not isinstance(tree, theirs.And | theirs.Or | theirs.Not):
+    if not isinstance(tree, iceberg.And | iceberg.Or | iceberg.Not):
         assert reparsed == tree
 
 
@@ -232,21 +246,21 @@ def test_residuals_have_the_same_values_in_pyiceberg(case: tuple[str, list[Value
     finite = [value for value in values if not isinstance(value, float) or isfinite(value)]
     for value in finite:
         residual = expression_json(Bound(Op.LT_EQ, 1, "c", kind, "identity", kind, (value,)))
-        parsed = theirs.BooleanExpression.model_validate(json.loads(json.dumps(residual)))
+        parsed = iceberg.BooleanExpression.model_validate(json.loads(json.dumps(residual)))
         if kind not in PYICEBERG_CANNOT_BIND:
             # PyIceberg keeps UUIDs as bytes in literals, and other values as in its conversions.
-            assert read_bound_value(parsed, KINDS[kind][0]) == (value if kind == "uuid" else theirs_of(kind, value))
+            assert read_bound_value(parsed, KINDS[kind][0]) == (value if kind == "uuid" else to_pyiceberg(kind, value))
     residual = expression_json(Bound(Op.NOT_IN, 1, "c", kind, "identity", kind, tuple(finite)))
-    parsed = theirs.BooleanExpression.model_validate(residual)
+    parsed = iceberg.BooleanExpression.model_validate(residual)
     if len(set(finite)) > 1:
-        assert isinstance(parsed, theirs.NotIn)
+        assert isinstance(parsed, iceberg.NotIn)
         assert len(parsed.literals) == len(set(finite))
 
 
-def read_bound_value(read: theirs.BooleanExpression, kind: PrimitiveType) -> Any:
-    assert isinstance(read, theirs.LessThanOrEqual)
+def read_bound_value(read: iceberg.BooleanExpression, kind: PrimitiveType) -> Any:
+    assert isinstance(read, iceberg.LessThanOrEqual)
     bound = read.bind(TheirSchema(NestedField(1, "c", kind)))
-    assert isinstance(bound, theirs.BoundLessThanOrEqual)
+    assert isinstance(bound, iceberg.BoundLessThanOrEqual)
     return bound.literal.value
 
 

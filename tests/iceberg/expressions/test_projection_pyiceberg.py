@@ -9,7 +9,7 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import Any
 
-import pyiceberg.expressions as theirs
+import pyiceberg.expressions as pyiceberg_expressions
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pyiceberg.expressions.literals import (
@@ -81,30 +81,30 @@ SCHEMA = Schema(
 )
 
 PREDICATES: dict[Op, Any] = {
-    Op.IS_NULL: theirs.IsNull,
-    Op.NOT_NULL: theirs.NotNull,
-    Op.IS_NAN: theirs.IsNaN,
-    Op.NOT_NAN: theirs.NotNaN,
-    Op.LT: theirs.LessThan,
-    Op.LT_EQ: theirs.LessThanOrEqual,
-    Op.GT: theirs.GreaterThan,
-    Op.GT_EQ: theirs.GreaterThanOrEqual,
-    Op.EQ: theirs.EqualTo,
-    Op.NOT_EQ: theirs.NotEqualTo,
-    Op.IN: theirs.In,
-    Op.NOT_IN: theirs.NotIn,
-    Op.STARTS_WITH: theirs.StartsWith,
-    Op.NOT_STARTS_WITH: theirs.NotStartsWith,
+    Op.IS_NULL: pyiceberg_expressions.IsNull,
+    Op.NOT_NULL: pyiceberg_expressions.NotNull,
+    Op.IS_NAN: pyiceberg_expressions.IsNaN,
+    Op.NOT_NAN: pyiceberg_expressions.NotNaN,
+    Op.LT: pyiceberg_expressions.LessThan,
+    Op.LT_EQ: pyiceberg_expressions.LessThanOrEqual,
+    Op.GT: pyiceberg_expressions.GreaterThan,
+    Op.GT_EQ: pyiceberg_expressions.GreaterThanOrEqual,
+    Op.EQ: pyiceberg_expressions.EqualTo,
+    Op.NOT_EQ: pyiceberg_expressions.NotEqualTo,
+    Op.IN: pyiceberg_expressions.In,
+    Op.NOT_IN: pyiceberg_expressions.NotIn,
+    Op.STARTS_WITH: pyiceberg_expressions.StartsWith,
+    Op.NOT_STARTS_WITH: pyiceberg_expressions.NotStartsWith,
 }
 
 SPECS = specs(COLUMNS).filter(lambda spec: all(field.transform != "truncate[2147483647]" for field in spec.fields))
 
 
-def to_pyiceberg(expression: Expression) -> theirs.BooleanExpression:
+def to_pyiceberg(expression: Expression) -> pyiceberg_expressions.BooleanExpression:
     if isinstance(expression, Always):
-        return theirs.AlwaysTrue() if expression.value else theirs.AlwaysFalse()
+        return pyiceberg_expressions.AlwaysTrue() if expression.value else pyiceberg_expressions.AlwaysFalse()
     if isinstance(expression, And | Or):
-        combine = theirs.And if isinstance(expression, And) else theirs.Or
+        combine = pyiceberg_expressions.And if isinstance(expression, And) else pyiceberg_expressions.Or
         return combine(*map(to_pyiceberg, expression.children))
     assert isinstance(expression, Bound)
     operator, literal = PREDICATES[expression.op], TYPES[expression.kind][1]
@@ -112,7 +112,7 @@ def to_pyiceberg(expression: Expression) -> theirs.BooleanExpression:
         result = operator(expression.name, {literal(value) for value in expression.values})
     else:
         result = operator(expression.name, *map(literal, expression.values))
-    assert isinstance(result, theirs.BooleanExpression)
+    assert isinstance(result, pyiceberg_expressions.BooleanExpression)
     return result
 
 
@@ -164,7 +164,7 @@ def test_predicates_that_pyicebergs_residual_decides_are_decided(data: st.DataOb
     evaluator = residual_evaluator_of(their_spec(spec), to_pyiceberg(query), case_sensitive=True, schema=SCHEMA)
     expected = evaluator.residual_for(their_record(spec, partition))
     residual = Residuals(query, spec)(by_field(spec, partition))
-    if isinstance(expected, theirs.AlwaysTrue):
+    if isinstance(expected, pyiceberg_expressions.AlwaysTrue):
         assert residual == TRUE
-    if isinstance(expected, theirs.AlwaysFalse):
+    if isinstance(expected, pyiceberg_expressions.AlwaysFalse):
         assert residual == FALSE

@@ -23,7 +23,7 @@ import pytest
 from seamark.formats.iceberg.expressions.binding import bind
 from seamark.formats.iceberg.expressions.expression_json import expression_json
 from seamark.formats.iceberg.expressions.sql import parse_sql
-from seamark.formats.iceberg.types import schema as ours
+from seamark.formats.iceberg.types import schema as seamark_schema
 from seamark.formats.runtime.errors import BadRequest
 from tests.planner.lakes.lake import Row
 from tests.planner.lakes.predicates import SPARK_MEANING, Names, matches
@@ -53,7 +53,7 @@ NESTED = Field(
     50, "st", False, (Field(51, "in", False, "int"), Field(52, "deep", False, (Field(53, "y", False, "int"),)))
 )
 SCHEMA = Schema(0, (*FIELDS, NESTED))
-BOUND_TO = msgspec.convert(SCHEMA.json(), type=ours.Schema)
+BOUND_TO = msgspec.convert(SCHEMA.json(), type=seamark_schema.Schema)
 NAMES = Names(SCHEMA, case_sensitive=False)
 UUIDS = [uuid.UUID(int=number) for number in (0, 1, 2**127, 2**128 - 1)]
 TEXTS = ["", "a", "ab", "abc", "b", "a%b", "a_b", "é", "A", "z\\z", "'"]
@@ -473,7 +473,7 @@ def test_chain_of_thousands_of_predicates_is_read() -> None:
 def test_dropped_column_is_found_in_an_older_schema() -> None:
     older = msgspec.convert(
         {"type": "struct", "schema-id": 7, "fields": [{"id": 90, "name": "gone", "required": False, "type": "int"}]},
-        type=ours.Schema,
+        type=seamark_schema.Schema,
     )
     assert parse_sql("GONE = 1", BOUND_TO, (BOUND_TO, older)).unused == ()
 

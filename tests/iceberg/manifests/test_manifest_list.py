@@ -12,7 +12,7 @@ from typing import Any
 
 import fastavro
 import pytest
-from pyiceberg import manifest as theirs
+from pyiceberg import manifest as pyiceberg_manifest
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
@@ -64,11 +64,11 @@ VALUES: list[tuple[PrimitiveType, Any, Any]] = [
 """Type, value in PyIceberg's form, value as stored"""
 
 
-def data_file(i: int, partition: Record) -> theirs.DataFile:
-    return theirs.DataFile.from_args(
-        content=theirs.DataFileContent.DATA,
+def data_file(i: int, partition: Record) -> pyiceberg_manifest.DataFile:
+    return pyiceberg_manifest.DataFile.from_args(
+        content=pyiceberg_manifest.DataFileContent.DATA,
         file_path=f"s3://b/t/{i}.parquet",
-        file_format=theirs.FileFormat.PARQUET,
+        file_format=pyiceberg_manifest.FileFormat.PARQUET,
         partition=partition,
         record_count=10 * i,
         file_size_in_bytes=1000 + i,
@@ -92,12 +92,12 @@ def test_manifests_of_pyiceberg_are_read(version: Any, codec: Any, tmp_path: Pat
     fields = [PartitionField(i + 1, 1000 + i, IdentityTransform(), f"c{i}") for i in range(len(VALUES))]
     spec, path = PartitionSpec(*fields, spec_id=4), tmp_path / "m.avro"
     output = PyArrowFileIO().new_output(f"file://{path}")
-    with theirs.write_manifest(version, spec, Schema(*columns), output, 77, codec) as writer:
+    with pyiceberg_manifest.write_manifest(version, spec, Schema(*columns), output, 77, codec) as writer:
         for i in range(5):
             partition = Record(*(None if i == 3 else value for _, value, _ in VALUES))
             writer.add_entry(
-                theirs.ManifestEntry.from_args(
-                    status=theirs.ManifestEntryStatus.ADDED,
+                pyiceberg_manifest.ManifestEntry.from_args(
+                    status=pyiceberg_manifest.ManifestEntryStatus.ADDED,
                     snapshot_id=77,
                     sequence_number=5,
                     file_sequence_number=5,
@@ -130,15 +130,15 @@ def test_manifest_lists_of_pyiceberg_are_read(version: Any, tmp_path: Path) -> N
     io_ = PyArrowFileIO()
     output = io_.new_output(f"file://{path}")
     summaries = [
-        theirs.PartitionFieldSummary(True, None, b"\x01", b"\x02"),
-        theirs.PartitionFieldSummary(False, True, None, None),
+        pyiceberg_manifest.PartitionFieldSummary(True, None, b"\x01", b"\x02"),
+        pyiceberg_manifest.PartitionFieldSummary(False, True, None, None),
     ]
     results = [
-        theirs.ManifestFile.from_args(
+        pyiceberg_manifest.ManifestFile.from_args(
             manifest_path=f"s3://b/t/{i}-m0.avro",
             manifest_length=1000 + i,
             partition_spec_id=i,
-            content=theirs.ManifestContent.DATA,
+            content=pyiceberg_manifest.ManifestContent.DATA,
             sequence_number=9,
             min_sequence_number=3,
             added_snapshot_id=77,
@@ -153,10 +153,10 @@ def test_manifest_lists_of_pyiceberg_are_read(version: Any, tmp_path: Path) -> N
         )
         for i in range(7)
     ]
-    with theirs.write_manifest_list(version, output, 77, 76, 9, "deflate") as writer:
+    with pyiceberg_manifest.write_manifest_list(version, output, 77, 76, 9, "deflate") as writer:
         writer.add_manifests(results)
     manifest_list = decode_manifest_list(path.read_bytes(), str(path))
-    expected = list(theirs.read_manifest_list(io_.new_input(f"file://{path}")))
+    expected = list(pyiceberg_manifest.read_manifest_list(io_.new_input(f"file://{path}")))
     assert len(manifest_list) == 7
     for ours, expected_manifest in zip(manifest_list, expected, strict=True):
         for name in ManifestFile.__struct_fields__:

@@ -172,6 +172,14 @@ def test_cube_that_does_not_shrink_its_file_is_refused_with_the_figures() -> Non
     assert build(define_cube(["big"], ["count(*)"]), rows.slice(0, 1000)).num_rows == 1000, "a small entry is kept"
 
 
+def test_groups_are_sorted_by_their_dimensions() -> None:
+    rows = pa.table({"country": ["b", None, "a", "b"], "ratio": [-0.0, 1.0, math.nan, 0.0]})
+    dimensions = [
+        (row["d0"], str(row["d1"])) for row in build(define_cube(["country", "ratio"], ["count(*)"]), rows).to_pylist()
+    ]
+    assert dimensions == [("a", "nan"), ("b", "-0.0"), ("b", "0.0"), (None, "1.0")]
+
+
 def test_merge_keeps_the_selected_entries() -> None:
     definition = define_cube(["country"], ["sum(qty)"])
     entries = [build(definition, draw_rows(seed, 50)) for seed in range(4)]
@@ -252,6 +260,8 @@ def test_audit_names_the_column_that_differs() -> None:
     rows = draw_rows(2, 60)
     index = open_entries(build(definition, rows))
     assert list(CUBE.compare_aggregates(index, 0, build(definition, rows))) == []
+    earlier = open_entries(build(definition, rows).take(pa.array(range(build(definition, rows).num_rows)[::-1])))
+    assert list(CUBE.compare_aggregates(earlier, 0, build(definition, rows))) == [], "the order of groups is free"
     other = rows.set_column(rows.column_names.index("qty"), "qty", pa.array([1] * 60, pa.int32()))
     differences = list(CUBE.compare_aggregates(index, 0, build(definition, other)))
     assert differences == ["the column m1 of the cube differs from the rows"]

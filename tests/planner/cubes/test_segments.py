@@ -116,6 +116,15 @@ def sum_groups(table: pa.Table) -> Counter[tuple[str, int]]:
     return sums
 
 
+async def read_parts(segments: Segments, numbers: Sequence[int]) -> tuple[list[int], Counter[tuple[str, int]]]:
+    """Return the covered data files, and the sums of the parts that were read for them."""
+    files, sums = list[int](), Counter[tuple[str, int]]()
+    async for part in segments.read_parts(ENTRY, DEFINITION, hash_file_ids(numbers)):
+        files += [numbers[file] for file in part.files.tolist()]
+        sums.update(sum_groups(part.table))
+    return sorted(files), sums
+
+
 def compute_expected_sums(numbers: Iterable[int], *, amount: int = 1) -> Counter[tuple[str, int]]:
     sums: Counter[tuple[str, int]] = Counter()
     for number in numbers:
@@ -197,6 +206,7 @@ async def _run_case(seed: int, folder: Path) -> None:
                     assert merged_groups.covered.tolist() == [number in covered for number in part], seed
                     expected = compute_expected_sums(number for number in part if number in covered)
                     assert sum_groups(merged_groups.table) == expected, seed
+                    assert await read_parts(segments, part) == (sorted(covered & set(part)), expected), seed
 
 
 async def test_merged_groups_equal_the_entries_after_random_changes(tmp_path: Path) -> None:
@@ -242,6 +252,9 @@ async def test_damaged_index_file_is_reported_and_covers_no_file(tmp_path: Path)
         assert merged_segments.covered.tolist() == [False] * 20 + [True] * 20
         assert lake.reported == {"damaged"}
         assert sum_groups(merged_segments.table) == compute_expected_sums(range(20, 40))
+        lake.reported.clear()
+        assert await read_parts(segments, range(40)) == (list(range(20, 40)), compute_expected_sums(range(20, 40)))
+        assert lake.reported == {"damaged"}
 
 
 async def test_groups_beyond_a_limit_are_read_once_and_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,3 +272,5 @@ async def test_groups_beyond_a_limit_are_read_once_and_refused(tmp_path: Path, m
         assert segments.stats.entries_read == entries_read > 0, "the groups are not merged again"
         merged_segments = await segments.read(ENTRY, DEFINITION, hash_file_ids(range(2)))
         assert sum_groups(merged_segments.table) == compute_expected_sums(range(2)), "other files are merged"
+        assert await read_parts(segments, range(100)) == (list(range(100)), compute_expected_sums(range(100)))
+        assert segments.stats.merged > 0

@@ -40,7 +40,7 @@ class Case:
 
     @property
     def nan_above(self) -> bool:
-        """Whether the plan is for clients for which NaN is above every number."""
+        """Return whether NaN is above every number for the clients of the plan."""
         return self.number % 2 == 1
 
     @property
@@ -64,7 +64,7 @@ class Case:
 
     @property
     def compares_zero(self) -> bool:
-        """Whether the filter compares a float column with a zero, for which clients differ."""
+        """Return whether the filter compares a float column with a zero. Clients differ in the result."""
         return _compares_zero(self.filter, self.names)
 
     def match_rows(self, file: DataFile, expression: Any, meaning: Meaning = IEEE) -> list[bool]:

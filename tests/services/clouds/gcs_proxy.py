@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Mapping
 from urllib.parse import urlencode
 
 import aiohttp
@@ -19,6 +20,8 @@ _NO_SUCH_BUCKET = (
     '<?xml version="1.0" encoding="UTF-8"?><Error><Code>NoSuchBucket</Code>'
     "<Message>The specified bucket does not exist.</Message></Error>"
 )
+_uploads: dict[str, tuple[Mapping[str, str], dict[int, bytes]]] = {}
+"""The headers and the parts of each upload, by its id."""
 _PASSED_ON = ("content-type", "authorization")
 
 
@@ -36,10 +39,12 @@ async def serve(upstream: str, port: int) -> None:
 
 
 async def _forward(session: aiohttp.ClientSession, upstream: str, request: web.BaseRequest) -> web.StreamResponse:
-    body = await request.read()
-    is_xml_upload = request.method == "PUT" and not request.path.startswith(("/upload/", "/storage/", "/_"))
-    if is_xml_upload:
-        return await _upload(session, upstream, request, body)
+    body = await request.content.read()  # request.read() has a limit of a megabyte.
+    is_xml = not request.path.startswith(("/upload/", "/storage/", "/_"))
+    if is_xml and ("uploads" in request.query or "uploadId" in request.query):
+        return await _upload_in_parts(session, upstream, request, body)
+    if is_xml and request.method == "PUT":
+        return await _upload(session, upstream, request.path, request.headers, body)
     headers = {name: value for name, value in request.headers.items() if name.lower() != "transfer-encoding"}
     url = URL(f"{upstream}{request.raw_path}", encoded=True)
     async with session.request(request.method, url, headers=headers, data=body, allow_redirects=False) as answer:
@@ -53,17 +58,39 @@ async def _forward(session: aiohttp.ClientSession, upstream: str, request: web.B
         return response
 
 
-async def _upload(
+async def _upload_in_parts(
     session: aiohttp.ClientSession, upstream: str, request: web.BaseRequest, body: bytes
 ) -> web.StreamResponse:
+    """Answer a request for an upload in parts, whose parts are in memory until it is completed."""
+    if "uploads" in request.query:
+        upload_id = f"upload-{len(_uploads)}"
+        _uploads[upload_id] = (request.headers, {})
+        text = f"<InitiateMultipartUploadResult><UploadId>{upload_id}</UploadId></InitiateMultipartUploadResult>"
+        return web.Response(text=text, content_type="application/xml")
+    headers, parts = _uploads[request.query["uploadId"]]
+    if request.method == "PUT":
+        parts[int(request.query["partNumber"])] = body
+        return web.Response(headers={"ETag": f'"part-{request.query["partNumber"]}"'})
+    if request.method == "DELETE":
+        return web.Response(status=204)
+    data = b"".join(parts[number] for number in sorted(parts))
+    stored = await _upload(session, upstream, request.path, headers, data)
+    text = f"<CompleteMultipartUploadResult><ETag>{stored.headers['ETag']}</ETag></CompleteMultipartUploadResult>"
+    generation = stored.headers["x-goog-generation"]
+    return web.Response(text=text, content_type="application/xml", headers={"x-goog-generation": generation})
+
+
+async def _upload(
+    session: aiohttp.ClientSession, upstream: str, path: str, received: Mapping[str, str], body: bytes
+) -> web.StreamResponse:
     """Answer an upload of the XML API by an upload of the JSON API."""
-    bucket, _, name = request.path.removeprefix("/").partition("/")
+    bucket, _, name = path.removeprefix("/").partition("/")
     query = {"uploadType": "media", "name": name}
-    if "x-goog-if-generation-match" in request.headers:
-        query["ifGenerationMatch"] = request.headers["x-goog-if-generation-match"]
+    if "x-goog-if-generation-match" in received:
+        query["ifGenerationMatch"] = received["x-goog-if-generation-match"]
     headers = {
         key: value
-        for key, value in request.headers.items()
+        for key, value in received.items()
         if key.lower() in _PASSED_ON or key.lower().startswith("x-goog-meta-")
     }
     url = URL(f"{upstream}/upload/storage/v1/b/{bucket}/o?{urlencode(query)}", encoded=True)

@@ -1,5 +1,7 @@
 // Requests to the server's API with the user's token, and its JSON without loss.
 
+// The path of the server, or of a further warehouse: /warehouses/NAME. Empty at the root.
+export const BASE = new URL(".", document.baseURI).pathname.replace(/\/$/, "");
 const TOKEN = "seamark-token";
 const listeners = new Set();
 
@@ -43,7 +45,7 @@ export async function request(path, { method = "GET", query = {}, body, signal, 
   if (body !== undefined) headers["Content-Type"] = "application/json";
   let answer;
   try {
-    answer = await fetch(path + (text ? `?${text}` : ""), { method, headers, body, signal, credentials: "omit" });
+    answer = await fetch(BASE + path + (text ? `?${text}` : ""), { method, headers, body, signal, credentials: "omit" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ApiError(0, "The server does not answer. Check that it runs, then retry.");

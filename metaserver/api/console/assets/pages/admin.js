@@ -1,7 +1,7 @@
 // Tokens, grants and the audit log, as far as the user may see them.
 
 import { html, useState } from "../html.js";
-import { request } from "../api.js";
+import { BASE, request } from "../api.js";
 import { ago, path, time } from "../format.js";
 import { Badge, Grid, Loaded, Panel, useLoad } from "../parts.js";
 
@@ -26,6 +26,7 @@ async function loadAudit(signal) {
 export function Admin() {
   const tokens = useLoad(listing("/api/v1/tokens", "tokens"), []);
   const grants = useLoad(listing("/api/v1/grants", "grants"), []);
+  const warehouses = useLoad(listing("/api/v1/warehouses", "warehouses"), []);
   const audit = useLoad(loadAudit, []);
   const [text, setText] = useState("");
   const matches = (record) => !text || [record.who, record.action, record.resource, record.outcome].some((one) => String(one).toLowerCase().includes(text.toLowerCase()));
@@ -48,6 +49,14 @@ export function Admin() {
         ]} />`}<//>
       <//>
     </div>
+    ${!BASE.includes("/warehouses/") && html`<${Panel} wide title="Warehouses" note=${html`<code>seamark warehouse</code> creates, changes and drops warehouses.`}>
+      <${Loaded} of=${warehouses}>${(rows) => html`<${Grid} label="Warehouses" empty="There is no further warehouse." rows=${rows} columns=${[
+        { title: "Name", cell: (warehouse) => html`<a href=${`${BASE}${warehouse.path}/`}>${warehouse.name}</a>` },
+        { title: "Location", cell: (warehouse) => html`<code class="path" title=${warehouse.location}>${warehouse.location}</code>` },
+        { title: "Keys", cell: (warehouse) => (warehouse["has-credentials"] ? "its own" : "those of the server") },
+        { title: "Created", cell: (warehouse) => html`<time title=${time(warehouse["created-ms"])}>${ago(warehouse["created-ms"])}</time>` },
+      ]} />`}<//>
+    <//>`}
     <${Panel} wide title="Audit log" note="Newest first; records appear after a moment." actions=${html`<label class="field"><span>Filter</span><input type="search" value=${text} onInput=${(event) => setText(event.target.value)} /></label>`}>
       <${Loaded} of=${audit}>${({ records, more }) => html`
         ${more && html`<p class="note">The log is longer than this page reads; these are not the newest records.</p>`}

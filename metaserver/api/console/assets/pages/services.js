@@ -1,7 +1,7 @@
 // The state of the server, and what its table services did.
 
 import { html, useEffect } from "../html.js";
-import { parse, request } from "../api.js";
+import { BASE, parse, request } from "../api.js";
 import { tableHref } from "../address.js";
 import { ago, clip, count, path, percent, plural, size, time } from "../format.js";
 import { Badge, Failure, Grid, Loaded, Meter, Panel, useLoad } from "../parts.js";
@@ -12,7 +12,7 @@ const JOBS_REFRESH_MS = 3000;
 
 // A server that is not ready answers 503 with the same body.
 async function loadReadiness(signal) {
-  const answer = await fetch("/readyz", { signal, credentials: "omit" });
+  const answer = await fetch(`${BASE}/readyz`, { signal, credentials: "omit" });
   return parse(await answer.text());
 }
 

@@ -16,7 +16,7 @@ from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.settings.settings import Settings
 from tests.connector.server_thread import ServerThread
-from tests.objects.cloud_flow import run_table_life
+from tests.objects.clouds.table_life import run_table_life
 from tests.objects.contract import ObjectStoreContract
 from tests.services.clouds.gcs import GoogleStorage
 from tests.services.process import free_port

@@ -31,6 +31,7 @@ from seamark.metaserver.objects.clouds.azure_sas import SasIssuer, expiry_ms
 from seamark.metaserver.objects.clouds.azure_storage import AzureStorage
 from seamark.metaserver.objects.clouds.gcs_access import check_key, restrict_token
 from seamark.metaserver.objects.clouds.gcs_storage import GoogleStorage
+from seamark.metaserver.objects.storages import keys_stamp
 from seamark.metaserver.settings.settings import Settings
 from tests.services.authority import Authority
 from tests.services.clouds.azurite import ACCOUNT_KEY, HOST, azurite_server
@@ -109,6 +110,14 @@ def test_end_of_a_sas_is_equal_within_half_of_its_lifetime() -> None:
     settings = Settings(cloud_keys_s=3600)
     assert {expiry_ms(settings, now_ms) for now_ms in (0, 1, 1_799_999)} == {3_600_000}
     assert expiry_ms(settings, 1_800_000) == 5_400_000
+
+
+def test_client_loads_a_table_again_before_its_keys_end() -> None:
+    assert keys_stamp(Settings(), 0) == ""
+    sas = Settings(azure_client_access="sas", cloud_keys_s=3600)
+    assert keys_stamp(sas, 0) == keys_stamp(sas, 1_799_999) != keys_stamp(sas, 1_800_000)
+    token = Settings(gcs_client_access="token")
+    assert keys_stamp(token, 0) == keys_stamp(token, 59_999) != keys_stamp(token, 60_000)
 
 
 def test_token_of_google_is_restricted_to_the_folder_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:

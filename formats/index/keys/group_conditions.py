@@ -1,0 +1,123 @@
+"""Conditions on the groups of a cube that follow from conditions on rows.
+
+A condition on rows gives a condition on the dimensions of the cube, which is true for each group that has a row for
+which the first condition is true. So a server can leave out all other groups. The columns of groups are `d0`, `d1` and
+so on, and in conditions `dN` has the id N + 1. This module is pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from seamark.formats.iceberg.expressions.expression import TRUE, Bound, Expression, Op, replace_predicates
+from seamark.formats.iceberg.types.functions import is_function
+from seamark.formats.iceberg.types.schema import Field, Schema
+from seamark.formats.iceberg.types.transforms import IDENTITY, make_function
+from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.iceberg.types.values import FLOATS
+from seamark.formats.index.keys.lookups import parse_lookup
+from seamark.formats.index.keys.terms import Term
+
+TIME_UNITS = ("year", "month", "day", "hour")
+"""The transforms that a dimension may have, from the coarsest to the finest."""
+_BOUNDARIES = {Op.LT: 0, Op.GT_EQ: 0, Op.LT_EQ: 1, Op.GT: 1}
+"""The distance from the literal of a comparison to the first value on its other side."""
+_NULLITY = (Op.IS_NULL, Op.NOT_NULL)
+
+
+def column_id_of(number: int) -> int:
+    """Return the id that the dimension with this number has in conditions on groups."""
+    return number + 1
+
+
+def name_of(column_id: int) -> str:
+    """Return the name of the column of groups that has this id in conditions on groups."""
+    return f"d{column_id - 1}"
+
+
+def dimension_kind(term: Term) -> str:
+    """Return the Iceberg type of a dimension. A truncated time keeps the type of its column."""
+    return term.source if parse_lookup(term.transform) is None else term.kind
+
+
+def make_group_schema(terms: Sequence[Term]) -> Schema:
+    """Return the dimensions of a cube as a schema, by which conditions on groups are bound."""
+    fields = [
+        Field(column_id_of(number), f"d{number}", False, dimension_kind(term)) for number, term in enumerate(terms)
+    ]
+    return Schema(tuple(fields))
+
+
+def to_group_condition(where: Expression, terms: Sequence[Term]) -> Expression:
+    """Return the condition on groups that follows from a condition on rows of the facts.
+
+    Args:
+        where: A bound condition. Its types are those of the terms.
+        terms: The dimensions of the cube.
+    """
+    return replace_predicates(where, lambda predicate: _find_condition(predicate, terms))
+
+
+def rename_condition(where: Expression, find_number: Callable[[Bound], int | None]) -> Expression:
+    """Return the condition on groups that follows from a condition on rows of a dimension table.
+
+    Args:
+        where: A bound condition.
+        find_number: Returns the number of the dimension that has the values of the predicate's column, or None if there
+            is none.
+    """
+
+    def rename(predicate: Bound) -> Expression:
+        number = None if _is_undecided(predicate) else find_number(predicate)
+        return TRUE if number is None else _rename(predicate, number)
+
+    return replace_predicates(where, rename)
+
+
+def is_at_boundary(predicate: Bound, term: Term) -> bool:
+    """Return whether a comparison of a time is the same for the time and for its truncation.
+
+    For example, `ts >= v` and `ts < v` are the same if a unit begins at `v`, and `ts <= v` and `ts > v` if one begins
+    after it.
+    """
+    if base_name(term.source) not in ("date", "timestamp") or predicate.op not in _BOUNDARIES:
+        return False
+    (value,) = predicate.values
+    if not isinstance(value, int):
+        return False
+    first = value + _BOUNDARIES[predicate.op]
+    unit_of = make_function(term.transform, term.source)
+    return bool(unit_of(first) != unit_of(first - 1))
+
+
+def _find_condition(predicate: Bound, terms: Sequence[Term]) -> Expression:
+    if _is_undecided(predicate):
+        return TRUE
+    for number, term in enumerate(terms):
+        if term.column_id != predicate.column_id or term.source != predicate.kind:
+            continue
+        if term.transform == IDENTITY:
+            return _rename(predicate, number)
+        if term.transform not in TIME_UNITS:
+            continue
+        if predicate.op in _NULLITY or (predicate.transform == IDENTITY and is_at_boundary(predicate, term)):
+            return _rename(predicate, number)
+        if predicate.transform in TIME_UNITS and _is_coarser(predicate.transform, term.transform):
+            return _rename(predicate, number)
+    return TRUE
+
+
+def _is_undecided(predicate: Bound) -> bool:
+    """Return whether only the engine can evaluate a predicate, because it concerns NaN or a function."""
+    has_floats = base_name(predicate.result) in FLOATS or base_name(predicate.kind) in FLOATS
+    return has_floats or is_function(predicate.transform)
+
+
+def _is_coarser(transform: str, than: str) -> bool:
+    return TIME_UNITS.index(transform) <= TIME_UNITS.index(than)
+
+
+def _rename(predicate: Bound, number: int) -> Bound:
+    return msgspec.structs.replace(predicate, column_id=column_id_of(number), name=f"d{number}")

@@ -1,0 +1,167 @@
+"""Multipart uploads on a cloud whose own uploads differ from those of S3: each part is an object until the end.
+
+The parts of an upload are in a folder at the root of the bucket, outside of every table. So all servers share them, and
+the end of a server loses no part. The name of the folder contains a hash of the object's key, so an upload id is
+useless for another key. The name of a part contains its ETag, which is random.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+
+import msgspec
+import obstore
+from obstore import exceptions
+from obstore.store import ObjectStore as RemoteStore
+
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.decoding import from_json
+from seamark.metaserver.gateway.answers import format_timestamp, name_object, tag
+from seamark.metaserver.gateway.backend import S3Call
+from seamark.metaserver.gateway.clouds.object_stream import put_stream, read_stream
+from seamark.metaserver.gateway.folder_uploads import Part, choose_parts
+from seamark.metaserver.gateway.s3_errors import S3Error
+from seamark.metaserver.objects.clouds.backed import UPLOADS
+
+_UPLOAD_ID = re.compile("[0-9a-f]{32}")
+_PART_NAME = re.compile("([0-9]{5})-([0-9a-f]{32})")
+_HEADERS = "headers"
+
+
+class CloudUploads:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    async def create(self, store: RemoteStore, key: str, headers: Mapping[str, str]) -> str:
+        """Return the id of a new upload. `headers` are the headers that reads of the object return."""
+        upload_id = self._clock.random_bytes(16).hex()
+        document = msgspec.json.encode(dict(headers))
+        await obstore.put_async(store, f"{_folder_of(key, upload_id)}/{_HEADERS}", document, use_multipart=False)
+        return upload_id
+
+    async def check(self, store: RemoteStore, key: str, upload_id: str) -> None:
+        """Check that the upload exists.
+
+        Raises:
+            S3Error: NoSuchUpload if it does not exist.
+        """
+        try:
+            await obstore.head_async(store, f"{_folder_of(key, upload_id)}/{_HEADERS}")
+        except (FileNotFoundError, exceptions.NotFoundError):
+            raise _make_missing_error() from None
+
+    async def add(
+        self, store: RemoteStore, key: str, upload_id: str, number: int, pieces: AsyncIterator[bytes], length: int
+    ) -> str:
+        """Store a part of `length` bytes, and return its ETag."""
+        etag = self._clock.random_bytes(16).hex()
+        await put_stream(store, f"{_folder_of(key, upload_id)}/{number:05d}-{etag}", pieces, length, {})
+        return f'"{etag}"'
+
+    async def list_parts(self, store: RemoteStore, key: str, upload_id: str) -> list[Part]:
+        """Return the newest part of each number, in the order of their numbers.
+
+        Raises:
+            S3Error: NoSuchUpload if the upload does not exist.
+        """
+        newest: dict[int, Part] = {}
+        for part in await self._list_all(store, key, upload_id):
+            known = newest.get(part.number)
+            if known is None or known.modified_ns <= part.modified_ns:
+                newest[part.number] = part
+        return sorted(newest.values(), key=lambda part: part.number)
+
+    async def choose(
+        self, store: RemoteStore, key: str, upload_id: str, part_etags: Sequence[tuple[int, str]]
+    ) -> tuple[dict[str, str], list[Part]]:
+        """Return the headers of the object, and its parts.
+
+        Raises:
+            S3Error: The upload or one of its parts does not exist, or the order of the parts is wrong.
+        """
+        stored = {(part.number, part.etag.strip('"')): part for part in await self._list_all(store, key, upload_id)}
+        listed = {number: stored[number, etag] for number, etag in part_etags if (number, etag) in stored}
+        parts = choose_parts(list(part_etags), listed)
+        headers = await obstore.get_async(store, f"{_folder_of(key, upload_id)}/{_HEADERS}")
+        return from_json(bytes(await headers.bytes_async()), dict[str, str]), parts
+
+    async def read(self, store: RemoteStore, parts: Sequence[Part]) -> AsyncIterator[bytes]:
+        """Yield the bytes of the parts, one part after the other."""
+        for part in parts:
+            async for piece in read_stream(store, part.name, 0, part.size, None):
+                yield piece
+
+    async def remove(self, store: RemoteStore, key: str, upload_id: str) -> None:
+        """Delete the parts of an upload, and at the end what makes it exist."""
+        folder = _folder_of(key, upload_id)
+        names = [meta["path"] async for page in obstore.list(store, f"{folder}/") for meta in page]
+        for name in sorted(names, key=lambda name: name.endswith(f"/{_HEADERS}")):
+            await _delete(store, name)
+
+    async def delete_abandoned(self, store: RemoteStore, before_ms: int) -> None:
+        """Delete the objects of uploads of which no object was written since `before_ms`."""
+        newest_ms: dict[str, int] = {}
+        names: dict[str, list[str]] = {}
+        async for page in obstore.list(store, f"{UPLOADS}/", chunk_size=1000):
+            for meta in page:
+                folder = meta["path"].rpartition("/")[0]
+                modified_ms = int(meta["last_modified"].timestamp() * 1000)
+                newest_ms[folder] = max(modified_ms, newest_ms.get(folder, 0))
+                names.setdefault(folder, []).append(meta["path"])
+        for folder, modified_ms in newest_ms.items():
+            if modified_ms < before_ms:
+                for name in names[folder]:
+                    await _delete(store, name)
+
+    def describe_parts(self, parts: Sequence[Part], call: S3Call) -> str:
+        """Return the content of the answer to ListParts."""
+        query = call.address.query
+        marker, max_parts = query.get("part-number-marker", "0"), query.get("max-parts", "1000")
+        if not (f"{marker}{max_parts}".isascii() and marker.isdigit() and max_parts.isdigit()) or len(marker) > 5:
+            raise S3Error("InvalidArgument", "max-parts and part-number-marker must be numbers")
+        limit = min(int(max_parts[:9]), 1000)
+        later_parts = [part for part in parts if part.number > int(marker)]
+        page = later_parts[:limit]
+        text = name_object(call) + tag("UploadId", query["uploadId"]) + tag("PartNumberMarker", marker)
+        text += tag("NextPartNumberMarker", str(page[-1].number if page else 0)) + tag("MaxParts", str(limit))
+        text += tag("IsTruncated", str(len(later_parts) > len(page)).lower())
+        for part in page:
+            fields = tag("PartNumber", str(part.number)) + tag("LastModified", format_timestamp(part.modified_ns))
+            text += f"<Part>{fields}{tag('ETag', part.etag)}{tag('Size', str(part.size))}</Part>"
+        return text
+
+    async def _list_all(self, store: RemoteStore, key: str, upload_id: str) -> list[Part]:
+        await self.check(store, key, upload_id)
+        parts = []
+        async for page in obstore.list(store, f"{_folder_of(key, upload_id)}/", chunk_size=1000):
+            for meta in page:
+                matched = _PART_NAME.fullmatch(meta["path"].rpartition("/")[2])
+                if matched is not None:
+                    modified_ns = int(meta["last_modified"].timestamp() * 1e9)
+                    parts.append(Part(int(matched[1]), meta["path"], meta["size"], modified_ns, f'"{matched[2]}"'))
+        return parts
+
+
+def _folder_of(key: str, upload_id: str) -> str:
+    """Return the folder of the parts of an upload.
+
+    Raises:
+        S3Error: NoSuchUpload if the id is malformed.
+    """
+    if not _UPLOAD_ID.fullmatch(upload_id):
+        raise _make_missing_error()
+    digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    return f"{UPLOADS}/{digest}-{upload_id}"
+
+
+async def _delete(store: RemoteStore, name: str) -> None:
+    try:
+        await obstore.delete_async(store, name)
+    except (FileNotFoundError, exceptions.NotFoundError):
+        return
+
+
+def _make_missing_error() -> S3Error:
+    return S3Error("NoSuchUpload", "The specified multipart upload does not exist")

@@ -1,0 +1,94 @@
+"""A cloud as the store of `s3://` locations: a bucket is a bucket of Google Cloud Storage, or a container of Azure.
+
+So engines read and write `s3://` tables through the objects gateway (`metaserver/gateway/`), with keys for one table,
+and need no library of the cloud.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import BadRequest, ConfigError
+from seamark.formats.storage.azure import normalize_host
+from seamark.formats.storage.locations import Location, parse_location, parse_object
+from seamark.metaserver.objects.clouds.azure import AzureObjects
+from seamark.metaserver.objects.clouds.cloud_objects import CloudObjects
+from seamark.metaserver.objects.clouds.gcs import GoogleObjects
+from seamark.metaserver.objects.forwarding import ForwardingObjects
+from seamark.metaserver.objects.port import ObjectInfo
+from seamark.metaserver.settings.settings import Settings
+
+UPLOADS = ".seamark-uploads"
+"""The folder of unfinished uploads, at the root of each bucket."""
+
+
+class Backing:
+    """The cloud that the setting `s3_backend` names.
+
+    Raises:
+        ConfigError: The setting names neither Google Cloud Storage nor an Azure account.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        scheme, _, host = settings.s3_backend.partition("://")
+        host = host.rstrip("/")
+        self._scheme = scheme
+        self._host = ""
+        if scheme == "abfss":
+            self._host = normalize_host(host) or ""
+        if (scheme == "gs") == bool(host) or (scheme == "abfss") != bool(self._host):
+            raise ConfigError(
+                f"s3_backend must be gs:// or abfss://account.dfs.core.windows.net; {settings.s3_backend!r} is not"
+            )
+
+    def bucket(self, bucket: str) -> str:
+        """Return the bucket of locations in the cloud for a bucket of `s3://` locations."""
+        return f"{bucket}@{self._host}" if self._host else bucket
+
+    def place(self, location: Location) -> Location:
+        """Return the location in the cloud.
+
+        Raises:
+            BadRequest: The cloud has no such bucket name or key.
+        """
+        return parse_object(f"{self._scheme}://{self.bucket(location.bucket)}/{location.path}", "The location")
+
+    def open(self, roots: Sequence[Location], settings: Settings, clock: Clock) -> CloudObjects[Any]:
+        objects = GoogleObjects if self._scheme == "gs" else AzureObjects
+        return objects([self.place(root) for root in roots], settings, clock)
+
+
+def check_roots(roots: Sequence[Location]) -> None:
+    """Check that no table can have the location of unfinished uploads.
+
+    Raises:
+        ConfigError: A warehouse is a whole bucket.
+    """
+    for root in roots:
+        if not root.path or root.path.partition("/")[0] == UPLOADS:
+            raise ConfigError(
+                f"With s3_backend, a warehouse is a folder of a bucket: write {root.root()}/warehouse instead of {root}"
+            )
+
+
+class BackedObjects(ForwardingObjects):
+    """An ObjectStore for `s3://` locations, whose objects are in a cloud."""
+
+    def __init__(self, stored: CloudObjects[Any], backing: Backing) -> None:
+        super().__init__(stored)
+        self._backing = backing
+
+    def _at(self, location: str) -> str:
+        at = parse_location(location)
+        if at.scheme != "s3":
+            raise BadRequest(f"{location!r} is not on S3")
+        return str(self._backing.place(at))
+
+    async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        at = parse_location(prefix)
+        root = self._backing.place(Location(at.scheme, at.bucket, "")).root()
+        async for info in self._stored.list(self._at(prefix)):
+            location = f"{at.root()}{info.location.removeprefix(root)}"
+            yield ObjectInfo(location, info.size_bytes, info.modified_ms)

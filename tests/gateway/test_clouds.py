@@ -1,0 +1,186 @@
+"""Tests of the gateway before Azure and Google Cloud Storage: `s3://` tables, and keys for one table, without S3."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import requests
+from botocore.exceptions import ClientError
+from pyiceberg.catalog.rest import RestCatalog
+
+from seamark.formats.runtime.errors import ConfigError
+from seamark.formats.storage.locations import parse_location
+from seamark.metaserver.gateway.clouds.object_stream import PUT_BYTES_MAX
+from seamark.metaserver.objects.clouds.backed import Backing, check_roots
+from seamark.metaserver.settings.settings import Settings
+from seamark.metaserver.settings.sources import load
+from tests.gateway.rig import Rig
+from tests.services.process import free_port
+from tests.services.seamark import Seamark
+
+PART_BYTES = 5 << 20
+
+
+@contextmanager
+def open_cloud_rig(folder: Path, bucket: str, settings: dict[str, str]) -> Iterator[Rig]:
+    port = free_port()
+    settings = {"gateway_port": str(port), "s3_client_access": "gateway", **settings}
+    env = {f"SEAMARK_{name.upper()}": value for name, value in settings.items()}
+    with Seamark(folder / "home", warehouse=f"s3://{bucket}/wh", env=env) as seamark:
+        yield Rig(seamark, f"http://127.0.0.1:{port}", None, folder)
+
+
+@pytest.fixture(scope="module", params=["azure", "google"])
+def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    if request.param == "azure":
+        cloud = request.getfixturevalue("azurite")
+        bucket, _, host = cloud.create_container().removeprefix("abfss://").partition("@")
+        backend = f"abfss://{host}"
+    else:
+        cloud = request.getfixturevalue("google_storage")
+        bucket, backend = cloud.create_bucket().removeprefix("gs://"), "gs://"
+    settings = {"s3_backend": backend, **cloud.settings()}
+    with open_cloud_rig(tmp_path_factory.mktemp("gateway-cloud"), bucket, settings) as rig:
+        yield rig
+
+
+def test_engines_use_s3_tables_in_a_cloud_with_keys_for_one_table(rig: Rig) -> None:
+    catalog = RestCatalog("cloud", uri=rig.seamark.base_url)
+    catalog.create_namespace_if_not_exists("engines")
+    data = pa.table({"id": range(1000), "part": [f"p {number % 3}/ü" for number in range(1000)]})
+    table = catalog.create_table("engines.t", schema=data.schema)
+    assert table.location().startswith("s3://")
+    table.append(data)
+    table.append(data.slice(0, 10))
+    result = catalog.load_table("engines.t").scan(row_filter="id < 5").to_arrow()
+    assert sorted(result["id"].to_pylist()) == sorted([0, 1, 2, 3, 4] * 2)
+
+
+def test_s3_clients_write_read_list_and_delete_objects(rig: Rig) -> None:
+    keys = rig.create_table("objects")
+    client, bucket = keys.client(), keys.bucket
+    names = ["a/one", "a/two", "b ü+%20", "c"]
+    for name in names:
+        client.put_object(Bucket=bucket, Key=keys.prefix + name, Body=name.encode(), ContentType="text/plain")
+    answer = client.get_object(Bucket=bucket, Key=f"{keys.prefix}a/one")
+    assert (answer["Body"].read(), answer["ContentType"], answer["ContentLength"]) == (b"a/one", "text/plain", 5)
+    part = client.get_object(Bucket=bucket, Key=f"{keys.prefix}a/one", Range="bytes=2-99")
+    assert (part["Body"].read(), part["ContentRange"]) == (b"one", "bytes 2-4/5")
+    assert client.get_object(Bucket=bucket, Key=f"{keys.prefix}a/one", Range="bytes=-2")["Body"].read() == b"ne"
+    assert client.head_object(Bucket=bucket, Key=f"{keys.prefix}a/one")["ETag"] == answer["ETag"]
+    client.put_object(Bucket=bucket, Key=f"{keys.prefix}empty", Body=b"")
+    assert client.get_object(Bucket=bucket, Key=f"{keys.prefix}empty")["Body"].read() == b""
+    client.delete_object(Bucket=bucket, Key=f"{keys.prefix}empty")
+
+    def error_of(call: Any, **arguments: Any) -> str:
+        with pytest.raises(ClientError) as refused:
+            call(Bucket=bucket, **arguments)
+        return str(refused.value.response["Error"]["Code"])
+
+    assert error_of(client.get_object, Key=f"{keys.prefix}missing") == "NoSuchKey"
+    assert error_of(client.get_object, Key=f"{keys.prefix}c", Range="bytes=7-8") == "InvalidRange"
+    assert error_of(client.get_object, Key=f"{keys.prefix}c", IfMatch='"other"') == "PreconditionFailed"
+    assert error_of(client.put_object, Key=f"{keys.prefix}c", Body=b"", IfNoneMatch="*") == "PreconditionFailed"
+    client.put_object(Bucket=bucket, Key=f"{keys.prefix}d", Body=b"new", IfNoneMatch="*")
+    client.copy_object(Bucket=bucket, Key=f"{keys.prefix}e", CopySource={"Bucket": bucket, "Key": f"{keys.prefix}d"})
+    assert client.get_object(Bucket=bucket, Key=f"{keys.prefix}e")["Body"].read() == b"new"
+
+    pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=keys.prefix, MaxKeys=2)
+    listed = [entry["Key"].removeprefix(keys.prefix) for page in pages for entry in page.get("Contents", [])]
+    assert sorted(name for name in listed if not name.startswith("metadata/")) == sorted([*names, "d", "e"])
+    grouped = client.list_objects_v2(Bucket=bucket, Prefix=keys.prefix, Delimiter="/")
+    assert {"Prefix": f"{keys.prefix}a/"} in grouped["CommonPrefixes"]
+    assert [entry["Key"].removeprefix(keys.prefix) for entry in grouped["Contents"]] == ["b ü+%20", "c", "d", "e"]
+
+    deleted = client.delete_objects(
+        Bucket=bucket, Delete={"Objects": [{"Key": keys.prefix + name} for name in ("c", "d", "never")]}
+    )
+    assert len(deleted["Deleted"]) == 3
+    client.delete_object(Bucket=bucket, Key=f"{keys.prefix}e")
+    assert error_of(client.head_object, Key=f"{keys.prefix}e") == "404"
+
+
+def test_object_in_parts_appears_when_its_upload_is_completed(rig: Rig) -> None:
+    keys = rig.create_table("parts")
+    client, address = keys.client(), {"Bucket": keys.bucket, "Key": f"{keys.prefix}big"}
+    upload = client.create_multipart_upload(**address)["UploadId"]
+    bodies = [b"1" * PART_BYTES, b"2" * 1000]
+    etags = [
+        client.upload_part(**address, UploadId=upload, PartNumber=number, Body=body)["ETag"]
+        for number, body in enumerate(bodies, 1)
+    ]
+    listed = client.list_parts(**address, UploadId=upload)["Parts"]
+    assert [(part["PartNumber"], part["Size"]) for part in listed] == [(1, PART_BYTES), (2, 1000)]
+    with pytest.raises(ClientError, match="404"):
+        client.head_object(**address)
+    other = {"Bucket": keys.bucket, "Key": f"{keys.prefix}other"}
+    with pytest.raises(ClientError, match="NoSuchUpload"):
+        client.upload_part(**other, UploadId=upload, PartNumber=1, Body=b"x")
+    parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(etags, 1)]
+    with pytest.raises(ClientError, match="InvalidPart"):
+        client.complete_multipart_upload(
+            **address, UploadId=upload, MultipartUpload={"Parts": [{**parts[0], "ETag": '"x"'}]}
+        )
+    client.complete_multipart_upload(**address, UploadId=upload, MultipartUpload={"Parts": parts})
+    assert client.get_object(**address)["Body"].read() == b"".join(bodies)
+    for call in (client.list_parts, client.abort_multipart_upload):
+        with pytest.raises(ClientError, match="NoSuchUpload"):
+            call(**address, UploadId=upload)
+    body = b"3" * (PUT_BYTES_MAX + 1000)
+    client.put_object(**address, Body=body)
+    assert client.get_object(**address)["Body"].read() == body
+    assert client.get_object(**address, Range=f"bytes={PUT_BYTES_MAX}-")["Body"].read() == b"3" * 1000
+    second = client.create_multipart_upload(**address)["UploadId"]
+    client.abort_multipart_upload(**address, UploadId=second)
+    with pytest.raises(ClientError, match="NoSuchUpload"):
+        client.upload_part(**address, UploadId=second, PartNumber=1, Body=b"x")
+
+
+def test_large_body_that_is_not_the_signed_body_is_not_stored(rig: Rig) -> None:
+    keys = rig.create_table("forged")
+    path, headers = keys.sign("PUT", "forged", hashlib.sha256(b"the signed body").hexdigest())
+    answer = requests.put(keys.endpoint + path, headers=headers, data=b"4" * (PUT_BYTES_MAX + 1000), timeout=60)
+    assert (answer.status_code, "XAmzContentSHA256Mismatch" in answer.text) == (400, True)
+    with pytest.raises(ClientError, match="404"):
+        keys.client().head_object(Bucket=keys.bucket, Key=f"{keys.prefix}forged")
+
+
+def test_keys_of_one_table_open_no_object_of_another(rig: Rig) -> None:
+    own, other = rig.create_table("own"), rig.create_table("other")
+    other.client().put_object(Bucket=other.bucket, Key=f"{other.prefix}secret", Body=b"secret")
+    client, foreign = own.client(), {"Bucket": other.bucket, "Key": f"{other.prefix}secret"}
+    source = {"Bucket": other.bucket, "Key": f"{other.prefix}secret"}
+    for call, arguments in (
+        (client.get_object, foreign),
+        (client.put_object, {**foreign, "Body": b"x"}),
+        (client.delete_object, foreign),
+        (client.list_objects_v2, {"Bucket": other.bucket, "Prefix": other.prefix}),
+        (client.list_objects_v2, {"Bucket": other.bucket, "Prefix": ".seamark-uploads/"}),
+        (client.copy_object, {"Bucket": own.bucket, "Key": f"{own.prefix}copy", "CopySource": source}),
+    ):
+        with pytest.raises(ClientError, match="AccessDenied"):
+            call(**arguments)
+    assert other.client().get_object(**foreign)["Body"].read() == b"secret"
+
+
+def test_backend_of_s3_locations_is_checked() -> None:
+    for backend in (
+        "gs://bucket",
+        "abfss://",
+        "abfss://container@account.dfs.core.windows.net",
+        "abfss://evil.example",
+    ):
+        with pytest.raises(ConfigError, match="s3_backend must be gs:// or abfss://account"):
+            Backing(Settings(s3_backend=backend))
+    for further in ({"s3_endpoint": "http://store"}, {"s3_client_access": "signing"}, {"s3_folder": "/srv"}):
+        with pytest.raises(ConfigError, match="s3_backend"):
+            load({"s3_backend": "gs://", **further}, {})
+    for root in ("s3://bucket", "s3://bucket/.seamark-uploads"):
+        with pytest.raises(ConfigError, match="a warehouse is a folder of a bucket"):
+            check_roots([parse_location(root)])

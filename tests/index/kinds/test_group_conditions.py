@@ -1,0 +1,108 @@
+"""A condition on groups is true for each group with a row for which the condition on rows is true."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+
+from seamark.formats.iceberg.expressions.arrow_filters import evaluate_filter
+from seamark.formats.iceberg.expressions.binding import bind
+from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, Bound, predicates_of
+from seamark.formats.iceberg.expressions.expression_json import expression_json, parse_expression
+from seamark.formats.iceberg.expressions.sql import parse_sql
+from seamark.formats.iceberg.types.schema import Field, Schema
+from seamark.formats.index.keys.group_conditions import make_group_schema, rename_condition, to_group_condition
+from seamark.formats.index.keys.measures import parse_measure
+from seamark.formats.index.keys.terms import resolve
+from seamark.formats.index.kinds.cube import group_rows
+from seamark.metaserver.planner.cubes.aggregation import select_groups
+from tests.seeds import examples, first_seed
+
+COLUMNS = Schema(
+    (
+        Field(1, "ts", False, "timestamp"),
+        Field(2, "day", False, "date"),
+        Field(3, "name", False, "string"),
+        Field(4, "n", False, "int"),
+        Field(5, "price", False, "double"),
+        Field(6, "z", False, "timestamptz"),
+    )
+)
+DIMENSIONS = ("ts", "year(ts)", "month(ts)", "day(ts)", "hour(ts)", "day", "month(day)", "name", "n", "price", "day(z)")
+CONDITIONS = (
+    *("ts < TIMESTAMP '2026-02-01 00:00:00'", "ts >= TIMESTAMP '2026-01-31 23:59:59'", "year(ts) = 2026"),
+    *("day(ts) > DATE '2026-01-30'", "ts IS NULL", "day <= DATE '2026-01-31'", "day > DATE '2026-02-03'"),
+    *("name = 'b'", "name LIKE 'a%'", "name IN ('a', 'ab')", "NOT name = 'a'", "n > 2", "n BETWEEN 1 AND 2"),
+    *("price > 1.5", "price <> 0.0", "z < TIMESTAMP '2026-02-01 00:00:00 UTC'", "n IS NOT NULL", "name IS NULL"),
+)
+
+
+def draw_rows(rng: random.Random) -> pa.Table:
+    def column(values: list[Any], kind: pa.DataType) -> pa.Array:
+        return pa.array([rng.choice([*values, None]) for _ in range(40)], kind)
+
+    starts = [datetime(2026, 1, 31, 23, 59, 59), datetime(2026, 2, 1), datetime(2025, 12, 31), datetime(2026, 2, 3, 7)]
+    times = [start + timedelta(microseconds=rng.choice((0, 1, 3_600_000_000))) for start in starts]
+    days = [date(2026, 1, 31), date(2026, 2, 1), date(2026, 2, 4)]
+    return pa.table(
+        {
+            "ts": column(times, pa.timestamp("us")),
+            "day": column(days, pa.date32()),
+            "name": column(["a", "ab", "b", ""], pa.string()),
+            "n": column([0, 1, 2, 3], pa.int32()),
+            "price": column([0.0, -0.0, 2.0, float("nan")], pa.float64()),
+            "z": column([time.replace(tzinfo=UTC) for time in times], pa.timestamp("us", "UTC")),
+        }
+    )
+
+
+def draw_condition(rng: random.Random) -> str:
+    text = rng.choice(CONDITIONS)
+    for _ in range(rng.randrange(3)):
+        text = f"({text}) {rng.choice(('AND', 'OR'))} ({rng.choice(CONDITIONS)})"
+    return text
+
+
+def test_groups_with_a_needed_row_meet_the_condition() -> None:
+    left_out = 0
+    for seed in range(first_seed(), first_seed() + examples(1000, 100)):
+        rng = random.Random(seed)
+        rows, text = draw_rows(rng), draw_condition(rng)
+        terms = [resolve(dimension, COLUMNS) for dimension in rng.sample(DIMENSIONS, rng.randint(1, 4))]
+        where = bind(parse_sql(text, COLUMNS).expression, COLUMNS, (), case_sensitive=True)
+        condition = to_group_condition(where, terms)
+        # A client sends the condition as JSON.
+        sent = parse_expression(expression_json(condition))
+        assert bind(sent, make_group_schema(terms), (), case_sensitive=True) == condition, (seed, text)
+
+        def group(selected: pa.Table, terms: Any = terms) -> pa.Table:
+            values = {field.id: selected[field.name] for field in COLUMNS.fields}
+            measures = (parse_measure("count(*)", COLUMNS),)
+            return pa.Table.from_batches([group_rows(terms, measures, values)])
+
+        columns = {field.id: rows[field.name].combine_chunks() for field in COLUMNS.fields}
+        needed = rows.filter(pa.array(evaluate_filter(where, columns, rows.num_rows)))
+        keys = [f"d{number}" for number in range(len(terms))]
+        groups = group(rows)
+        selected = select_groups(groups, condition)
+        left_out += selected.num_rows < groups.num_rows
+        missing = {str(row) for row in group(needed).select(keys).to_pylist()}
+        missing -= {str(row) for row in selected.select(keys).to_pylist()}
+        assert not missing, (seed, text, [term.text for term in terms])
+    assert left_out > 10
+
+
+def test_condition_on_a_dimension_table_selects_by_its_attributes() -> None:
+    where = bind(
+        parse_sql("name = 'a' AND (n = 1 OR price > 1.0)", COLUMNS).expression, COLUMNS, (), case_sensitive=True
+    )
+    condition = rename_condition(where, lambda predicate: {"name": 2, "n": 0, "price": 1}.get(predicate.name))
+    assert [(one.name, one.column_id) for one in predicates_of(condition)] == [("d2", 3)], (
+        "only the engine compares NaN"
+    )
+    assert rename_condition(where, lambda _: None) == TRUE
+    assert rename_condition(FALSE, lambda _: 0) == FALSE
+    assert isinstance(condition, Bound)

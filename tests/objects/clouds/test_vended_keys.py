@@ -1,0 +1,70 @@
+"""Tests of the answers with keys that a cloud checks, which no server can revoke."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
+
+import requests
+
+from tests.connector.server_thread import ServerThread
+from tests.services.clouds.azurite import ACCOUNT_KEY, HOST, Azurite
+from tests.warehouses.world import SCHEMA
+
+
+@contextmanager
+def serve(azurite: Azurite, home: Path, warehouse: str) -> Iterator[str]:
+    """Run a server that gives clients a SAS, and yield the URL of its tables."""
+    server = ServerThread(home, warehouse=warehouse, azure_client_access="sas", **azurite.settings())
+    server.start()
+    try:
+        requests.post(f"{server.url}/v1/namespaces", json={"namespace": ["ns"]}, timeout=30)
+        yield f"{server.url}/v1/namespaces/ns/tables"
+    finally:
+        server.stop()
+
+
+def create(tables: str, name: str, **options: Any) -> dict[str, Any]:
+    answer = requests.post(tables, json={"name": name, "schema": SCHEMA, **options}, timeout=30)
+    answer.raise_for_status()
+    assert ACCOUNT_KEY not in answer.text
+    loaded: dict[str, Any] = answer.json()
+    return loaded
+
+
+def test_answers_have_a_sas_for_their_own_table_only(azurite: Azurite, tmp_path: Path) -> None:
+    warehouse = f"{azurite.create_container()}/lake"
+    with serve(azurite, tmp_path, warehouse) as tables:
+        first, second = create(tables, "first"), create(tables, "second")
+        location = first["metadata"]["location"]
+        [credential] = first["storage-credentials"]
+        assert credential["prefix"] == f"{location}/"
+        sas = parse_qs(credential["config"][f"adls.sas-token.{HOST}"])
+        assert (sas["sr"], sas["sdd"]) == (["d"], ["3"])
+        assert sas["sig"] != parse_qs(second["config"]["adls.sas-token"])["sig"]
+        refreshed = requests.get(f"{tables}/first/credentials", timeout=30).json()
+        assert refreshed["storage-credentials"][0]["prefix"] == f"{location}/"
+        assert f"adls.sas-token.{HOST}" in refreshed["storage-credentials"][0]["config"]
+
+        staged = create(tables, "staged", **{"stage-create": True})
+        assert "adls.sas-token" in staged["config"]
+        # Another table could be created below this location before the staged table is.
+        chosen = create(tables, "chosen", location=f"{warehouse}/ns", **{"stage-create": True})
+        assert "sas" not in json.dumps(chosen)
+
+    # A writer of the table can replace its metadata file, and name the folder of another table in it.
+    forged = json.dumps({**first["metadata"], "location": second["metadata"]["location"]})
+    container = warehouse.removeprefix("abfss://").partition("@")[0]
+    with azurite.client() as client:
+        path = first["metadata-location"].partition(f"{HOST}/")[2]
+        client.get_blob_client(container, path).upload_blob(forged, overwrite=True)
+    with serve(azurite, tmp_path, warehouse) as tables:
+        for path in ("first", "first/credentials"):
+            refused = requests.get(f"{tables}/{path}", timeout=30)
+            assert refused.status_code == 403
+            assert "which the table has not claimed" in refused.text
+        assert requests.get(f"{tables}/second", timeout=30).status_code == 200

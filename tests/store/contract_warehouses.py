@@ -1,0 +1,90 @@
+"""The contract of pointer stores for further warehouses: their records, and the state of a catalog."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from seamark.formats.runtime.errors import (
+    AlreadyExists,
+    BadRequest,
+    CommitConflict,
+    NamespaceNotEmpty,
+    NoSuchWarehouse,
+)
+from seamark.metaserver.store.model import StoredWarehouse
+from seamark.metaserver.store.operations import (
+    ChangeWarehouse,
+    CloseCatalog,
+    CreateNamespace,
+    CreateWarehouse,
+    DropNamespace,
+    NameCatalog,
+    RemoveWarehouse,
+)
+from seamark.metaserver.store.sql.generator_store import GeneratorStore
+from tests.store.samples import NS
+from tests.store.store_pair import StorePair
+
+LIMIT = 3
+
+
+def warehouse(name: str, path: str, **fields: Any) -> StoredWarehouse:
+    values = {"name": name, "id": f"id-of-{name}", "location": path, "location_key": path, "settings": {"a": 1}}
+    return StoredWarehouse(**{**values, "credentials": b"\x00", "created_ms": 5, "principal_name": "ann", **fields})
+
+
+class WarehousesContract(StorePair):
+    async def test_recorded_warehouses_are_found_by_name(
+        self, store: GeneratorStore, other_store: GeneratorStore
+    ) -> None:
+        sales, stock = warehouse("sales", "s3://b/sales"), warehouse("stock", "s3://b/stock", credentials=None)
+        await store.transact([CreateWarehouse(stock, LIMIT), CreateWarehouse(sales, LIMIT)])
+        assert await other_store.warehouses() == [sales, stock]
+        assert await other_store.warehouse("sales") == sales
+        assert await other_store.warehouse("none") is None
+        await other_store.transact([RemoveWarehouse(sales.id)])
+        assert await store.warehouses() == [stock]
+        with pytest.raises(NoSuchWarehouse):
+            await store.transact([RemoveWarehouse(sales.id)])
+
+    async def test_names_locations_and_number_of_warehouses_are_checked(self, store: GeneratorStore) -> None:
+        await store.transact([CreateWarehouse(warehouse("sales", "s3://b/sales"), LIMIT)])
+        with pytest.raises(AlreadyExists):
+            await store.transact([CreateWarehouse(warehouse("sales", "s3://b/other"), LIMIT)])
+        for path in ("s3://b/sales", "s3://b/sales/x", "s3://b"):
+            with pytest.raises(BadRequest, match="overlaps"):
+                await store.transact([CreateWarehouse(warehouse("new", path), LIMIT)])
+        for path in ("s3://b/sales2", "s3://c"):
+            await store.transact([CreateWarehouse(warehouse(path[5:].replace("/", "-"), path), LIMIT)])
+        with pytest.raises(BadRequest, match="warehouses_limit"):
+            await store.transact([CreateWarehouse(warehouse("new", "s3://d"), LIMIT)])
+
+    async def test_change_needs_the_version_before_it(self, store: GeneratorStore, other_store: GeneratorStore) -> None:
+        sales = warehouse("sales", "s3://b/sales")
+        await store.transact([CreateWarehouse(sales, LIMIT)])
+        changed = msgspec.structs.replace(sales, settings={}, credentials=None, version=2)
+        await store.transact([ChangeWarehouse(changed)])
+        assert await other_store.warehouse("sales") == changed
+        with pytest.raises(CommitConflict):
+            await other_store.transact([ChangeWarehouse(changed)])
+
+    async def test_database_belongs_to_one_warehouse(self, store: GeneratorStore, other_store: GeneratorStore) -> None:
+        assert await store.catalog_id() == ""
+        for _ in range(2):
+            await store.transact([NameCatalog("one")])
+        assert await other_store.catalog_id() == "one"
+        with pytest.raises(CommitConflict):
+            await other_store.transact([NameCatalog("two")])
+
+    async def test_closed_catalog_takes_no_namespaces(self, store: GeneratorStore, other_store: GeneratorStore) -> None:
+        with pytest.raises(NamespaceNotEmpty):
+            await store.transact([CloseCatalog()])
+        await store.transact([CreateNamespace(("new",), {}), DropNamespace(("new",))])
+        await store.transact([DropNamespace(NS)])
+        for _ in range(2):
+            await store.transact([CloseCatalog()])
+        with pytest.raises(NoSuchWarehouse):
+            await other_store.transact([CreateNamespace(("new",), {})])

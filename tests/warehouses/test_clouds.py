@@ -1,0 +1,57 @@
+"""One server has warehouses in S3, in Azure and in Google Cloud Storage."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyiceberg.catalog import load_catalog
+
+from tests.objects.test_s3 import build_settings
+from tests.services.clouds.azurite import ACCOUNT_KEY, Azurite
+from tests.services.clouds.gcs import GoogleStorage
+from tests.services.s3 import S3
+from tests.warehouses.world import running_with_warehouses
+
+
+def write_and_read(url: str, name: str, location: str, properties: dict[str, Any]) -> list[int]:
+    """Write a table in a warehouse by PyIceberg, and return the rows that a plan of the server has."""
+    warehouse = {"warehouse": name} if name else {}
+    catalog = load_catalog(f"cloud {name}", type="rest", uri=url, **warehouse, **properties)
+    catalog.create_namespace_if_not_exists("db")
+    table = catalog.create_table("db.t", pa.schema([("id", pa.int64())]))
+    assert table.location().startswith(f"{location}/db/t-")
+    table.append(pa.table({"id": [len(location), 1]}))
+    return sorted(catalog.load_table("db.t").scan(row_filter="id > 1").to_arrow()["id"].to_pylist())
+
+
+async def test_one_server_has_warehouses_in_three_clouds(
+    s3: S3, s3_bucket: str, azurite: Azurite, google_storage: GoogleStorage, tmp_path: Path
+) -> None:
+    own = build_settings(s3, s3_bucket)
+    azure, google = azurite.create_container(), google_storage.create_bucket()
+    options: dict[str, Any] = {
+        name: getattr(own, name)
+        for name in ("warehouse", "s3_endpoint", "s3_region", "s3_access_key_id", "s3_secret_access_key")
+    }
+    options |= {**azurite.settings(), **google_storage.settings(), "warehouse_roots": (azure, google)}
+    # The key of the warehouse, and not the wrong key of the server, opens the container.
+    options["azure_account_key"] = "d3Jvbmc="
+    clients: dict[str, dict[str, Any]] = {
+        "": s3.client_properties(),
+        "azure": {"adls.connection-string": azurite.connection_string()},
+        "google": google_storage.client_properties(),
+    }
+    locations = {"": own.warehouse, "azure": f"{azure}/lake", "google": f"{google}/lake"}
+    async with running_with_warehouses(tmp_path, **options) as world:
+        await world.create_warehouse(
+            "azure", location=locations["azure"], credentials={"azure_account_key": ACCOUNT_KEY}
+        )
+        await world.create_warehouse("google", location=locations["google"])
+        _, shown = await world.send("GET", "/api/v1/warehouses")
+        assert ACCOUNT_KEY not in str(shown)
+        for name, location in locations.items():
+            rows = await asyncio.to_thread(write_and_read, world.url, name, location, clients[name])
+            assert rows == [len(location)]
