@@ -56,7 +56,7 @@ async def _renew(settings: Settings) -> str:
     async with open_store(settings.database_url(), clock=clock) as store:
         protected_by = await renew_keys(settings, store, clock)
         for stored in await store.warehouses():
-            own = make_settings(settings, stored, {}, {})
-            async with open_store(own.database_url(), clock=clock) as own_store:
-                await renew_keys(own, own_store, clock)
+            warehouse_settings = make_settings(settings, stored, {}, {})
+            async with open_store(warehouse_settings.database_url(), clock=clock) as warehouse_store:
+                await renew_keys(warehouse_settings, warehouse_store, clock)
         return protected_by

@@ -109,10 +109,10 @@ def change(
     """Change settings or keys of the warehouse NAME."""
     if not settings and not removals and credentials_file is None:
         raise click.UsageError("Give --set, --unset or --credentials")
-    own: dict[str, Any] = {**load_warehouse(client, name)["settings"], **parse_properties(settings, "--set")}
-    own = {key: value for key, value in own.items() if key not in removals}
+    own_settings: dict[str, Any] = {**load_warehouse(client, name)["settings"], **parse_properties(settings, "--set")}
+    own_settings = {key: value for key, value in own_settings.items() if key not in removals}
     credentials = None if credentials_file is None else _read_credentials(credentials_file)
-    changed = change_warehouse(client, name, own, credentials)
+    changed = change_warehouse(client, name, own_settings, credentials)
     print_result(changed, f"Warehouse {name} is changed", as_json=as_json)
 
 

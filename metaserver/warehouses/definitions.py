@@ -44,7 +44,10 @@ names URLs, to which the server would send requests.
 """
 _ENDPOINT_KEYS = {"s3_endpoint": "s3_secret_access_key", "azure_endpoint": "azure_account_key"}
 """The credential that a warehouse with its own endpoint needs."""
-_SERVER_KEYS = ("azure_tenant_id", "azure_client_id", "azure_client_secret", "s3_folder", "s3_backend")
+_SERVER_KEYS = (
+    *CREDENTIALS,
+    *("azure_tenant_id", "azure_client_id", "azure_client_secret", "s3_folder", "s3_backend"),
+)
 """The settings of the server that do not count for a warehouse with its own credentials."""
 DEFAULTS = (
     "scan_planning_mode",
@@ -196,19 +199,20 @@ def _stays_below(location: Location, root: Location) -> bool:
     return _is_inside(os.path.realpath(location.file_path), os.path.realpath(root.file_path))
 
 
-def check_definition(settings: Settings, own: Mapping[str, Any], credentials: Mapping[str, Any]) -> None:
+def check_definition(settings: Settings, own_settings: Mapping[str, Any], credentials: Mapping[str, Any]) -> None:
     """Check that the own settings and credentials of a warehouse fit together.
 
     Raises:
         BadRequest: They contradict each other.
     """
     for endpoint, key in _ENDPOINT_KEYS.items():
-        if own.get(endpoint) and not credentials.get(key):
+        is_other_store = own_settings.get(endpoint, getattr(settings, endpoint)) != getattr(settings, endpoint)
+        if is_other_store and not credentials.get(key):
             raise BadRequest(
                 f"A warehouse with its own {endpoint} needs {key} in credentials, because the keys of the server are "
                 "for the store of the server"
             )
-    access = own.get("s3_client_access")
+    access = own_settings.get("s3_client_access")
     if access == "gateway":
         raise BadRequest("The objects gateway serves only the warehouse of the server: set s3_client_access to signing")
     if access == "static" and not credentials.get("s3_secret_access_key"):
@@ -217,7 +221,7 @@ def check_definition(settings: Settings, own: Mapping[str, Any], credentials: Ma
             "credentials of the warehouse, or use signing"
         )
     try:
-        check(make_settings(settings, _UNSAVED, own, credentials))
+        check(make_settings(settings, _UNSAVED, own_settings, credentials))
     except ConfigError as error:
         raise BadRequest(error.message) from None
 
@@ -226,14 +230,14 @@ _UNSAVED = StoredWarehouse("unsaved", "0" * 32, "file:///unsaved", "/unsaved", {
 
 
 def make_settings(
-    settings: Settings, warehouse: StoredWarehouse, own: Mapping[str, Any], credentials: Mapping[str, Any]
+    settings: Settings, warehouse: StoredWarehouse, own_settings: Mapping[str, Any], credentials: Mapping[str, Any]
 ) -> Settings:
     """Return the settings with which the components of a warehouse are opened.
 
     Args:
         settings: The settings of the server.
         warehouse: The warehouse.
-        own: The own settings of the warehouse.
+        own_settings: The own settings of the warehouse.
         credentials: The own settings of the warehouse that are secret.
     """
     values: dict[str, Any] = {
@@ -266,7 +270,7 @@ def make_settings(
         values[name] = getattr(settings, name) // settings.warehouses_limit
     if credentials:
         values |= dict.fromkeys(_SERVER_KEYS, "")
-    return dataclasses.replace(settings, **{**values, **own, **credentials})
+    return dataclasses.replace(settings, **{**values, **own_settings, **credentials})
 
 
 def _choose_client_access(settings: Settings) -> str:
@@ -355,10 +359,10 @@ async def load_settings(settings: Settings, clock: Clock, warehouse: StoredWareh
     """
     credentials = await open_credentials(settings, clock, warehouse)
     try:
-        own = check_settings(warehouse.settings, WAREHOUSE_SETTINGS, settings)
+        own_settings = check_settings(warehouse.settings, WAREHOUSE_SETTINGS, settings)
     except BadRequest as error:
         raise ConfigError(f"The warehouse {warehouse.name} cannot be opened: {error.message}") from None
-    return make_settings(settings, warehouse, own, credentials)
+    return make_settings(settings, warehouse, own_settings, credentials)
 
 
 def home_of(settings: Settings) -> Path:

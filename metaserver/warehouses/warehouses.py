@@ -152,7 +152,12 @@ class Warehouses:
         return make_settings(self._settings, stored, stored.settings, {})
 
     async def create(
-        self, name: str, location: str, own: Mapping[str, Any], credentials: Mapping[str, Any], principal_name: str
+        self,
+        name: str,
+        location: str,
+        own_settings: Mapping[str, Any],
+        credentials: Mapping[str, Any],
+        principal_name: str,
     ) -> StoredWarehouse:
         """Create a warehouse, in which the principal becomes an admin.
 
@@ -162,9 +167,9 @@ class Warehouses:
         """
         check_warehouse_name(name, self._settings)
         parsed = check_location(location, self._settings, self._list_server_roots())
-        own = check_settings(own, WAREHOUSE_SETTINGS, self._settings)
+        own_settings = check_settings(own_settings, WAREHOUSE_SETTINGS, self._settings)
         credentials = check_settings(credentials, CREDENTIALS, self._settings)
-        check_definition(self._settings, own, credentials)
+        check_definition(self._settings, own_settings, credentials)
         if await self._store.warehouse(name) is not None:
             raise AlreadyExists(f"Warehouse already exists: {name}")
         warehouse_id = self._clock.uuid4().hex
@@ -173,12 +178,12 @@ class Warehouses:
             id=warehouse_id,
             location=str(parsed),
             location_key=location_key(parsed),
-            settings=own,
+            settings=own_settings,
             credentials=await seal_credentials(self._settings, self._clock, warehouse_id, credentials),
             created_ms=self._clock.now_ms(),
             principal_name=principal_name,
         )
-        settings = make_settings(self._settings, stored, own, credentials)
+        settings = make_settings(self._settings, stored, own_settings, credentials)
         await asyncio.to_thread(check_folder, parsed, settings)
         await asyncio.to_thread(prepare_home, settings)
         try:
@@ -192,7 +197,9 @@ class Warehouses:
             raise
         return stored
 
-    async def change(self, name: str, own: Mapping[str, Any], credentials: Mapping[str, Any] | None) -> StoredWarehouse:
+    async def change(
+        self, name: str, own_settings: Mapping[str, Any], credentials: Mapping[str, Any] | None
+    ) -> StoredWarehouse:
         """Replace the own settings of a warehouse, and its credentials unless `credentials` is None.
 
         Raises:
@@ -201,15 +208,15 @@ class Warehouses:
             CommitConflict: Another request changed the warehouse.
         """
         stored = await self.require(name)
-        own = check_settings(own, WAREHOUSE_SETTINGS, self._settings)
+        own_settings = check_settings(own_settings, WAREHOUSE_SETTINGS, self._settings)
         if credentials is None:
             credentials = await open_credentials(self._settings, self._clock, stored)
         else:
             credentials = check_settings(credentials, CREDENTIALS, self._settings)
-        check_definition(self._settings, own, credentials)
+        check_definition(self._settings, own_settings, credentials)
         changed = msgspec.structs.replace(
             stored,
-            settings=own,
+            settings=own_settings,
             credentials=await seal_credentials(self._settings, self._clock, stored.id, credentials),
             version=stored.version + 1,
         )

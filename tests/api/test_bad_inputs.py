@@ -26,7 +26,7 @@ async def test_inputs_are_rejected_as_the_table_and_the_reference_page_say(tmp_p
 
 async def test_rejected_inputs_leave_no_trace(tmp_path: Path) -> None:
     async with running(tmp_path, body_limit_bytes=BODY_LIMIT_BYTES) as server:
-        prepared = await prepare(Api(server))
+        inputs = await prepare(Api(server))
         store = server.components.store
 
         async def state() -> object:
@@ -36,9 +36,9 @@ async def test_rejected_inputs_leave_no_trace(tmp_path: Path) -> None:
             return entries, files, namespaces, await store.instants(InstantFilter(), 100)
 
         before = await state()
-        for bad in BAD_INPUTS:
-            answer = await prepared.send(bad)
-            assert answer.status < 500, bad
+        for bad_input in BAD_INPUTS:
+            answer = await inputs.send(bad_input)
+            assert answer.status < 500, bad_input
         assert await state() == before
 
 

@@ -259,14 +259,14 @@ async def test_purge_deletes_nothing_in_the_location_of_another_table(tmp_path: 
 
 async def test_location_from_an_overwritten_metadata_file_is_not_signed(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        moved_table = await move_table(rig)
+        location = await move_table(rig)
         created_table = await rig.catalog.tables.create(
             CONFINED_CALLER, ("a",), CreateTable(name="forged", schema=SCHEMA)
         )
         assert await rig.catalog.load_location(("a",), "mine")
         assert created_table.entry is not None
         path = name_freely(created_table.entry.metadata_location)
-        path.write_text(json.dumps({**json.loads(path.read_text()), "location": moved_table}))
+        path.write_text(json.dumps({**json.loads(path.read_text()), "location": location}))
         with pytest.raises(Forbidden, match="which the table has not claimed"):
             await rig.catalog.load_location(("a",), "forged")
 

@@ -149,7 +149,7 @@ async def test_commit_without_any_answer_keeps_its_file_and_reports_unknown(tmp_
             await rig.commits.commit_table(CALLER, DB, "t", *append(1, None, 1))
         await rig.publisher.close()
         metadata = (await rig.catalog.tables.load(DB, "t")).metadata
-        assert metadata.current_snapshot_id == 1, "it had happened, and its file must still be there"
+        assert metadata.current_snapshot_id == 1, "the store had committed, so the file must exist"
 
 
 async def test_concurrent_drops_and_commits_leave_no_table_behind(tmp_path: Path) -> None:

@@ -79,11 +79,11 @@ def test_partitions_beyond_the_comparison_limit_count_as_overlapping(
     ]
     partitions = PartitionOverlap(_build_table(specs))
     targets = Targets(partitions, [(0, (3,))] * 2 + [(1, (5,))])
-    other_partition, inside = partitions.partition(1, (2,)), partitions.partition(1, (7,))
-    assert targets.contain(inside)
+    other_partition, contained_partition = partitions.partition(1, (2,)), partitions.partition(1, (7,))
+    assert targets.contain(contained_partition)
     assert not any(targets.overlap(other_partition) for _ in range(49))
     assert targets.overlap(other_partition)
-    assert not targets.contain(inside)
+    assert not targets.contain(contained_partition)
     assert targets.contain(partitions.partition(1, (5,))), "a partition of its own spec is found by value"
 
 

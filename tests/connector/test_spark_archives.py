@@ -50,7 +50,7 @@ def test_modules_of_a_deleted_archive_are_found_again_when_it_returns(tmp_path: 
 def test_unchanged_archive_is_not_read_again(tmp_path: Path) -> None:
     path = tmp_path / "modules.zip"
     write(path, ["one"])
-    finder, pythons = ArchiveFinder(str(path)), zipimporter(str(path))
+    finder, python_importer = ArchiveFinder(str(path)), zipimporter(str(path))
     before = path.stat()
     with path.open("r+b") as file:  # The new content has the same size and time.
         file.write(b"\0" * before.st_size)
@@ -58,8 +58,8 @@ def test_unchanged_archive_is_not_read_again(tmp_path: Path) -> None:
     finder.invalidate_caches()
     assert finder.find_spec("one") is not None
     if sys.version_info < (3, 12):  # A finder that reads it again finds no archive.
-        pythons.invalidate_caches()
-        assert pythons.find_spec("one") is None
+        python_importer.invalidate_caches()
+        assert python_importer.find_spec("one") is None
 
 
 @pytest.mark.parametrize("zipped", [True, False])

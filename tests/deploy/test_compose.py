@@ -159,8 +159,8 @@ def test_compose_sets_every_variable_that_trino_reads() -> None:
 
 
 def test_image_copies_only_existing_files_that_the_ignore_file_allows() -> None:
-    let_through = {line[1:] for line in (REPO / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    unignored_names = {line[1:] for line in (REPO / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     dockerfile = (DEPLOY / "seamark" / "Dockerfile").read_text()
     sources = {name for copy in re.findall(r"^COPY (.+) \S+$", dockerfile, re.MULTILINE) for name in copy.split()}
-    assert sources == let_through
+    assert sources == unignored_names
     assert all((REPO / source).exists() for source in sources)

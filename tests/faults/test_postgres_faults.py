@@ -98,11 +98,11 @@ def test_database_outage_loses_no_acknowledged_commit(pair: Pair, ends: Callable
                 assert status == 503, body
                 assert int(client.headers["Retry-After"]) >= 1
                 assert client.call("GET", "/readyz")[0] == 503
-                assert is_http_ok(f"{url}/healthz"), "an orchestrator must not restart it for this"
+                assert is_http_ok(f"{url}/healthz"), "an orchestrator must not restart a server whose database is away"
         finally:
             _start(pair.postgres)
         assert becomes_true(lambda: all(is_http_ok(f"{url}/readyz") for url in pair.base_urls), 60), (
-            "ready by themselves"
+            "the servers become ready again without a restart"
         )
         assert wait_for_commits(notes, 20, 60), notes
     for url in pair.base_urls:

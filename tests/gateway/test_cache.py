@@ -210,13 +210,13 @@ async def test_metadata_files_are_read_completely_and_pinned(tmp_path: Path) -> 
     path = draw_name(rng, "avro").replace("/data/", "/metadata/")
     data = rng.randbytes(3 * BLOCK)
     store.put(to_location(path), data)
-    scanned = [draw_name(rng) for _ in range(60)]
-    for other in scanned:
+    other_names = [draw_name(rng) for _ in range(60)]
+    for other in other_names:
         store.put(to_location(other), rng.randbytes(2 * BLOCK))
     async with open_worker(store, tmp_path, SimulatedClock(1)) as first_worker:
         assert await first_worker.get(path, Range="bytes=0-9") == data[:10]
         assert await first_worker.get(path) == data
-        for other in scanned:
+        for other in other_names:
             await first_worker.get(other)
         count = len(store.requests)
         assert await first_worker.get(path) == data

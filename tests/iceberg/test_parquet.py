@@ -25,10 +25,10 @@ def test_columns_are_found_in_structs_and_not_in_lists() -> None:
 
 
 def test_columns_that_share_an_id_are_ignored_and_others_are_found() -> None:
-    twice = [with_id("x", pa.int64(), 1), with_id("y", pa.int64(), 3), DEEP_STRUCT]
+    schema_fields = [with_id("x", pa.int64(), 1), with_id("y", pa.int64(), 3), DEEP_STRUCT]
     with pytest.raises(AmbiguousColumn, match="2 columns that may be column 3"):
-        find_columns(twice, [1, 3])
-    assert find_columns(twice, [1]) == {1: ("x",)}
+        find_columns(schema_fields, [1, 3])
+    assert find_columns(schema_fields, [1]) == {1: ("x",)}
 
 
 def test_file_has_field_ids_if_any_column_has_one() -> None:

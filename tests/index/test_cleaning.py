@@ -107,7 +107,7 @@ async def test_files_of_a_dropped_index_are_superseded_and_then_deleted(tmp_path
 async def test_nothing_is_deleted_while_a_definition_is_unreadable(tmp_path: Path) -> None:
     async with running(tmp_path, index_retention_s=0) as server:
         table = await open_table(server, **{PREFIX + "i": "bloom(no_such_column)"})
-        await table.add("x", "of what may be that index")
+        await table.add("x", "a file of the unreadable definition")
         await asyncio.sleep(0.01)
         assert await clean(server) == 0
         assert await table.states() == {"x": "live"}

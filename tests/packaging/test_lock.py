@@ -21,7 +21,7 @@ def entries(lock: str) -> dict[str, str]:
 
 
 def test_hashed_lock_has_the_pins_of_the_lock() -> None:
-    """`make hashes` writes it."""
+    """`make hashes` writes the lock with hashes."""
     hashed = entries("requirements.hashed.lock")
     pins = {name: entry.partition("--hash=")[0].strip() for name, entry in hashed.items()}
     assert pins == entries("requirements.lock")

@@ -337,17 +337,17 @@ def test_partition_deletes_apply_before_and_after_promotion_of_a_date_to_a_times
     kinds = [KINDS | {A: item} for item in ("date", kind)]
     schemas = [schema_json(number, kind, set(), late=True) for number, kind in enumerate(kinds)]
 
-    def blocks(file_counts: Callable[[Any], DataFile | DeleteFile], sequence: int) -> list[Block]:
-        """Return one from before the promotion and one from after it, each of the same three partitions."""
+    def build_blocks(build_file: Callable[[Any], DataFile | DeleteFile], sequence: int) -> list[Block]:
+        """Return a block from before the promotion and a block from after it, with the same three partitions."""
         days = [[-700 * unit, 700 * unit, None] for unit in (1, UNITS_PER_DAY[kind])]
         return [
-            block([build_entry(file_counts((day,)), sequence) for day in day_values], schema=schema, kinds=kind)
+            block([build_entry(build_file((day,)), sequence) for day in day_values], schema=schema, kinds=kind)
             for day_values, schema, kind in zip(days, schemas, kinds, strict=True)
         ]
 
-    data = blocks(lambda partition: build_data_file(spec_id=1, partition=partition), 1)
-    positions = blocks(lambda partition: delete_file(POSITION_DELETES, spec_id=1, partition=partition), 1)
-    equality = blocks(
+    data = build_blocks(lambda partition: build_data_file(spec_id=1, partition=partition), 1)
+    positions = build_blocks(lambda partition: delete_file(POSITION_DELETES, spec_id=1, partition=partition), 1)
+    equality = build_blocks(
         lambda partition: delete_file(EQUALITY_DELETES, spec_id=1, partition=partition, equality_ids=[B]), 2
     )
     view = TableView(

@@ -255,8 +255,8 @@ async def test_broken_table_over_http_is_a_server_error_that_names_the_file(tmp_
         files = [build_data_file(f"file:///t/data/{n:06d}.parquet", 10 * n, 10 * n + 9) for n in range(12)]
         await append(api, "t", files, snapshot_id=1, manifests=2)
         folder = Path(location.removeprefix("file://")) / "metadata"
-        whole_api = await api("POST", f"{T}/plan", {})
-        token = whole_api.json["plan-tasks"][0]
+        whole_plan = await api("POST", f"{T}/plan", {})
+        token = whole_plan.json["plan-tasks"][0]
         path = folder / "1-1.avro"
         content = path.read_bytes()
         for broken_content in (None, b"", content[:50], b"PAR1" + content):

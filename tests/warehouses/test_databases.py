@@ -112,6 +112,6 @@ async def test_commands_work_in_the_warehouse_that_they_name(tmp_path: Path) -> 
         await run("grant", "add", "ann", "reader", "--warehouse", "sales")
         assert "ann" in await run("grant", "list", "--warehouse", "sales")
         assert "ann" not in await run("grant", "list")
-        await run("namespace", "drop", "db", "--warehouse", "sales", "--yes")
+        await run("namespace", "drop", "db", "--warehouse", "sales")
         await run("warehouse", "drop", "sales", "--yes")
         assert "no further warehouses" in await run("warehouse", "list")

@@ -13,7 +13,7 @@ from seamark.formats.runtime.errors import ConfigError
 from tests.warehouses.world import WarehouseServer, running_with_warehouses
 
 KEYS = {"s3_access_key_id": "AKIA-SALES", "s3_secret_access_key": "secret-of-sales"}
-STORE = "http://127.0.0.1:9"
+STORE, OWN_STORE = "http://127.0.0.1:9", "http://127.0.0.1:10"
 
 
 async def refuse(world: WarehouseServer, body: dict[str, Any]) -> str:
@@ -121,15 +121,19 @@ async def test_prefix_of_the_server_cannot_be_the_name_of_a_warehouse(tmp_path: 
 
 async def test_settings_of_the_whole_server_and_keys_of_the_server_stay_with_the_server(tmp_path: Path) -> None:
     roots = ("s3://lake/warehouses",)
-    async with running_with_warehouses(tmp_path, warehouse_roots=roots, warehouse_endpoints=(STORE,)) as world:
+    server_keys = {"s3_endpoint": OWN_STORE, "s3_access_key_id": "x", "s3_secret_access_key": "x"}
+    async with running_with_warehouses(
+        tmp_path, warehouse_roots=roots, warehouse_endpoints=(STORE,), **server_keys
+    ) as world:
         definition = {"name": "new", "location": "s3://lake/warehouses/new"}
         for name in ("auth", "home", "database", "s3_folder", "webhook_urls", "s3_secret_access_key", "prefix"):
             assert name in await refuse(world, definition | {"settings": {name: "x"}})
-        assert "credentials" in await refuse(world, definition | {"settings": {"s3_endpoint": STORE}})
+        for endpoint in (STORE, ""):
+            assert "credentials" in await refuse(world, definition | {"settings": {"s3_endpoint": endpoint}})
         assert "static" in await refuse(world, definition | {"settings": {"s3_client_access": "static"}})
         assert "gateway" in await refuse(world, definition | {"settings": {"s3_client_access": "gateway"}})
-        half = {"credentials": {"s3_access_key_id": "x"}}
-        assert "s3_secret_access_key" in await refuse(world, definition | half)
+        for name in ("s3_access_key_id", "s3_secret_access_key"):
+            assert "must be set together" in await refuse(world, definition | {"credentials": {name: "x"}})
 
 
 async def test_credentials_are_encrypted_and_never_shown(tmp_path: Path) -> None:

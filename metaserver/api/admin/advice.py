@@ -254,7 +254,7 @@ async def _list_applied(history: QueryHistory, uuid: str) -> list[AppliedProposa
 
 
 async def _load_applied(history: QueryHistory, uuid: str) -> list[AppliedProposal]:
-    """Return the applied proposals, newest first, as they are stored."""
+    """Return the stored proposals that were applied, newest first."""
     proposals = []
     for stored_advice in await history.list_applied(uuid):
         with suppress(msgspec.MsgspecError):  # Another version of the server wrote it.

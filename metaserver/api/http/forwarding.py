@@ -52,6 +52,10 @@ async def _refuse(request: web.Request) -> web.StreamResponse:
     raise NoSuchWarehouse(f"Warehouse does not exist: {request.match_info['warehouse']}")
 
 
+async def _leave_expectation(request: web.Request) -> None:
+    """Leave the header `Expect: 100-continue` to the application of the warehouse, which answers it."""
+
+
 attach(_refuse, FORWARDED)
 
 
@@ -60,4 +64,4 @@ def add_forwarding(app: web.Application) -> None:
     if app[COMPONENTS].warehouses is None:
         return
     for path in (f"/v1/{_VARIABLE}/{{tail:.*}}", f"{_MOUNT}{_VARIABLE}/{{tail:(?!/).*}}"):
-        app.router.add_resource(path).add_route("*", _refuse)
+        app.router.add_resource(path).add_route("*", _refuse, expect_handler=_leave_expectation)

@@ -5,6 +5,7 @@ A connection has no time limit for a statement, because a statement may read or 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
@@ -14,6 +15,7 @@ import asyncpg
 from seamark.formats.runtime.errors import ConfigError, RetryLater
 from seamark.metaserver.store.sql.migrations import MIGRATIONS, create_schema, migrate, renew_epoch
 from seamark.metaserver.store.sql.postgres import (
+    CONNECT_TIMEOUT_S,
     LOST,
     MIGRATION_LOCK,
     create_schema_of,
@@ -142,7 +144,11 @@ async def _begin(url: str, subject: str, **options: Any) -> AsyncIterator[Any]:
             async with pool.acquire() as connection, connection.transaction(**options):
                 yield connection
         finally:
-            pool.terminate()
+            # A session that ends later would look like a server when the next database of the same host is copied.
+            try:
+                await asyncio.wait_for(pool.close(), CONNECT_TIMEOUT_S)
+            except TimeoutError:
+                pool.terminate()
 
 
 async def _table_exists(connection: Any, name: str) -> bool:

@@ -474,14 +474,16 @@ async def test_large_answer_is_written_in_pieces_with_its_length(
     api_with_files: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole_plan = await api_with_files("POST", f"{T}/plan", {})
-    packed = await api_with_files("POST", f"{T}/plan", {}, headers={"Accept-Encoding": "gzip"})
+    compressed_answer = await api_with_files("POST", f"{T}/plan", {}, headers={"Accept-Encoding": "gzip"})
     monkeypatch.setattr(pieces, "BODY_BYTES_MAX", 100)
-    anew = {"case-sensitive": False}
-    planned_anew = await api_with_files("POST", f"{T}/plan", anew)
-    assert planned_anew.raw == whole_plan.raw
-    assert planned_anew.headers["Content-Length"] == str(len(whole_plan.raw))
-    assert planned_anew.headers["X-Request-Id"]
-    assert (await api_with_files("POST", f"{T}/plan", anew, headers={"Accept-Encoding": "gzip"})).raw == packed.raw
+    request = {"case-sensitive": False}
+    answer_in_pieces = await api_with_files("POST", f"{T}/plan", request)
+    assert answer_in_pieces.raw == whole_plan.raw
+    assert answer_in_pieces.headers["Content-Length"] == str(len(whole_plan.raw))
+    assert answer_in_pieces.headers["X-Request-Id"]
+    assert (
+        await api_with_files("POST", f"{T}/plan", request, headers={"Accept-Encoding": "gzip"})
+    ).raw == compressed_answer.raw
 
 
 async def test_request_whose_body_follows_its_headers_later_is_answered_alike(api_with_files: Api) -> None:

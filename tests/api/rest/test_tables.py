@@ -48,11 +48,11 @@ async def test_name_belongs_to_either_a_table_or_a_view(api: Api) -> None:
 
 
 async def test_staged_table_does_not_exist_until_it_is_committed(api: Api) -> None:
-    staged = await api("POST", TABLES, {"name": "s", "schema": SCHEMA, "stage-create": True})
-    assert staged.status == 200
-    assert "metadata-location" not in staged.json
+    staged_table = await api("POST", TABLES, {"name": "s", "schema": SCHEMA, "stage-create": True})
+    assert staged_table.status == 200
+    assert "metadata-location" not in staged_table.json
     assert (await api("HEAD", f"{TABLES}/s")).status == 404
-    metadata = staged.json["metadata"]
+    metadata = staged_table.json["metadata"]
     commit: dict[str, Any] = {
         "requirements": [{"type": "assert-create"}],
         "updates": [
@@ -67,9 +67,9 @@ async def test_staged_table_does_not_exist_until_it_is_committed(api: Api) -> No
             {"action": "set-location", "location": metadata["location"]},
         ],
     }
-    committed = await api("POST", f"{TABLES}/s", commit)
-    assert committed.status == 200, committed.raw
-    assert committed.json["metadata"]["table-uuid"] == metadata["table-uuid"]
+    committed_table = await api("POST", f"{TABLES}/s", commit)
+    assert committed_table.status == 200, committed_table.raw
+    assert committed_table.json["metadata"]["table-uuid"] == metadata["table-uuid"]
     second_answer = await api("POST", f"{TABLES}/s", commit)
     assert second_answer.error[0] == 409
 

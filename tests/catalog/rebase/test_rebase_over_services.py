@@ -219,12 +219,12 @@ async def test_undone_replacements_are_not_in_the_history(tmp_path: Path) -> Non
     async with open_services_table(tmp_path, 2) as table:
         await table.commit(Appender(await table.load()).commit({"a": 1, "b": 2, "c": 3}))
         before = await table.load()
-        pending = Appender(before).commit({}, ["a"])
+        pending_append = Appender(before).commit({}, ["a"])
         history = History(table, random.Random(1), files={"a": 1, "b": 2, "c": 3})
         await history.replace()
         replaced = await table.load()
         (new_path,) = set(read_snapshot(find_head(replaced))) - {"a", "b", "c"}
-        await table.commit(pending)
+        await table.commit(pending_append)
         undone = await table.load()
         assert find_head(undone)["summary"][REPLACEMENTS_UNDONE] == str(replaced["current-snapshot-id"])
         assert find_head(undone)["parent-snapshot-id"] == before["current-snapshot-id"]
@@ -300,18 +300,18 @@ async def test_append_does_not_follow_a_replacement_that_adds_rows(tmp_path: Pat
         await table.commit(Appender(await table.load()).commit({"a": 1}))
         before = await table.load()
         pending = Appender(before).commit({"late": 5})
-        wrong = Appender(await table.load()).commit({"b": 3}, ["a"])
-        wrong[1][0]["snapshot"]["summary"]["operation"] = "replace"
-        await table.commit(wrong)
+        wrong_replacement = Appender(await table.load()).commit({"b": 3}, ["a"])
+        wrong_replacement[1][0]["snapshot"]["summary"]["operation"] = "replace"
+        await table.commit(wrong_replacement)
         with pytest.raises(CommitConflict):
             await table.commit(pending)
         file = {"content": "data", "file-path": f"{before['location']}/data/c.parquet", "file-format": "parquet"}
-        read_counts = {  # The client that commits has read all rows.
+        request = {  # The client that commits has read all rows.
             "read-snapshot-id": before["current-snapshot-id"],
             "scope": {"filter": True},
             "add": [{**file, "spec-id": 0, "partition": [], "file-size-in-bytes": 100, "record-count": 1}],
         }
-        async with table.server.http.post(f"{table.server.url}/api/v1/tables/db/t/commit", json=read_counts) as answer:
+        async with table.server.http.post(f"{table.server.url}/api/v1/tables/db/t/commit", json=request) as answer:
             assert answer.status == 409, await answer.text()
         results = {}
         for route in ("health", "timeline"):

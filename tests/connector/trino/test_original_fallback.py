@@ -302,11 +302,11 @@ async def test_rules_are_requested_once_and_only_if_there_are_rules() -> None:
 
 
 async def test_explain_of_a_user_with_rules_runs_as_the_original() -> None:
-    for rules, plan_count in ((FREE, 0), (build_rules(build_table(filters=["a = 1"])), 1)):
+    for rules, original_count in ((FREE, 0), (build_rules(build_table(filters=["a = 1"])), 1)):
         async with run_stage(script_pages(QUEUED, ROWS, END)) as (trino, rig):
             trino.rules = rules
             await fetch_result(rig, f"EXPLAIN ANALYZE {STATEMENT}")
-            assert len(list_original_statements(trino)) == plan_count
+            assert len(list_original_statements(trino)) == original_count
 
 
 @pytest.mark.parametrize("state", ["QUEUED", "PLANNING", "RUNNING"])

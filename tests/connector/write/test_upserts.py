@@ -160,13 +160,13 @@ def test_upsert_of_100_rows_in_400_files_changes_only_the_files_of_its_keys(
     assert client.files("db.t").num_rows == 400
     keys = list(range(7, 100_000, 1_000))
     assert len(keys) == 100
-    holding = {lands[key] for key in keys}
+    lands_of_keys = {lands[key] for key in keys}
     table = pa.table({"id": keys, "land": [lands[key] for key in keys], "note": [f"new {key}" for key in keys]})
     report = upsert(client, "db.t", table, keys=["id"], mode=mode)
     assert (report.updated, report.inserted) == (100, 0)
-    assert report.files_read <= len(holding)
-    assert report.files_written <= len(holding) + (mode == "merge-on-read")  # One more file has all the vectors.
-    assert report.files_removed == (0 if mode == "merge-on-read" else len(holding))
+    assert report.files_read <= len(lands_of_keys)
+    assert report.files_written <= len(lands_of_keys) + (mode == "merge-on-read")  # One more file has all the vectors.
+    assert report.files_removed == (0 if mode == "merge-on-read" else len(lands_of_keys))
     if is_indexed and mode == "merge-on-read":
         assert report.files_read == 0
     actual_rows = scan(client, "db.t", ["id", "note"]).to_arrow()

@@ -348,8 +348,8 @@ def test_damaged_page_affects_only_its_lookups_and_is_never_merged() -> None:
     blob = bytearray(b"".join(encode([FileRecords(sorted_run(hi, lo))])))
     blob[2 * PAGE + 100] ^= 1
     record = RecordBlob(memoryview(blob))
-    is_undamaged = hi < record.fences.first[2]
-    assert len(record.lookup(hi[is_undamaged], lo[is_undamaged])[0]) == np.count_nonzero(is_undamaged)
+    is_before_damage = hi < record.fences.first[2]
+    assert len(record.lookup(hi[is_before_damage], lo[is_before_damage])[0]) == np.count_nonzero(is_before_damage)
     damaged_row = int(np.flatnonzero((hi > record.fences.first[2]) & (hi < record.fences.first[3]))[0])
     for _ in range(2):
         with pytest.raises(ValueError, match="page 2 does not match its checksum"):

@@ -36,11 +36,16 @@ from tests.streams.chaos.model import Model
 from tests.streams.chaos.readers import Readers, Scan, scan_by_pyiceberg
 from tests.waits import block_until
 
-ROWS_SCHEMA = Schema(NestedField(1, "producer", StringType()), NestedField(2, "number", LongType()))
+ROWS_SCHEMA = Schema(
+    NestedField(1, "producer", StringType()),
+    NestedField(2, "number", LongType()),
+    NestedField(3, "payload", StringType()),
+)
 KEYS_SCHEMA = Schema(
     NestedField(1, "id", LongType(), required=True), NestedField(2, "value", LongType()), identifier_field_ids=[1]
 )
-DISK_SIZE = "160m"
+DISK_SIZE = "320m"
+"""The size of the disk with the log in files: two segments that are full, and two that begin."""
 SERVERS = 2
 READERS = 2
 FAULTS_MIN = 8
@@ -52,6 +57,7 @@ _SETTLE_S = 240.0
 SETTINGS = {
     "SEAMARK_STREAM_FLUSH_INTERVAL_MS": "1000",
     "SEAMARK_PEER_LEASE_S": "2",
+    "SEAMARK_STREAM_LOG_RETENTION_BYTES": str(64 << 20),
     "SEAMARK_SERVICES_WORKERS": "1",
 }
 SERVICES = {"seamark.compaction.enabled": "true", "seamark.compaction.min-files": "3"}

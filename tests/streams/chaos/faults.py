@@ -54,7 +54,7 @@ class Faults:
         """Cause a random fault, and undo it."""
         kinds: list[Callable[[], None]] = [self.kill_server, self.kill_server, self.pause, self.kill_child]
         kinds += [self.kill_reader]
-        kinds += [self.fill_disk] if self._disk is not None else []
+        kinds += [self.fill_disk, self.fill_disk] if self._disk is not None else []
         kinds += [self.kill_broker] if self._kafka is not None else []
         kinds += [self.cut_off, self.cut_off] if self._network is not None else []
         kind = self._rng.choice(kinds)
@@ -88,7 +88,7 @@ class Faults:
         """Fill the disk of the log and of the database."""
         assert self._disk is not None
         self._disk.fill()
-        time.sleep(self._rng.choice((1, 3)))
+        time.sleep(self._rng.choice((1, 3, 6)))
         self._disk.free_space()
 
     def kill_broker(self) -> None:

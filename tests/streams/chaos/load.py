@@ -14,6 +14,9 @@ import aiohttp
 from tests.streams.chaos.model import ABSENT, Model
 
 WRITERS, KEY_WRITERS, KEYS = 4, 2, 40
+_LARGE_REQUESTS = 0.15
+"""The share of requests with large rows. They fill segments of the log, so that a new segment meets a full disk."""
+_LARGE_REQUEST_BYTES = 1 << 20
 _RETRIED = (429, 502, 503, 504, 507)
 """The statuses after which a request is repeated."""
 _UNKNOWN = "CommitStateUnknownException"
@@ -44,7 +47,10 @@ class Load:
         sequence = 0
         while not self.is_ending:
             numbers = self._model.begin_rows(producer, self._rng.choice((1, 5, 50)))
-            rows = [{"producer": producer, "number": number} for number in numbers]
+            rows: list[dict[str, Any]] = [{"producer": producer, "number": number} for number in numbers]
+            if self._rng.random() < _LARGE_REQUESTS:
+                payload = "x" * (_LARGE_REQUEST_BYTES // len(rows))
+                rows = [{**row, "payload": payload} for row in rows]
             await self._send(http, "t", producer, sequence, rows)
             self._model.acknowledge_rows(producer)
             sequence += 1

@@ -1,0 +1,72 @@
+"""How near are the predictions of the advisor to what plans read after the first proposal is applied?
+
+Each case is a random table without a layout, and a skewed workload from a seed. The history has no literals. The first
+proposal is applied, and the planner plans the recorded statements again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+
+from bench.report import OURS, Report, Row
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.policies import load_advice
+from seamark.connector.jobs.advice import apply_proposal
+from tests.connector.advice.workloads import (
+    TABLE,
+    make_table,
+    measure_planned_bytes,
+    random_workload,
+    run_statements,
+)
+from tests.connector.server_thread import ServerThread
+
+CASES, QUICK_CASES, STATEMENTS, SEED = 30, 3, 80, 17
+NEAR_FRACTION, NEAR_GOAL_PERCENT = 0.2, 90.0
+
+
+async def run(folder: Path, *, quick: bool = False) -> Report:
+    report = Report("planning_advisor", "How near are the predictions of the advisor?", peer="no peer")
+    ratios = []
+    for case in range(QUICK_CASES if quick else CASES):
+        title, predicted, after = await asyncio.to_thread(_apply_first, folder / str(case), SEED + case)
+        ratios.append(predicted / after)
+        report.notes.append(f"seed {SEED + case}: {title}: predicted / result is {predicted / after:.2f}")
+    near = sum(abs(ratio - 1) <= NEAR_FRACTION for ratio in ratios)
+    report.rows.append(
+        Row(
+            f"{len(ratios)} skewed workloads",
+            "predictions within 20 % of the result",
+            "%",
+            {OURS: 100 * near / len(ratios)},
+            lower_is_better=False,
+            goal=NEAR_GOAL_PERCENT,
+        )
+    )
+    return report
+
+
+def _apply_first(home: Path, seed: int) -> tuple[str, float, float]:
+    """Apply the first proposal.
+
+    Returns:
+        Its title, and the bytes of an average statement: predicted, and as planned after the change.
+    """
+    home.mkdir(parents=True)
+    server = ServerThread(home, warehouse=home.as_uri(), services_workers=0)
+    server.start()
+    try:
+        with closing(IndexClient(server.url)) as client:
+            rng = np.random.default_rng(seed)
+            make_table(client, rng)
+            wheres = random_workload(rng).draw(rng, STATEMENTS)
+            run_statements(client, wheres)
+            best = load_advice(client, TABLE)["proposals"][0]
+            apply_proposal(client, TABLE, best, wait_s=10)
+            return best["title"], best["predicted"]["bytes"], measure_planned_bytes(client, wheres)
+    finally:
+        server.stop()
