@@ -1,6 +1,6 @@
 """A proxy that turns uploads of the XML API of Google Cloud Storage into uploads of its JSON API.
 
-Its arguments are the address of the emulator, and the port of the proxy. It is a process of its own, because pyarrow
+Its arguments are the address of the emulator, and the port of the proxy. It is a separate process, because pyarrow
 holds Python's lock while it waits for Google Cloud Storage.
 """
 
