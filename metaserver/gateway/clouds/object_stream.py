@@ -6,12 +6,16 @@ So only a few chunks are in memory, and each request ends within its timeout, ev
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
 
 import obstore
 from obstore.store import ObjectStore as RemoteStore
 
 from seamark.metaserver.gateway.s3_errors import S3Error
 from seamark.metaserver.objects.clouds.cloud_objects import FAILED, is_range_behind_end
+
+if TYPE_CHECKING:
+    from obstore import GetOptions
 
 PUT_BYTES_MAX = 8 << 20
 """The size up to which an object is sent with one request. A larger object is sent in chunks of this size."""
@@ -88,7 +92,10 @@ async def read_stream(store: RemoteStore, key: str, start: int, end: int, etag: 
     """
     while start < end:
         stop = min(end, start + READ_BYTES)
-        result = await obstore.get_async(store, key, options={"range": (start, stop), "if_match": etag})
+        options: GetOptions = {"range": (start, stop)}
+        if etag is not None:
+            options["if_match"] = etag
+        result = await obstore.get_async(store, key, options=options)
         data = bytes(await result.bytes_async())
         if len(data) != stop - start:
             raise EOFError(f"The object has no bytes {start + len(data)} to {stop}")

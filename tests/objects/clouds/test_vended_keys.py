@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,6 +37,12 @@ def create(tables: str, name: str, **options: Any) -> dict[str, Any]:
     return loaded
 
 
+def write_file(azurite: Azurite, location: str, document: dict[str, Any]) -> None:
+    container, _, path = location.removeprefix("abfss://").partition(f"@{HOST}/")
+    with azurite.client() as client:
+        client.get_blob_client(container, path).upload_blob(json.dumps(document), overwrite=True)
+
+
 def test_answers_have_a_sas_for_their_own_table_only(azurite: Azurite, tmp_path: Path) -> None:
     warehouse = f"{azurite.create_container()}/lake"
     with serve(azurite, tmp_path, warehouse) as tables:
@@ -56,14 +63,18 @@ def test_answers_have_a_sas_for_their_own_table_only(azurite: Azurite, tmp_path:
         chosen = create(tables, "chosen", location=f"{warehouse}/later", **{"stage-create": True})
         assert "sas" not in json.dumps(chosen)
 
-    # A writer of the table can replace its metadata file, and name the folder of another table in it.
-    forged = json.dumps({**first["metadata"], "location": second["metadata"]["location"]})
-    container = warehouse.removeprefix("abfss://").partition("@")[0]
-    with azurite.client() as client:
-        path = first["metadata-location"].partition(f"{HOST}/")[2]
-        client.get_blob_client(container, path).upload_blob(forged, overwrite=True)
+        folder = f"{warehouse}/ns/registered"
+        metadata = {**first["metadata"], "location": folder, "table-uuid": str(uuid.uuid4())}
+        write_file(azurite, f"{folder}/metadata/own.metadata.json", metadata)
+        body = {"name": "registered", "metadata-location": f"{folder}/metadata/own.metadata.json"}
+        registered = requests.post(tables.replace("/tables", "/register"), json=body, timeout=30)
+        assert registered.status_code == 200, registered.text
+
+    # A writer of the table can replace a file that the server has not written, and name another table's folder in it.
+    forged = {**metadata, "location": second["metadata"]["location"]}
+    write_file(azurite, f"{folder}/metadata/own.metadata.json", forged)
     with serve(azurite, tmp_path, warehouse) as tables:
-        for path in ("first", "first/credentials"):
+        for path in ("registered", "registered/credentials"):
             refused = requests.get(f"{tables}/{path}", timeout=30)
             assert refused.status_code == 403
             assert "which the table has not claimed" in refused.text
