@@ -614,7 +614,7 @@ class SeamarkClient:
                 )
             except HTTPError as error:
                 raise Unreachable(f"No answer from {self._shown}: {cause_text(error, self.url)}") from error
-            if answer.status in (200, 204):
+            if answer.status in (200, 201, 204):
                 return answer.data
             failure = parse_error(answer.status, answer.data, answer.headers.get("X-Request-Id", ""))
             wait_s = wait_s_of(answer.status, answer.headers.get("Retry-After"), number, repeatable=repeatable)

@@ -40,7 +40,7 @@ from seamark.metaserver.gateway.folder_files import (
 )
 from seamark.metaserver.gateway.folder_listing import list_keys
 from seamark.metaserver.gateway.folder_uploads import Uploads, read_complete, read_part_number
-from seamark.metaserver.gateway.listing import Listing
+from seamark.metaserver.gateway.listing import ListingRequest
 from seamark.metaserver.gateway.s3_errors import S3Error, of_seamark_error, xml_text
 from seamark.metaserver.objects.folder import file_location
 from seamark.metaserver.objects.local import TEMPORARY_PREFIX, LocalObjects, LocalPlace
@@ -184,7 +184,7 @@ class FolderBackend:
     async def _list(self, call: S3Call) -> web.StreamResponse:
         query, bucket = dict(call.address.query), call.address.bucket
         start = self._find_file(f"s3://{bucket}/{query['prefix'].rpartition('/')[0]}")
-        listing = Listing.parse(bucket, query)
+        listing = ListingRequest.parse(bucket, query)
 
         def work(_: LocalPlace) -> bytes:
             keys = list_keys(self._root, bucket, listing.prefix, listing.delimiter, listing.after)

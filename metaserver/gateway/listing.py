@@ -24,7 +24,7 @@ class Listed:
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class ListingRequest:
     """A parsed request for a listing.
 
     Attributes:
@@ -40,7 +40,7 @@ class Listing:
     limit: int
 
     @staticmethod
-    def parse(bucket: str, query: Mapping[str, str]) -> Listing:
+    def parse(bucket: str, query: Mapping[str, str]) -> ListingRequest:
         """Parse the query of a request.
 
         Raises:
@@ -51,7 +51,7 @@ class Listing:
         token = query.get("continuation-token")
         after = query.get("start-after", "") if token is None else _read_token(token)
         limit = min(int(query.get("max-keys", PAGE_MAX)), PAGE_MAX)
-        return Listing(bucket, query, query["prefix"], query.get("delimiter", ""), after, limit)
+        return ListingRequest(bucket, query, query["prefix"], query.get("delimiter", ""), after, limit)
 
     def write(self, entries: Sequence[Listed]) -> bytes:
         """Return the answer.

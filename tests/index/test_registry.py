@@ -18,7 +18,7 @@ from seamark.metaserver.store.model import Entry, IndexFileState, RegisteredInde
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import CreateEntry, CreateNamespace, DropEntry, Operation
 from seamark.metaserver.store.port import PointerStore
-from tests.store.contract_index_files import make_file
+from tests.store.contracts.index_files import make_file
 from tests.store.samples import NS, TABLE, make_entry
 
 UUID = "uuid-of-t"

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from tests.store.contract_claims import ClaimsContract
-from tests.store.contract_index_files import IndexFilesContract
-from tests.store.contract_names import NamesContract
-from tests.store.contract_plan_tables import PlanTablesContract
-from tests.store.contract_producers import ProducersContract, StreamsContract
-from tests.store.contract_recorded_reads import ColumnReadsContract, QueryHistoryContract
-from tests.store.contract_records import RecordsContract
-from tests.store.contract_replicas import ReplicasContract
-from tests.store.contract_timeline import TimelineContract
-from tests.store.contract_transactions import TransactionsContract
-from tests.store.contract_warehouses import WarehousesContract
+from tests.store.contracts.claims import ClaimsContract
+from tests.store.contracts.index_files import IndexFilesContract
+from tests.store.contracts.names import NamesContract
+from tests.store.contracts.plan_tables import PlanTablesContract
+from tests.store.contracts.producers import ProducersContract, StreamsContract
+from tests.store.contracts.recorded_reads import ColumnReadsContract, QueryHistoryContract
+from tests.store.contracts.records import RecordsContract
+from tests.store.contracts.replicas import ReplicasContract
+from tests.store.contracts.timeline import TimelineContract
+from tests.store.contracts.transactions import TransactionsContract
+from tests.store.contracts.warehouses import WarehousesContract
 
 
 class PointerStoreContract(

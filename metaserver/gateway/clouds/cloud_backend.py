@@ -25,7 +25,7 @@ from seamark.metaserver.gateway.clouds.object_stream import put_stream, read_fir
 from seamark.metaserver.gateway.conditions import check_read, read_range
 from seamark.metaserver.gateway.folder_files import Checksums, select_kept_headers
 from seamark.metaserver.gateway.folder_uploads import read_complete, read_part_number
-from seamark.metaserver.gateway.listing import Listed, Listing, encode_key
+from seamark.metaserver.gateway.listing import Listed, ListingRequest, encode_key
 from seamark.metaserver.gateway.s3_errors import S3Error, of_seamark_error, xml_text
 from seamark.metaserver.objects.clouds.backed import Backing
 from seamark.metaserver.objects.clouds.cloud_objects import FAILED
@@ -168,7 +168,7 @@ class CloudBackend:
         return response
 
     async def _list(self, call: S3Call) -> web.StreamResponse:
-        listing = Listing.parse(call.address.bucket, call.address.query)
+        listing = ListingRequest.parse(call.address.bucket, call.address.query)
         store = self._open_bucket(call.address.bucket)
         if not listing.limit:
             entries: list[Listed] = []
@@ -366,7 +366,7 @@ async def _read_body(call: S3Call) -> AsyncIterator[bytes]:
         yield withheld
 
 
-async def _list_keys(store: RemoteStore, listing: Listing) -> list[Listed]:
+async def _list_keys(store: RemoteStore, listing: ListingRequest) -> list[Listed]:
     """Return the first keys of a listing, and one more if there are more."""
     folder = listing.prefix.rpartition("/")[0]
     entries: list[Listed] = []
@@ -379,7 +379,7 @@ async def _list_keys(store: RemoteStore, listing: Listing) -> list[Listed]:
     return entries
 
 
-async def _list_folder(store: RemoteStore, listing: Listing) -> list[Listed]:
+async def _list_folder(store: RemoteStore, listing: ListingRequest) -> list[Listed]:
     """Return the first keys and common prefixes of one folder, and one more if there are more."""
     folder = listing.prefix.rpartition("/")[0]
     result = await obstore.list_with_delimiter_async(store, f"{folder}/")
