@@ -367,7 +367,7 @@ async def check_database(store: PointerStore, stored: StoredWarehouse) -> None:
     """Check that a database belongs to the warehouse.
 
     Raises:
-        ConfigError: It belongs to another one, or is empty because the database of the warehouse is lost.
+        ConfigError: It belongs to another warehouse, or is empty because the database of the warehouse is lost.
     """
     if await store.catalog_id() != stored.id:
         raise ConfigError(
