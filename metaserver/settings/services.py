@@ -24,13 +24,21 @@ def setting(
     schemes: Collection[str] = (),
     minimum: float | None = None,
     maximum: float | None = None,
+    pattern: str = "",
 ) -> Any:
     """Return a field with a default, a description, and its valid values.
 
-    The valid values are one of `choices`, a URL of one of `schemes` (or empty), or a number from `minimum` to
-    `maximum`, both included. A secret is not in the repr of the settings.
+    The valid values are one of `choices`, a URL of one of `schemes` (or empty), a text that the regular expression
+    `pattern` matches (or empty), or a number from `minimum` to `maximum`, both included. A secret is not in the repr of
+    the settings.
     """
-    metadata = {"description": description, "secret": secret, "choices": choices, "schemes": schemes}
+    metadata = {
+        "description": description,
+        "secret": secret,
+        "choices": choices,
+        "schemes": schemes,
+        "pattern": pattern,
+    }
     return dataclasses.field(
         default=default, repr=not secret, metadata={**metadata, "minimum": minimum, "maximum": maximum}
     )

@@ -74,7 +74,7 @@ class Settings(
     )
 
     s3_endpoint: str = setting("", "URL of an S3-compatible store; empty for AWS.", schemes=("http", "https"))
-    s3_region: str = setting("us-east-1", "Region for requests and signatures.")
+    s3_region: str = setting("us-east-1", "Region for requests and signatures.", pattern="[a-z0-9-]{1,40}")
     s3_access_key_id: str = setting("", "Access key of the server; empty uses AWS's credential chain.", secret=True)
     s3_secret_access_key: str = setting("", "Secret key of the server.", secret=True)
     s3_path_style: bool = setting(True, "Path-style requests (http://host/bucket/key); false for virtual-host style.")

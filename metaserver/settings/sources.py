@@ -178,6 +178,8 @@ def convert(name: str, value: Any, source: str) -> Any:
         if metadata["schemes"] and item and item.partition("://")[0] not in metadata["schemes"]:
             allowed_form = "a URL that starts with " + " or ".join(f"{scheme}://" for scheme in metadata["schemes"])
             raise refuse(allowed_form, _as_location(item) if LOCAL in metadata["schemes"] else "")
+        if metadata["pattern"] and item and not re.fullmatch(metadata["pattern"], item):
+            raise refuse(f"a text that matches {metadata['pattern']}")
         minimum, maximum = metadata["minimum"], metadata["maximum"]
         if (minimum is not None and item < minimum) or (maximum is not None and item > maximum):
             raise refuse(f"at least {minimum:g}" if maximum is None else f"from {minimum:g} to {maximum:g}")

@@ -18,8 +18,9 @@ class WarehouseSettings:
     )
     warehouse_endpoints: tuple[str, ...] = setting(
         (),
-        "URLs of S3-compatible stores that a further warehouse can name as its own s3_endpoint. Empty: further "
-        "warehouses use the store of the server.",
+        "URLs of S3-compatible stores, and of Azure's Blob service, that a further warehouse can name as its own "
+        "s3_endpoint or azure_endpoint. Empty: further warehouses use the store of the server. An empty URL in the "
+        "list allows the stores of AWS and Azure, if the server has its own endpoint.",
         schemes=("http", "https"),
     )
     warehouses_limit: int = setting(

@@ -44,9 +44,13 @@ names URLs, to which the server would send requests.
 """
 _ENDPOINT_KEYS = {"s3_endpoint": "s3_secret_access_key", "azure_endpoint": "azure_account_key"}
 """The credential that a warehouse with its own endpoint needs."""
+_OWN_STORE_SETTINGS = ("s3_region", "s3_path_style")
+"""The settings that make the host of a request to S3, so a warehouse that uses the keys of the server cannot have them.
+"""
 _SERVER_KEYS = (
     *CREDENTIALS,
     *("azure_tenant_id", "azure_client_id", "azure_client_secret", "s3_folder", "s3_backend"),
+    *("s3_sts_role", "s3_sts_external_id", "s3_sts_endpoint"),
 )
 """The settings of the server that do not count for a warehouse with its own credentials."""
 DEFAULTS = (
@@ -130,7 +134,9 @@ def check_settings(values: Mapping[str, Any], allowed_names: tuple[str, ...], se
 
 
 def _check_endpoint(name: str, url: str, settings: Settings) -> None:
-    if url and url.rstrip("/") not in {endpoint.rstrip("/") for endpoint in settings.warehouse_endpoints}:
+    if not url and not getattr(settings, name):
+        return
+    if url.rstrip("/") not in {endpoint.rstrip("/") for endpoint in settings.warehouse_endpoints}:
         raise BadRequest(
             f"{name} is {url[:200]!r}, which is not an allowed endpoint; have the operator add it to the setting "
             "warehouse_endpoints"
@@ -212,6 +218,13 @@ def check_definition(settings: Settings, own_settings: Mapping[str, Any], creden
                 f"A warehouse with its own {endpoint} needs {key} in credentials, because the keys of the server are "
                 "for the store of the server"
             )
+    for name in _OWN_STORE_SETTINGS:
+        is_other_host = own_settings.get(name, getattr(settings, name)) != getattr(settings, name)
+        if is_other_host and not credentials.get("s3_secret_access_key"):
+            raise BadRequest(
+                f"A warehouse with its own {name} needs s3_secret_access_key in credentials, because with the keys of "
+                "the server it would reach other buckets and hosts"
+            )
     access = own_settings.get("s3_client_access")
     if access == "gateway":
         raise BadRequest("The objects gateway serves only the warehouse of the server: set s3_client_access to signing")
@@ -262,7 +275,7 @@ def make_settings(
         "parquet_kms": "",
         "plan_disk_folder": "",
         "index_disk_folder": "",
-        "s3_client_access": _choose_client_access(settings),
+        "s3_client_access": _choose_client_access(settings, has_credentials=bool(credentials)),
         "sql_statements_limit": max(1, settings.sql_statements_limit // settings.warehouses_limit),
         "pg_pool_max": max(2, settings.pg_pool_max // settings.warehouses_limit),
     }
@@ -273,11 +286,14 @@ def make_settings(
     return dataclasses.replace(settings, **{**values, **own_settings, **credentials})
 
 
-def _choose_client_access(settings: Settings) -> str:
-    """Return what clients of a warehouse receive by default. It is never a key of the server."""
+def _choose_client_access(settings: Settings, *, has_credentials: bool) -> str:
+    """Return what clients of a warehouse receive by default. It is never a key of the server.
+
+    The role of the server for STS does not count for a warehouse with its own credentials, so the server signs.
+    """
     if settings.s3_folder or settings.s3_backend or settings.s3_client_access == "none":
         return "none"
-    return "sts" if settings.s3_client_access == "sts" else "signing"
+    return "sts" if settings.s3_client_access == "sts" and not has_credentials else "signing"
 
 
 def make_database_url(settings: Settings, warehouse_id: str) -> str:
@@ -360,6 +376,7 @@ async def load_settings(settings: Settings, clock: Clock, warehouse: StoredWareh
     credentials = await open_credentials(settings, clock, warehouse)
     try:
         own_settings = check_settings(warehouse.settings, WAREHOUSE_SETTINGS, settings)
+        check_definition(settings, own_settings, credentials)
     except BadRequest as error:
         raise ConfigError(f"The warehouse {warehouse.name} cannot be opened: {error.message}") from None
     return make_settings(settings, warehouse, own_settings, credentials)

@@ -101,6 +101,12 @@ async def test_location_and_endpoint_need_the_consent_of_the_operator(tmp_path: 
         definition = {"name": "new", "location": f"file://{world.lake}/new"}
         endpoint = {"settings": {"s3_endpoint": "http://169.254.169.254"}, "credentials": KEYS}
         assert "warehouse_endpoints" in await refuse(world, definition | endpoint)
+        region = {"settings": {"s3_region": "x@10.0.0.5:8443/api/x?"}, "credentials": KEYS}
+        assert "[a-z0-9-]{1,40}" in await refuse(world, definition | region)
+    async with running_with_warehouses(tmp_path, s3_endpoint=STORE, azure_endpoint=STORE) as world:
+        for name, keys in (("s3_endpoint", KEYS), ("azure_endpoint", {"azure_account_key": "a2V5"})):
+            body = definition | {"settings": {name: ""}, "credentials": keys}
+            assert "warehouse_endpoints" in await refuse(world, body)
     async with running_with_warehouses(tmp_path, warehouse_roots=()) as world:
         assert "warehouse_roots" in await refuse(world, definition)
 
@@ -123,13 +129,15 @@ async def test_settings_of_the_whole_server_and_keys_of_the_server_stay_with_the
     roots = ("s3://lake/warehouses",)
     server_keys = {"s3_endpoint": OWN_STORE, "s3_access_key_id": "x", "s3_secret_access_key": "x"}
     async with running_with_warehouses(
-        tmp_path, warehouse_roots=roots, warehouse_endpoints=(STORE,), **server_keys
+        tmp_path, warehouse_roots=roots, warehouse_endpoints=(STORE, ""), **server_keys
     ) as world:
         definition = {"name": "new", "location": "s3://lake/warehouses/new"}
         for name in ("auth", "home", "database", "s3_folder", "webhook_urls", "s3_secret_access_key", "prefix"):
             assert name in await refuse(world, definition | {"settings": {name: "x"}})
         for endpoint in (STORE, ""):
             assert "credentials" in await refuse(world, definition | {"settings": {"s3_endpoint": endpoint}})
+        for name, value in (("s3_path_style", False), ("s3_region", "eu-west-1")):
+            assert "credentials" in await refuse(world, definition | {"settings": {name: value}})
         assert "static" in await refuse(world, definition | {"settings": {"s3_client_access": "static"}})
         assert "gateway" in await refuse(world, definition | {"settings": {"s3_client_access": "gateway"}})
         for name in ("s3_access_key_id", "s3_secret_access_key"):

@@ -1,0 +1,44 @@
+"""The settings with which the components of a warehouse are opened."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seamark.formats.runtime.clock import SystemClock
+from seamark.formats.runtime.errors import BadRequest, ConfigError
+from seamark.metaserver.settings.settings import Settings
+from seamark.metaserver.store.model import StoredWarehouse
+from seamark.metaserver.warehouses.definitions import check_definition, load_settings, make_settings
+from tests.server.rig import build_settings
+
+KEYS = {"s3_access_key_id": "AKIA-SALES", "s3_secret_access_key": "secret-of-sales"}
+
+
+def build_warehouse(settings: dict[str, Any]) -> StoredWarehouse:
+    return StoredWarehouse("sales", "0" * 32, "s3://lake/sales", "s3://lake/sales", settings, None, 0, "ann")
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """The settings of a server that gives clients temporary keys of its role."""
+    role = "arn:aws:iam::123456789012:role/lake"
+    return dataclasses.replace(build_settings(tmp_path), s3_client_access="sts", s3_sts_role=role)
+
+
+async def test_stored_region_without_own_keys_is_refused_when_the_warehouse_opens(settings: Settings) -> None:
+    for name, value in (("s3_path_style", False), ("s3_region", "eu-west-1")):
+        with pytest.raises(ConfigError, match=name):
+            await load_settings(settings, SystemClock(), build_warehouse({name: value}))
+
+
+def test_role_of_the_server_is_not_assumed_for_a_warehouse_with_own_keys(settings: Settings) -> None:
+    check_definition(settings, {}, KEYS)
+    own = make_settings(settings, build_warehouse({}), {}, KEYS)
+    assert (own.s3_client_access, own.s3_sts_role) == ("signing", "")
+    assert make_settings(settings, build_warehouse({}), {}, {}).s3_client_access == "sts"
+    with pytest.raises(BadRequest, match="s3_sts_role"):
+        check_definition(settings, {"s3_client_access": "sts"}, KEYS)
