@@ -8,7 +8,7 @@ record of the warehouse, so that every process of a fleet notices a change with 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -281,7 +281,10 @@ class Warehouses:
         if warehouse is None:
             warehouse = _OpenWarehouse(stored, asyncio.get_running_loop().create_future())
             self._open[stored.id] = warehouse
-            warehouse.task = asyncio.create_task(self._run(warehouse), name=f"warehouse {stored.name}")
+            predecessors = [
+                leaving.task for leaving in self._leaving if leaving.stored.id == stored.id and leaving.task is not None
+            ]
+            warehouse.task = asyncio.create_task(self._run(warehouse, predecessors), name=f"warehouse {stored.name}")
         return warehouse
 
     def _retire(self, warehouse_id: str) -> None:
@@ -291,10 +294,19 @@ class Warehouses:
             self._leaving.add(warehouse)
             warehouse.closing.set()
 
-    async def _run(self, warehouse: _OpenWarehouse) -> None:
-        """Open the components of a warehouse, and close them when the warehouse is retired."""
+    async def _run(self, warehouse: _OpenWarehouse, predecessors: Sequence[asyncio.Task[None]]) -> None:
+        """Open the components of a warehouse, and close them when the warehouse is retired.
+
+        Args:
+            warehouse: The warehouse.
+            predecessors: The tasks of its earlier instances, which run until their requests have ended, or for
+                `drain_timeout_s`. An earlier instance holds the lock of the log of rows, without which the warehouse
+                would be served without its fresh rows.
+        """
         stored = warehouse.stored
         try:
+            if predecessors:
+                await asyncio.wait(predecessors)
             settings = await load_settings(self._settings, self._clock, stored)
             location = parse_location(stored.location)
             await asyncio.to_thread(check_apart_from_server, location, self._settings, self._list_server_roots())
