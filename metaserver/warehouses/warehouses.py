@@ -8,6 +8,7 @@ record of the warehouse, so that every process of a fleet notices a change with 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -65,6 +66,10 @@ if TYPE_CHECKING:
 
 _OPEN_INTERVAL_S = 30.0
 """The time between two rounds that open the warehouses for housekeeping, and close dropped warehouses."""
+_NAMES_S = 1.0
+"""The time for which the names of all warehouses are remembered, so that unknown names cost no query each."""
+_FAILURE_S = 5.0
+"""The time after which a warehouse that cannot be opened is tried again."""
 _SQLITE_SUFFIXES = ("", "-wal", "-shm", "-journal")
 _log = structlog.get_logger("seamark.warehouses")
 
@@ -117,6 +122,11 @@ class Warehouses:
         self._opener = opener
         self._open: dict[str, _OpenWarehouse] = {}
         self._leaving: set[_OpenWarehouse] = set()
+        self._names: set[str] = set()
+        self._names_end_s = -math.inf
+        self._names_lock = asyncio.Lock()
+        self._failures: dict[str, tuple[int, float]] = {}
+        """The version of each warehouse that could not be opened, and the time of the next attempt, by id."""
 
     @property
     def open_count(self) -> int:
@@ -130,7 +140,24 @@ class Warehouses:
 
     async def find(self, name: str) -> StoredWarehouse | None:
         """Return the further warehouse with this name, or None."""
-        return await self._store.warehouse(name) if is_warehouse_name(name) else None
+        stored = await self._store.warehouse(name) if is_warehouse_name(name) else None
+        if stored is not None:
+            self._names.add(name)
+        return stored
+
+    async def _may_exist(self, name: str) -> bool:
+        """Return whether to look for a warehouse with this name.
+
+        Requests without a login name arbitrary warehouses, so unknown names together cost one query in `_NAMES_S`. A
+        warehouse that another process creates can be unknown for that time.
+        """
+        if name in self._names:
+            return True
+        async with self._names_lock:
+            if self._clock.monotonic() >= self._names_end_s:
+                self._names = {stored.name for stored in await self.list()}
+                self._names_end_s = self._clock.monotonic() + _NAMES_S
+            return name in self._names
 
     async def require(self, name: str) -> StoredWarehouse:
         """Return the further warehouse with this name.
@@ -195,6 +222,8 @@ class Warehouses:
         except (AlreadyExists, BadRequest, ConfigError):
             _remove_database(settings)  # No record names this database.
             raise
+        async with self._names_lock:  # The names that another request reads may lack the new name.
+            self._names.add(name)
         return stored
 
     async def change(
@@ -264,7 +293,7 @@ class Warehouses:
 
     async def _enter(self, name: str) -> _OpenWarehouse | None:
         try:
-            stored = await self.find(name)
+            stored = await self.find(name) if await self._may_exist(name) else None
         except RetryLater:
             # The databases of the warehouses are in the same place, so an open one decides what it can still answer.
             opened = (warehouse for warehouse in self._open.values() if warehouse.stored.name == name)
@@ -279,6 +308,9 @@ class Warehouses:
             self._retire(stored.id)
             warehouse = None
         if warehouse is None:
+            version, retry_s = self._failures.get(stored.id, (0, 0.0))
+            if version == stored.version and self._clock.monotonic() < retry_s:
+                raise _make_opening_error(stored)
             warehouse = _OpenWarehouse(stored, asyncio.get_running_loop().create_future())
             self._open[stored.id] = warehouse
             predecessors = [
@@ -326,9 +358,8 @@ class Warehouses:
             else:
                 _log.error("a warehouse cannot be opened", warehouse=stored.name, error=error.message)
             if not warehouse.opened.done():
-                warehouse.opened.set_exception(
-                    RetryLater(f"The warehouse {stored.name} cannot be opened; the server's log has the reason")
-                )
+                self._failures[stored.id] = (stored.version, self._clock.monotonic() + _FAILURE_S)
+                warehouse.opened.set_exception(_make_opening_error(stored))
                 warehouse.opened.exception()  # The request that opened the warehouse may have ended.
         finally:
             if self._open.get(stored.id) is warehouse:
@@ -347,6 +378,7 @@ class Warehouses:
         for warehouse_id in list(self._open):
             if warehouse_id not in stored:
                 self._retire(warehouse_id)
+        self._failures = {key: failure for key, failure in self._failures.items() if key in stored}
         for warehouse in stored.values():
             await self._renew_seal(warehouse)
             with suppress(RetryLater):  # The log has the reason.
@@ -373,6 +405,10 @@ class Warehouses:
             self._retire(warehouse_id)
         tasks = [warehouse.task for warehouse in self._leaving if warehouse.task is not None]
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _make_opening_error(stored: StoredWarehouse) -> RetryLater:
+    return RetryLater(f"The warehouse {stored.name} cannot be opened; the server's log has the reason")
 
 
 async def check_database(store: PointerStore, stored: StoredWarehouse) -> None:

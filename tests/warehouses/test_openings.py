@@ -1,0 +1,115 @@
+"""When the warehouses of a process are opened and closed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from seamark.formats.runtime.clock import SimulatedClock
+from seamark.formats.runtime.errors import ConfigError, RetryLater
+from seamark.metaserver.settings.settings import Settings
+from seamark.metaserver.store.model import StoredWarehouse
+from seamark.metaserver.store.open import open_store
+from seamark.metaserver.store.port import PointerStore
+from seamark.metaserver.warehouses.warehouses import ServedWarehouse, Warehouses, open_warehouses
+from tests.server.rig import build_settings
+
+
+@dataclass
+class Openings:
+    """Warehouses whose openings are recorded, and which can fail to open."""
+
+    warehouses: Warehouses
+    store: PointerStore
+    clock: SimulatedClock
+    lake: Path
+    events: list[str] = field(default_factory=list)
+    fails: bool = False
+
+    @asynccontextmanager
+    async def open(self, settings: Settings, stored: StoredWarehouse) -> AsyncIterator[ServedWarehouse]:
+        self.events.append(f"open {stored.version}")
+        if self.fails:
+            raise ConfigError("The database is missing")
+        yield ServedWarehouse(_answer, lambda: None)
+        await asyncio.sleep(0)
+        self.events.append(f"close {stored.version}")
+
+    async def create(self, name: str) -> StoredWarehouse:
+        return await self.warehouses.create(name, f"file://{self.lake / name}", {}, {}, "ann")
+
+    async def is_served(self, name: str) -> bool:
+        async with self.warehouses.use(name) as warehouse:
+            return warehouse is not None
+
+
+async def _answer(request: web.Request) -> web.StreamResponse:
+    return web.Response()
+
+
+@pytest.fixture
+async def openings(tmp_path: Path) -> AsyncIterator[Openings]:
+    clock, lake = SimulatedClock(1), tmp_path / "lake"
+    lake.mkdir()
+    settings = build_settings(tmp_path / "home", warehouse_roots=(f"file://{lake}",))
+    async with open_store(settings.database_url(), clock=clock) as store:
+
+        @asynccontextmanager
+        async def open_recorded(own: Settings, stored: StoredWarehouse) -> AsyncIterator[ServedWarehouse]:
+            async with openings.open(own, stored) as served:
+                yield served
+
+        async with open_warehouses(settings, store, clock, open_recorded) as warehouses:
+            openings = Openings(warehouses, store, clock, lake)
+            yield openings
+
+
+async def test_changed_warehouse_opens_after_its_earlier_instance_is_closed(openings: Openings) -> None:
+    await openings.create("sales")
+    async with openings.warehouses.use("sales"):
+        await openings.warehouses.change("sales", {"timeline_keep": 7}, None)
+        next_request = asyncio.create_task(openings.is_served("sales"))
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(next_request), 0.1)
+    assert await next_request
+    assert openings.events == ["open 1", "close 1", "open 2"]
+
+
+async def test_unknown_names_cost_one_query_in_a_second(openings: Openings, monkeypatch: pytest.MonkeyPatch) -> None:
+    queries: list[str] = []
+    read_one, read_all = openings.store.warehouse, openings.store.warehouses
+
+    async def count_one(name: str) -> StoredWarehouse | None:
+        queries.append(name)
+        return await read_one(name)
+
+    async def count_all() -> list[StoredWarehouse]:
+        queries.append("all")
+        return await read_all()
+
+    monkeypatch.setattr(openings.store, "warehouse", count_one)
+    monkeypatch.setattr(openings.store, "warehouses", count_all)
+    for number in range(20):
+        assert not await openings.is_served(f"name{number}")
+    assert queries == ["all"]
+    # A new warehouse is served at once in the process that creates it, and within a second in others.
+    await openings.create("name1")
+    assert await openings.is_served("name1")
+
+
+async def test_warehouse_that_cannot_be_opened_is_tried_again_after_seconds(openings: Openings) -> None:
+    await openings.create("sales")
+    openings.fails = True
+    for _ in range(5):
+        with pytest.raises(RetryLater, match="cannot be opened"):
+            await openings.is_served("sales")
+    assert openings.events == ["open 1"]
+    openings.fails = False
+    openings.clock.advance(6000)
+    assert await openings.is_served("sales")
