@@ -94,6 +94,7 @@ from seamark.metaserver.warehouses.warehouses import (
     Warehouses,
     check_database,
     check_prefix,
+    check_server_database,
     open_warehouses,
 )
 
@@ -124,6 +125,7 @@ async def open_components(
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
         store = await enter(_open_pointer_store(settings, clock))
+        await check_server_database(store)
         await check_logins(settings, store, clock)
         await check_prefix(settings, store)
         keyring = await enter(open_keyring(settings, store, clock))

@@ -678,7 +678,7 @@ class NameCatalog(Operation, frozen=True):
     """Record that this database belongs to the warehouse with this id.
 
     Raises:
-        CommitConflict: The database belongs to another warehouse.
+        CommitConflict: The database belongs to another warehouse, or to a server.
     """
 
     id: str

@@ -424,6 +424,20 @@ async def check_database(store: PointerStore, stored: StoredWarehouse) -> None:
         )
 
 
+async def check_server_database(store: PointerStore) -> None:
+    """Check that a server does not use the database of a further warehouse as its own.
+
+    Raises:
+        ConfigError: The database belongs to a further warehouse.
+    """
+    warehouse_id = await store.catalog_id()
+    if warehouse_id:
+        raise ConfigError(
+            f"The setting database names the database of the further warehouse with the id {warehouse_id}; name the "
+            "database of the server"
+        )
+
+
 async def check_prefix(settings: Settings, store: PointerStore) -> None:
     """Check that the prefix of the server is not the name of a further warehouse.
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from seamark.formats.runtime.errors import ConfigError
 from tests.server.rig import build_settings
 from tests.services.seamark import SHARED_KEY
 from tests.support.commands import invoke_seamark
@@ -46,6 +47,15 @@ async def test_backup_of_a_warehouse_is_restored(tmp_path: Path) -> None:
     async with running_with_warehouses(tmp_path) as world:
         assert await list_tables(world, "/v1/sales") == ["t"]
         assert (await world.send("GET", "/v1/namespaces/db/tables/t"))[0] == 404
+
+
+async def test_server_does_not_start_on_the_database_of_a_warehouse(tmp_path: Path) -> None:
+    async with running_with_warehouses(tmp_path, "sales"):
+        pass
+    (database,) = (tmp_path / "home").glob("seamark-*.db")
+    with pytest.raises(ConfigError, match="further warehouse"):
+        async with running_with_warehouses(tmp_path, database=f"sqlite://{database}"):
+            pass
 
 
 @pytest.mark.slow

@@ -199,6 +199,9 @@ def prune(now_ms: int, *, audit_before_ms: int, metrics_before_ms: int, limit: i
 _CONTENT = ("namespaces", "entries", "dropped", "retained", "claims")
 """The tables that are empty if the catalog has nothing that could own files."""
 
+_SERVER_CONTENT = ("namespaces", "tokens", "warehouses")
+"""The tables of which the database of a new warehouse has no row. The database of a server in use has some."""
+
 
 def create_warehouse(op: operations.CreateWarehouse, now_ms: int) -> Steps[None]:
     yield StoreStatement("SELECT turn FROM claim_turns", lock="UPDATE")
@@ -246,9 +249,18 @@ def remove_warehouse(op: operations.RemoveWarehouse, now_ms: int) -> Steps[None]
 
 
 def name_catalog(op: operations.NameCatalog, now_ms: int) -> Steps[None]:
-    rows = yield StoreStatement("UPDATE catalog_state SET id = $1 WHERE id = '' OR id = $1 RETURNING 1", (op.id,))
-    if not rows:
+    rows = yield StoreStatement("SELECT id FROM catalog_state", lock="UPDATE")
+    stored_id = rows[0][0] if rows else ""
+    if stored_id == op.id:
+        return
+    if stored_id:
         raise CommitConflict("The database belongs to another warehouse")
+    for table in _SERVER_CONTENT:
+        if (yield StoreStatement(f"SELECT 1 FROM {table} LIMIT 1")):  # noqa: S608
+            raise CommitConflict(
+                f"The database has {table}, so it belongs to a server, and a further warehouse cannot use it"
+            )
+    yield StoreStatement("UPDATE catalog_state SET id = $1", (op.id,))
 
 
 def close_catalog(op: operations.CloseCatalog, now_ms: int) -> Steps[None]:

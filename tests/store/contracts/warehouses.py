@@ -73,6 +73,14 @@ class WarehousesContract(StorePair):
 
     async def test_database_belongs_to_one_warehouse(self, store: GeneratorStore, other_store: GeneratorStore) -> None:
         assert await store.catalog_id() == ""
+        with pytest.raises(CommitConflict, match="has namespaces"):
+            await store.transact([NameCatalog("one")])
+        await store.transact([DropNamespace(NS)])
+        sales = warehouse("sales", "s3://b/sales")
+        await store.transact([CreateWarehouse(sales, LIMIT)])
+        with pytest.raises(CommitConflict, match="has warehouses"):
+            await store.transact([NameCatalog("one")])
+        await store.transact([RemoveWarehouse(sales.id)])
         for _ in range(2):
             await store.transact([NameCatalog("one")])
         assert await other_store.catalog_id() == "one"
