@@ -347,8 +347,10 @@ class SegmentLog:
             try:
                 await self.store_indexes()
                 await self.trim()
-            except (Corrupt, OSError) as error:  # The segments are unchanged, and the next run tries again.
+            except OSError as error:  # The segments are unchanged, and the next run tries again.
                 _log.warning("log maintenance failed", error=str(error))
+            except Corrupt as error:  # Retention stops before this segment, until an operator restores the file.
+                _log.error("log has a damaged segment", error=error.message)
 
     async def store_indexes(self) -> None:
         """Write the missing index files of complete segments.
@@ -388,6 +390,7 @@ class SegmentLog:
             removed.append(segment)
         for segment in removed:
             self._move_starts(segment, {})
+            self._subtract_bytes(segment, None)
             segment.is_gone = True
         del self._segments[: len(removed)]
         if removed:
@@ -415,21 +418,23 @@ class SegmentLog:
         replacement = await self._runner.read(partial(rewrite_segment, self._files, segment, released))
         self._segments[self._segments.index(segment)] = replacement
         segment.is_gone = True
-        for shard in released:
-            summary = self._state.shards.get(shard)
-            if summary is not None:
-                summary.size_bytes -= segment.rows_bytes(shard) - replacement.rows_bytes(shard)
+        self._subtract_bytes(segment, replacement)
         return True
 
     def _move_starts(self, segment: LogSegment, released: Mapping[Shard, int]) -> None:
         """Make the rows of a segment unreadable before they are removed, except for those at or after `released`."""
         for shard in segment.shards():
             summary = self._state.shards.get(shard)
-            if summary is None:
-                continue
-            summary.start = max(summary.start, released.get(shard, segment.end(shard) or 0))
-            if shard not in released:
-                summary.size_bytes -= segment.rows_bytes(shard)
+            if summary is not None:
+                summary.start = max(summary.start, released.get(shard, segment.end(shard) or 0))
+
+    def _subtract_bytes(self, segment: LogSegment, replacement: LogSegment | None) -> None:
+        """Subtract the bytes of removed rows from the sizes of shards, once the segment is replaced or removed."""
+        for shard in segment.shards():
+            summary = self._state.shards.get(shard)
+            if summary is not None:
+                left_bytes = replacement.rows_bytes(shard) if replacement is not None else 0
+                summary.size_bytes -= segment.rows_bytes(shard) - left_bytes
 
     # -- reading -----------------------------------------------------------------------------------------------------
 

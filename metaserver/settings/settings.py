@@ -45,8 +45,8 @@ class Settings(
     workers: int = setting(1, "Server processes that share the port (SO_REUSEPORT).", minimum=1, maximum=256)
     warehouse: str = setting(
         "",
-        "URI of the root of all tables: file:///path, s3://bucket/prefix, gs://bucket/prefix or "
-        "abfss://container@account.dfs.core.windows.net/prefix. Empty: <home>/warehouse.",
+        "URI of the root of all tables: file:///path, s3://bucket/prefix, gs://bucket/prefix, or the abfss:// URI of "
+        "a folder in Azure. Empty: <home>/warehouse.",
         schemes=STORAGES,
     )
     database: str = setting(

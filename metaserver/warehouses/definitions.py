@@ -31,9 +31,12 @@ from seamark.metaserver.store.model import StoredWarehouse
 
 NAME_PATTERN = "[a-z0-9][a-z0-9_-]{0,62}"
 RESERVED_NAMES = frozenset(
-    ("config", "default", "functions", "namespaces", "oauth", "tables", "transactions", "views", "warehouses")
+    (
+        *("config", "functions", "namespaces", "oauth", "tables", "transactions", "views"),
+        *("api", "default", "v1", "warehouses"),
+    )
 )
-"""Names that are segments of paths after `/v1/`, or that users could take for the warehouse of the server."""
+"""Names that are segments of paths, or that users could take for the warehouse of the server."""
 STORAGE_SETTINGS = (
     *("s3_endpoint", "s3_region", "s3_path_style", "s3_client_access"),
     *("azure_endpoint", "azure_client_access", "gcs_client_access"),

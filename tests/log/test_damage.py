@@ -122,6 +122,23 @@ async def test_a_damaged_or_missing_index_file_is_written_again() -> None:
     assert damaged_copy.files[name].visible == disk.files[name].visible
 
 
+async def test_retention_stops_before_a_damaged_segment_and_the_sizes_stay() -> None:
+    disk = SimulatedDisk()
+    limits = SegmentLimits(segment_bytes=2000, retention_ms=1, retention_bytes=1, trim_interval_s=3600)
+    clock = SimulatedClock(1)
+    async with open_segments(disk, DirectRunner(), clock, limits) as log:
+        for _ in range(30):
+            await log.append({A: build_batch("a" * 50), OTHER: build_batch("b" * 50)})
+        clock.advance(1000)
+        await log.release({A: 30})
+        disk.files[min(name for name in disk.files if name.endswith(".segment"))].visible[1000] ^= 1
+        sizes = {shard: state.size_bytes for shard, state in log.shards().items()}
+        for _ in range(2):
+            with pytest.raises(Corrupt):
+                await log.trim()
+        assert {shard: state.size_bytes for shard, state in log.shards().items()} == sizes
+
+
 async def test_a_missing_segment_is_noticed() -> None:
     disk, _ = await write_records(60, SegmentLimits(segment_bytes=1500, trim_interval_s=3600))
     names = [name for name in disk.files if name.endswith(".segment")]

@@ -78,13 +78,20 @@ class Postgres:
         create_schema = "CREATE SCHEMA public AUTHORIZATION pg_database_owner; GRANT USAGE ON SCHEMA public TO PUBLIC"
         self.sql(f"{ended}; DROP SCHEMA public CASCADE; {create_schema}", name)
 
-    def delete_rows(self, url: str, keep: Sequence[str]) -> None:
-        """Delete the rows of all tables except `keep`, which costs less than to create the tables again."""
+    def delete_rows(self, url: str, keep: Sequence[str], then: str) -> None:
+        """Delete the rows of all tables except `keep`, which costs less than to create the tables again.
+
+        Args:
+            url: The database.
+            keep: The tables whose rows stay.
+            then: A statement to execute afterwards.
+        """
         other_sessions = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
         kept_databases = ", ".join(f"'{name}'" for name in keep)
         tables = f"SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename NOT IN ({kept_databases})"
         delete = f"DO $$ DECLARE t text; BEGIN FOR t IN {tables} LOOP EXECUTE 'DELETE FROM ' || t; END LOOP; END $$"
-        self.sql(f"SELECT count(pg_terminate_backend(pid, 10000)) {other_sessions}; {delete}", url.rsplit("/", 1)[1])
+        end_sessions = f"SELECT count(pg_terminate_backend(pid, 10000)) {other_sessions}"
+        self.sql(f"{end_sessions}; {delete}; {then}", url.rsplit("/", 1)[1])
 
     def drop_database(self, url: str) -> None:
         """Drop the database of `url`, ending all its connections."""
