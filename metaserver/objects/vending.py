@@ -2,10 +2,10 @@
 
 Every client receives the address and region, which are not secret. The server's own keys are sent only to
 a client that requests them (`X-Iceberg-Access-Delegation: vended-credentials`), if the operator sets
-`s3_client_access = static`. These keys are not limited to the table, so this is for trusted networks. STS is
-not supported, because most self-hosted stores lack its short-lived keys; remote signing and the objects
-gateway give the same limits without it. With `gateway`, clients get the address of the gateway, which accepts
-only the keys that this catalog vends for one table.
+`s3_client_access = static`. These keys are not limited to the table, so this is for trusted networks. With
+`sts`, clients get temporary keys of AWS for one table. Most self-hosted stores lack STS; remote signing and
+the objects gateway give the same limits without it. With `gateway`, clients get the address of the gateway,
+which accepts only the keys that this catalog vends for one table.
 
 | s3_client_access | no request | vended-credentials | remote-signing |
 |---|---|---|---|
@@ -13,6 +13,7 @@ only the keys that this catalog vends for one table.
 | signing | signing | address | signing |
 | static | address | keys | signing |
 | gateway | keys of the table | keys of the table | address |
+| sts | keys of the table | keys of the table | address |
 
 If a client lists several mechanisms, it gets the first mechanism that is allowed. PyIceberg lists vended-
 credentials by default.

@@ -658,10 +658,11 @@ class ChangeWarehouse(Operation, frozen=True):
     The other fields of the stored warehouse do not change.
 
     Raises:
-        CommitConflict: The stored version is not the version before `warehouse.version`, or the warehouse was dropped.
+        CommitConflict: The stored version is not `expected_version`, or the warehouse was dropped.
     """
 
     warehouse: StoredWarehouse
+    expected_version: int
 
 
 class RemoveWarehouse(Operation, frozen=True):

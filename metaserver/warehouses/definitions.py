@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit, urlunsplit
@@ -190,6 +190,20 @@ def check_apart_from_server(location: Location, settings: Settings, server_roots
         folder = os.path.realpath(location.file_path)
         if is_in_home(settings, folder) or any(_is_inside(os.path.realpath(path), folder) for path in own_files):
             raise BadRequest(f"The location {str(location)!r} overlaps the files of the server itself; choose another")
+
+
+def check_apart_from_others(new: StoredWarehouse, warehouses: Sequence[StoredWarehouse]) -> None:
+    """Check that the location of a new warehouse overlaps no other warehouse.
+
+    Raises:
+        BadRequest: It overlaps one of them.
+    """
+    for other in warehouses:
+        if do_overlap(new.location_key, other.location_key):
+            raise BadRequest(
+                f"The location {new.location!r} overlaps the location {other.location!r} of the warehouse "
+                f"{other.name!r}; choose another"
+            )
 
 
 def do_overlap(key: str, other: str) -> bool:

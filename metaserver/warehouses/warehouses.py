@@ -47,6 +47,7 @@ from seamark.metaserver.store.port import PointerStore
 from seamark.metaserver.warehouses.definitions import (
     CREDENTIALS,
     WAREHOUSE_SETTINGS,
+    check_apart_from_others,
     check_apart_from_server,
     check_definition,
     check_folder,
@@ -211,6 +212,7 @@ class Warehouses:
             principal_name=principal_name,
         )
         settings = make_settings(self._settings, stored, own_settings, credentials)
+        check_apart_from_others(stored, await self.list())  # The transaction checks it again, after the folder exists.
         await asyncio.to_thread(check_folder, parsed, settings)
         await asyncio.to_thread(prepare_home, settings)
         try:
@@ -249,7 +251,7 @@ class Warehouses:
             credentials=await seal_credentials(self._settings, self._clock, stored.id, credentials),
             version=stored.version + 1,
         )
-        await self._store.transact([ChangeWarehouse(changed)])
+        await self._store.transact([ChangeWarehouse(changed, expected_version=stored.version)])
         return changed
 
     async def drop(self, name: str) -> None:
@@ -391,8 +393,9 @@ class Warehouses:
         with suppress(CommitConflict, ConfigError):
             sealed = await renew_seal(self._settings, self._clock, stored)
             if sealed is not None:
-                renewed = msgspec.structs.replace(stored, credentials=sealed, version=stored.version + 1)
-                await self._store.transact([ChangeWarehouse(renewed)])
+                # The version stays, because a new version would close and open the warehouse everywhere.
+                renewed = msgspec.structs.replace(stored, credentials=sealed)
+                await self._store.transact([ChangeWarehouse(renewed, expected_version=stored.version)])
 
     def end_waits(self) -> None:
         """End the long polls of all open warehouses."""

@@ -94,13 +94,16 @@ async def test_replaced_encryption_key_opens_all_warehouses(tmp_path: Path) -> N
     keys = {"s3_access_key_id": "AKIA", "s3_secret_access_key": "secret"}
     async with running_with_warehouses(tmp_path, **store) as world:
         body = {"name": "sales", "location": "s3://lake/warehouses/sales", "credentials": keys}
-        assert (await world.send("POST", "/api/v1/warehouses", body))[0] == 201
+        status, created = await world.send("POST", "/api/v1/warehouses", body)
+        assert status == 201
     new_key = "A" * 43 + "="
     both = {**store, "encryption_key": f"{new_key},{build_settings(tmp_path).encryption_key}"}
     async with running_with_warehouses(tmp_path, **both) as world:
         warehouses = world.server.components.warehouses
         assert warehouses is not None
         await warehouses.round()
+        # The warehouse is not opened again, because its version stays.
+        assert await world.send("GET", "/api/v1/warehouses/sales") == (200, created)
     async with running_with_warehouses(tmp_path, **store, encryption_key=new_key) as world:
         assert (await world.send("GET", "/v1/sales/namespaces"))[0] == 200
 

@@ -72,6 +72,8 @@ async def test_put_creates_a_warehouse_and_a_repeat_changes_nothing(tmp_path: Pa
         again = await world.send("PUT", "/api/v1/warehouses/sales", body)
         assert first[0] == again[0] == 200
         assert first[1] | {"version": 2} == again[1]
+        third = await world.send("PUT", "/api/v1/warehouses/sales", {"location": f"file:{world.lake}/sales/"})
+        assert (third[0], third[1]["version"]) == (200, 3)
         moved = await world.send("PUT", "/api/v1/warehouses/sales", {"location": f"file://{world.lake}/other"})
         assert moved[0] == 400
         assert (await world.send("PUT", "/api/v1/warehouses/none", {}))[0] == 404
@@ -97,6 +99,7 @@ async def test_location_and_endpoint_need_the_consent_of_the_operator(tmp_path: 
         for location in (f"file://{world.lake}", f"file://{world.lake}/sales/", f"file://{world.lake}/sales/db"):
             message = await refuse(world, {"name": "new", "location": location})
             assert "overlaps" in message
+        assert not (world.lake / "sales" / "db").exists()
         assert not (outside / "deeper").exists()
         definition = {"name": "new", "location": f"file://{world.lake}/new"}
         endpoint = {"settings": {"s3_endpoint": "http://169.254.169.254"}, "credentials": KEYS}

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import msgspec
 
 from seamark.formats.runtime.errors import AlreadyExists, BadRequest, ConfigError, NoSuchWarehouse
+from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.api.http.components import warehouse_path
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
@@ -139,7 +140,7 @@ async def put_warehouse(call: Call, body: PutWarehouseRequest) -> WarehouseAnswe
             stored = await warehouses.require(name)
         else:
             return _describe(stored)
-    if body.location is not None and body.location.rstrip("/") != stored.location:
+    if body.location is not None and str(parse_location(body.location)) != stored.location:
         raise BadRequest(
             f"The warehouse {name} is at {stored.location!r}, and a location cannot be changed; omit location, or "
             "create another warehouse"

@@ -236,7 +236,7 @@ def change_warehouse(op: operations.ChangeWarehouse, now_ms: int) -> Steps[None]
     rows = yield StoreStatement(
         "UPDATE warehouses SET settings = $1, credentials = $2, version = $3 WHERE id = $4 AND version = $5 "
         "RETURNING 1",
-        (pack_json(changed.settings), changed.credentials, changed.version, changed.id, changed.version - 1),
+        (pack_json(changed.settings), changed.credentials, changed.version, changed.id, op.expected_version),
     )
     if not rows:
         raise CommitConflict(f"The warehouse {changed.name} was changed by another request; read it again and retry")

@@ -66,10 +66,10 @@ class WarehousesContract(StorePair):
         sales = warehouse("sales", "s3://b/sales")
         await store.transact([CreateWarehouse(sales, LIMIT)])
         changed = msgspec.structs.replace(sales, settings={}, credentials=None, version=2)
-        await store.transact([ChangeWarehouse(changed)])
+        await store.transact([ChangeWarehouse(changed, expected_version=1)])
         assert await other_store.warehouse("sales") == changed
         with pytest.raises(CommitConflict):
-            await other_store.transact([ChangeWarehouse(changed)])
+            await other_store.transact([ChangeWarehouse(changed, expected_version=1)])
 
     async def test_database_belongs_to_one_warehouse(self, store: GeneratorStore, other_store: GeneratorStore) -> None:
         assert await store.catalog_id() == ""
