@@ -25,8 +25,9 @@ class WarehouseSettings:
     )
     warehouses_limit: int = setting(
         16,
-        "Further warehouses that an admin can create. Each has this fraction of the server's budgets for caches, so "
-        "that together they use as much as the server's own warehouse.",
+        "Further warehouses that an admin can create. Each has this fraction of the server's budgets for caches, rows "
+        "of stream tables and connections to PostgreSQL (at least 2), so that together they use as much as the "
+        "server's own warehouse.",
         minimum=1,
         maximum=256,
     )

@@ -85,8 +85,11 @@ _SHARED_BUDGETS = (
     "index_disk_bytes",
     "cube_memory_bytes",
     "cube_disk_bytes",
+    "stream_memory_bytes",
+    "stream_log_waiting_bytes",
+    "stream_log_retention_bytes",
 )
-"""The budgets of which each further warehouse has a fraction."""
+"""The budgets of which each further warehouse has a fraction, and at least the minimum of the setting."""
 _NAME = re.compile(rf"{NAME_PATTERN}\Z")
 _PROPERTIES_MAX = 64
 _ABOUT = b"seamark warehouse credentials "
@@ -297,7 +300,7 @@ def make_settings(
         "pg_pool_max": max(2, settings.pg_pool_max // settings.warehouses_limit),
     }
     for name in _SHARED_BUDGETS:
-        values[name] = getattr(settings, name) // settings.warehouses_limit
+        values[name] = max(FIELDS[name].metadata["minimum"], getattr(settings, name) // settings.warehouses_limit)
     if credentials:
         values |= dict.fromkeys(_SERVER_KEYS, "")
     return dataclasses.replace(settings, **{**values, **own_settings, **credentials})

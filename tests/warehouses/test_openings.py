@@ -62,12 +62,12 @@ async def openings(tmp_path: Path) -> AsyncIterator[Openings]:
 
         @asynccontextmanager
         async def open_recorded(own: Settings, stored: StoredWarehouse) -> AsyncIterator[ServedWarehouse]:
-            async with openings.open(own, stored) as served:
+            async with recorded.open(own, stored) as served:
                 yield served
 
         async with open_warehouses(settings, store, clock, open_recorded) as warehouses:
-            openings = Openings(warehouses, store, clock, lake)
-            yield openings
+            recorded = Openings(warehouses, store, clock, lake)
+            yield recorded
 
 
 async def test_changed_warehouse_opens_after_its_earlier_instance_is_closed(openings: Openings) -> None:
