@@ -149,8 +149,8 @@ class Warehouses:
     async def _may_exist(self, name: str) -> bool:
         """Return whether to look for a warehouse with this name.
 
-        Requests without a login name arbitrary warehouses, so unknown names together cost one query in `_NAMES_S`. A
-        warehouse that another process creates can be unknown for that time.
+        A request needs no login to name a warehouse, so all requests for unknown names together cost one query in
+        `_NAMES_S`. A warehouse that another process creates can be unknown for that time.
         """
         if name in self._names:
             return True

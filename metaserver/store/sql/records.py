@@ -250,10 +250,9 @@ def remove_warehouse(op: operations.RemoveWarehouse, now_ms: int) -> Steps[None]
 
 def name_catalog(op: operations.NameCatalog, now_ms: int) -> Steps[None]:
     rows = yield StoreStatement("SELECT id FROM catalog_state", lock="UPDATE")
-    stored_id = rows[0][0] if rows else ""
-    if stored_id == op.id:
+    if rows and rows[0][0] == op.id:
         return
-    if stored_id:
+    if not rows or rows[0][0]:
         raise CommitConflict("The database belongs to another warehouse")
     for table in _SERVER_CONTENT:
         if (yield StoreStatement(f"SELECT 1 FROM {table} LIMIT 1")):  # noqa: S608
