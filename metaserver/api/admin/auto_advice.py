@@ -34,6 +34,7 @@ from seamark.metaserver.planner.advice.trials import (
     MEASURING,
     REPLACED,
     UNDONE,
+    WAITING,
     WITHDRAWN,
     AppliedProposal,
     Trial,
@@ -47,7 +48,7 @@ from seamark.metaserver.planner.advice.trials import (
 from seamark.metaserver.store.model import AppliedAdvice
 
 _CLAIM_MS = 3_600_000
-"""After this time another job may continue a trial in the state `applying`, because its job may have been killed."""
+"""After this time a trial in the state `applying` has failed, because its job was killed or takes too long."""
 _RECHECK_S = 600.0
 _REASON_CHARACTERS_MAX = 300
 _REFUSALS_MAX = 8
@@ -60,12 +61,14 @@ class AdviceStep(msgspec.Struct, frozen=True, rename="kebab"):
     action: Annotated[str, doc("`apply`: make the change, and report its end. `none`: there is nothing to do now.")]
     reason: Annotated[str, doc("The reason for the step, in words.")]
     number: Annotated[int | None, doc("The number of the trial whose change the caller makes.")] = None
+    since_ms: Annotated[int | None, doc("The time when the caller was given the trial, in milliseconds.")] = None
     change: Annotated[ProposedChange | None, doc("The change. The server has set its properties.")] = None
     recheck_after_s: Annotated[float, doc("The seconds after which the next step may be due.")] = 3600.0
 
 
 class FinishedStep(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
     number: Annotated[int, doc("The number of the trial, as `takeAdviceStep` returned it.")]
+    since_ms: Annotated[int, doc("The time in the answer of `takeAdviceStep`.")]
     outcome: Annotated[str, doc("`applied`, `failed`, or `busy` if another job rewrites the table.")]
     reason: Annotated[str, doc("The reason, if the change is not applied.")] = ""
     size_bytes: Annotated[int, doc("The bytes that the change has read and written; 0 if they are unknown.")] = 0
@@ -188,9 +191,15 @@ async def take_advice_step(call: Call) -> AdviceStep:
         if wait_ms > 0:
             reason = f"another job applies the proposal {stored.applied.proposal.title!r}"
             return AdviceStep("none", reason, recheck_after_s=wait_ms / 1000)
-        await trials.change(stored, reason="an earlier job did not finish the change")
-        return await _begin(trials, trials.find(APPLYING)[0])
+        await trials.set_properties({}, stored.trial.properties)
+        await trials.change(stored, state=FAILED, reason="its job did not finish the change within an hour")
+        # The table has other properties now.
+        trials = await _load_trials(call)
+        effective, policy = await _load_policy(call, trials.loaded.metadata)
     await _withdraw(trials)
+    for stored in trials.find(WAITING):
+        await trials.change(stored, state=APPLYING)
+        return await _begin(trials, trials.find(APPLYING)[0])
     await _judge_trials(call, trials, policy)
     if measuring := trials.find(MEASURING):
         proposal, trial = measuring[0].applied.proposal, measuring[0].trial
@@ -222,13 +231,16 @@ async def finish_advice_step(call: Call, body: FinishedStep) -> AppliedProposal:
     stored = next((stored for stored in trials.find(APPLYING) if stored.trial.number == body.number), None)
     if stored is None:
         raise NotFound(f"The table has no trial {body.number} whose change is being made")
+    if stored.trial.since_ms != body.since_ms:
+        raise CommitConflict(
+            f"Another job makes the change of the trial {body.number} since {stored.trial.since_ms}, not since "
+            f"{body.since_ms}; take the next step instead"
+        )
     reason = body.reason[:_REASON_CHARACTERS_MAX]
     spent_bytes = max(stored.trial.spent_bytes, body.size_bytes)
     spent_seconds = max(stored.trial.spent_seconds, body.seconds)
     if body.outcome == "busy":
-        claimed_ms = trials.now_ms - _CLAIM_MS
-        trial = replace(stored.trial, since_ms=claimed_ms, reason="another job rewrites the table")
-        await trials.save(replace(stored.applied, trial=trial), stored.text)
+        await trials.change(stored, state=WAITING, reason="another job rewrites the table")
     elif body.outcome == "failed":
         await trials.set_properties({}, stored.trial.properties)
         await trials.change(stored, state=FAILED, reason=reason, spent_bytes=spent_bytes, spent_seconds=spent_seconds)
@@ -265,7 +277,7 @@ async def _load_policy(call: Call, metadata: TableMetadata) -> tuple[TableMetada
 async def _withdraw(trials: _Trials) -> None:
     """End the trials whose properties a user has changed or removed."""
     current = trials.loaded.metadata.properties
-    for stored in trials.find(MEASURING, KEPT):
+    for stored in trials.find(WAITING, MEASURING, KEPT):
         changed = [name for name, value in stored.trial.properties.items() if current.get(name) != value]
         if changed:
             await trials.change(stored, state=WITHDRAWN, reason=f"a user has changed {', '.join(changed)}")
@@ -357,7 +369,7 @@ async def _begin(trials: _Trials, stored: _StoredTrial) -> AdviceStep:
         return AdviceStep("none", error.message)
     for other in replaced:
         await trials.change(other, state=REPLACED, reason=f"replaced by: {stored.applied.proposal.title}")
-    return AdviceStep("apply", stored.trial.reason, stored.trial.number, change)
+    return AdviceStep("apply", stored.trial.reason, stored.trial.number, stored.trial.since_ms, change)
 
 
 def _find_replaced(stored: Sequence[_StoredTrial], change: ProposedChange) -> list[_StoredTrial]:

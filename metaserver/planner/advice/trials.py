@@ -3,8 +3,9 @@
 A trial changes only properties that the table does not have, or that an earlier trial has set. So it never replaces or
 removes anything that a user has defined. The functions are pure; `api/admin/auto_advice.py` stores the trials.
 
-A trial begins in the state `applying`, and continues in the state `measuring`. After each measurement it is `kept` or
-`undone`. It ends also if another clustering replaces it, if a user withdraws it, or if it cannot be applied.
+A trial begins in the state `applying`, and continues in the state `measuring`. It is `waiting` while another job
+rewrites the table. After each measurement it is `kept` or `undone`. It ends also if another clustering replaces it, if
+a user withdraws it, or if it cannot be applied.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from seamark.metaserver.history.shapes import QueryShape
 from seamark.metaserver.planner.advice.proposals import GAIN_MIN_FRACTION, OPEN_S, SCAN_BYTES_PER_S, Proposal, Reads
 from seamark.metaserver.store.model import QueryShapeSums, QuerySums
 
-APPLYING, MEASURING, KEPT = "applying", "measuring", "kept"
+WAITING, APPLYING, MEASURING, KEPT = "waiting", "applying", "measuring", "kept"
 UNDONE, REPLACED, WITHDRAWN, FAILED = "undone", "replaced", "withdrawn", "failed"
-_IN_EFFECT = (APPLYING, MEASURING, KEPT)
+_IN_EFFECT = (WAITING, APPLYING, MEASURING, KEPT)
 STATEMENTS_MIN = 20
 """A trial is judged only if the history has at least this many statements since the change."""
 SHAPES_MAX = 40
@@ -53,7 +54,7 @@ class Trial(msgspec.Struct, frozen=True, rename="kebab"):
 
     Attributes:
         number: The number of the trial. The first trial of a table has the number 1.
-        state: applying, measuring, kept, undone, replaced, withdrawn, or failed.
+        state: waiting, applying, measuring, kept, undone, replaced, withdrawn, or failed.
         reason: The reason for the state, in words.
         since_ms: The time of the last decision.
         properties: The table properties that the change sets.

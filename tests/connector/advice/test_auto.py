@@ -20,6 +20,7 @@ from seamark.connector.client.policies import (
     load_advice,
     take_advice_step,
 )
+from seamark.connector.jobs import auto_advice
 from seamark.connector.jobs.jobs import run_auto_advice, run_clustering
 from seamark.formats.iceberg.metadata.auto_advice import BYTES_PER_DAY
 from seamark.formats.iceberg.metadata.clustering import COLUMNS
@@ -141,17 +142,44 @@ def test_auto_applies_once_within_its_budget_although_two_replicas_take_steps(we
         actions = list(pool.map(take_step, range(4)))
     assert actions.count("apply") == 1, actions
     assert len(week.trials) == 1
-    # The job of this step was killed. Another job continues the trial after an hour.
+    # The trial waits for a job that rewrites the table. Then the report of an overtaken job is refused.
+    (trial,) = week.trials
+    step = {"number": 1, "since-ms": trial["trial"]["since-ms"]}
+    finish_advice_step(week.client, TABLE, step, "busy")
+    week.clock.ahead_ms += 60_000
+    next_step = take_advice_step(week.client, TABLE)
+    assert (next_step["action"], next_step["number"]) == ("apply", 1)
+    assert COLUMNS in week.properties
+    with pytest.raises(Conflict, match="Another job makes the change of the trial 1"):
+        finish_advice_step(week.client, TABLE, step, "failed")
+    with pytest.raises(InvalidRequest, match="applied, failed or busy"):
+        finish_advice_step(week.client, TABLE, next_step, "done")
+    # The job of this step was killed. The trial fails after an hour, and is not applied again.
     assert take_advice_step(week.client, TABLE)["action"] == "none"
     week.clock.ahead_ms += HOUR_MS
-    run_auto_advice(week.client, ("db", "t"))
+    change_table_properties(week.client, TABLE, {BYTES_PER_DAY: "1000"}, ())
+    run_statements(week.client, BY_DAY)
+    reason = take_advice_step(week.client, TABLE)["reason"]
     (trial,) = week.trials
-    assert (trial["trial"]["state"], trial["trial"]["number"]) == ("measuring", 1)
-    assert trial["measured"]["bytes"] < trial["proposal"]["before"]["bytes"]
+    assert (trial["trial"]["state"], trial["trial"]["spent-bytes"] > 0) == ("failed", True)
+    assert COLUMNS not in week.properties
     with pytest.raises(NoSuchResource, match="no trial 1"):
-        finish_advice_step(week.client, TABLE, 1, "applied")
-    with pytest.raises(InvalidRequest, match="applied, failed or busy"):
-        finish_advice_step(week.client, TABLE, 1, "done")
+        finish_advice_step(week.client, TABLE, next_step, "applied")
+    assert "it was applied before, and its state is failed" in reason
+
+
+def test_job_that_fails_ends_its_trial(week: Week, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_statements(week.client, BY_DAY)
+
+    def fail(*_: object, **options: object) -> None:
+        raise ArithmeticError("no memory")
+
+    monkeypatch.setattr(auto_advice, "cluster_incrementally", fail)
+    with pytest.raises(ArithmeticError, match="no memory"):
+        run_auto_advice(week.client, ("db", "t"))
+    (trial,) = week.trials
+    assert (trial["trial"]["state"], trial["trial"]["reason"]) == ("failed", "no memory")
+    assert COLUMNS not in week.properties
 
 
 def test_server_sets_the_properties_of_a_chosen_proposal(week: Week, monkeypatch: pytest.MonkeyPatch) -> None:
