@@ -38,7 +38,7 @@ from seamark.metaserver.planner.advice.trials import (
     WITHDRAWN,
     AppliedProposal,
     Trial,
-    Verdict,
+    find_columns,
     find_properties,
     judge,
     own_properties,
@@ -131,6 +131,35 @@ class _Trials:
         await self.save(replace(applied or stored.applied, trial=trial), stored.text)
         await self.load()
 
+    async def end(
+        self, stored: _StoredTrial, state: str, applied: AppliedProposal | None = None, **fields: object
+    ) -> None:
+        """Remove the properties of a trial, and change its state.
+
+        If the trial has replaced a clustering, the properties of that clustering are set again.
+
+        Raises:
+            CommitConflict: A user has changed one of the properties, or another request has changed the trial.
+        """
+        properties = stored.trial.properties
+        current = (await self._call.components.catalog.tables.load(self._call.namespace, self._call.name)).metadata
+        replaced = [
+            other
+            for other in self.find(REPLACED)
+            if other.trial.number == stored.trial.replaces
+            # A user has changed none of the properties.
+            and all(
+                current.properties.get(name) == properties.get(name)
+                for name in properties.keys() | other.trial.properties.keys()
+            )
+        ]
+        updates = {name: value for other in replaced for name, value in other.trial.properties.items()}
+        removals = {name: value for name, value in properties.items() if name not in updates}
+        await self.set_properties(updates, removals)
+        await self.change(stored, applied, state=state, **fields)
+        for other in replaced:
+            await self.change(other, state=KEPT, reason=f"its replacement is {state}: {stored.applied.proposal.title}")
+
     async def save(self, applied: AppliedProposal, expected: str | None) -> _StoredTrial:
         assert applied.trial is not None
         text = msgspec.json.encode(applied).decode()
@@ -191,8 +220,7 @@ async def take_advice_step(call: Call) -> AdviceStep:
         if wait_ms > 0:
             reason = f"another job applies the proposal {stored.applied.proposal.title!r}"
             return AdviceStep("none", reason, recheck_after_s=wait_ms / 1000)
-        await trials.set_properties({}, stored.trial.properties)
-        await trials.change(stored, state=FAILED, reason="its job did not finish the change within an hour")
+        await trials.end(stored, FAILED, reason="its job did not finish the change within an hour")
         # The table has other properties now.
         trials = await _load_trials(call)
         effective, policy = await _load_policy(call, trials.loaded.metadata)
@@ -242,8 +270,7 @@ async def finish_advice_step(call: Call, body: FinishedStep) -> AppliedProposal:
     if body.outcome == "busy":
         await trials.change(stored, state=WAITING, reason="another job rewrites the table")
     elif body.outcome == "failed":
-        await trials.set_properties({}, stored.trial.properties)
-        await trials.change(stored, state=FAILED, reason=reason, spent_bytes=spent_bytes, spent_seconds=spent_seconds)
+        await trials.end(stored, FAILED, reason=reason, spent_bytes=spent_bytes, spent_seconds=spent_seconds)
     else:
         # The statements of the prediction are replayed over the changed table.
         since_ms = stored.trial.since_ms - (await _load_policy(call, trials.loaded.metadata))[1].measure_ms
@@ -293,16 +320,13 @@ async def _judge_trials(call: Call, trials: _Trials, policy: AutoAdvicePolicy) -
         verdict = judge(stored.trial, shapes)
         if verdict.pays is None:
             continue
+        applied = replace(stored.applied, recorded=verdict.reads)
         if verdict.pays:
-            await _record(trials, stored, KEPT, verdict)
+            await trials.change(
+                stored, applied, state=KEPT, reason=verdict.reason, saved_fraction=verdict.saved_fraction
+            )
         else:
-            await trials.set_properties({}, stored.trial.properties)
-            await _record(trials, stored, UNDONE, verdict)
-
-
-async def _record(trials: _Trials, stored: _StoredTrial, state: str, verdict: Verdict) -> None:
-    applied = replace(stored.applied, recorded=verdict.reads)
-    await trials.change(stored, applied, state=state, reason=verdict.reason, saved_fraction=verdict.saved_fraction)
+            await trials.end(stored, UNDONE, applied, reason=verdict.reason, saved_fraction=verdict.saved_fraction)
 
 
 async def _start_trial(call: Call, trials: _Trials, effective: TableMetadata, policy: AutoAdvicePolicy) -> AdviceStep:
@@ -318,7 +342,10 @@ async def _start_trial(call: Call, trials: _Trials, effective: TableMetadata, po
     settings = call.components.settings
     refusals = []
     for proposal in proposals:
-        properties = find_properties(proposal, effective)
+        try:
+            properties = find_properties(proposal, effective)
+        except BadRequest:
+            properties = None
         refusal = refuse(
             proposal,
             properties,
@@ -333,26 +360,23 @@ async def _start_trial(call: Call, trials: _Trials, effective: TableMetadata, po
             refusals.append(f"{proposal.title}: {refusal}")
             continue
         number = 1 + max((stored.trial.number for stored in trials.stored), default=0)
+        replaced = _find_replaced(trials.find(MEASURING, KEPT), proposal.change)
         trial = Trial(
             number=number,
             state=APPLYING,
             reason=f"it is the best proposal that may be applied, of {len(proposals)}",
             since_ms=trials.now_ms,
             properties=properties,
-            columns=_find_columns(proposal, effective),
+            columns=find_columns(proposal, effective),
             spent_bytes=proposal.cost_bytes,
             spent_seconds=proposal.cost_seconds,
             shapes=record_shapes(shapes),
+            replaces=replaced[0].trial.number if replaced else None,
         )
         stored = await trials.start(proposal, trial)
         return await _begin(trials, stored)
     reason = "; ".join(refusals[:_REFUSALS_MAX]) or "no change would save more bytes in 30 days than it costs"
     return AdviceStep("none", reason)
-
-
-def _find_columns(proposal: Proposal, metadata: TableMetadata) -> list[int]:
-    by_name = metadata.current_schema.index.by_name
-    return [by_name[name] for name in proposal.change.columns if name in by_name]
 
 
 async def _begin(trials: _Trials, stored: _StoredTrial) -> AdviceStep:

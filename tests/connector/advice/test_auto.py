@@ -25,8 +25,11 @@ from seamark.connector.jobs.jobs import run_auto_advice, run_clustering
 from seamark.formats.iceberg.metadata.auto_advice import BYTES_PER_DAY
 from seamark.formats.iceberg.metadata.clustering import COLUMNS
 from seamark.metaserver.api.admin import advice_application
+from seamark.metaserver.planner.advice.trials import ShapeReads, Trial, judge
 from seamark.metaserver.services.running import ServicesState
+from seamark.metaserver.store.model import QueryShapeSums, QuerySums
 from tests.connector.advice.workloads import TABLE, make_table, measure_planned_bytes, run_statements
+from tests.connector.lake import catalog_at
 from tests.connector.server_thread import ServerThread
 from tests.seeds import first_seed
 from tests.server.rig import OffsetClock
@@ -67,6 +70,12 @@ class Week:
     @property
     def properties(self) -> dict[str, str]:
         return dict(json.loads(self.client.load_table(TABLE).metadata)["properties"])
+
+
+def rename_code(week: Week, name: str) -> None:
+    """Rename the column `code` of the table."""
+    with catalog_at(week.server.url) as catalog, catalog.load_table(TABLE).update_schema() as update:
+        update.rename_column("code", name)
 
 
 @pytest.fixture
@@ -123,6 +132,50 @@ def test_auto_never_replaces_what_a_user_defined(week: Week) -> None:
     assert week.properties["seamark.index.by_code"] == own_index
     assert "seamark.index.by_code_2" in week.properties
     assert week.properties[COLUMNS] == "amount"
+    # An index that a user removes is not created again, also if its column has another name.
+    change_table_properties(week.client, TABLE, {}, ["seamark.index.by_code_2"])
+    rename_code(week, "label")
+    run_statements(week.client, [where.replace("code", "label") for where in BY_CODE])
+    assert "Add a bitmap index on label: a user has removed it" in take_advice_step(week.client, TABLE)["reason"]
+
+
+def test_auto_skips_a_column_whose_name_no_index_can_have(week: Week) -> None:
+    rename_code(week, "größe")
+    run_statements(week.client, [where.replace("code", '"größe"') for where in BY_CODE])
+    proposals = load_advice(week.client, TABLE)["proposals"]
+    assert "größe" in {column for proposal in proposals for column in proposal["change"]["columns"]}
+    assert "add-index" not in {proposal["change"]["kind"] for proposal in proposals}
+    assert take_advice_step(week.client, TABLE)["action"] == "apply"
+
+
+def test_clustering_is_set_again_when_its_replacement_fails(week: Week) -> None:
+    for _ in range(2):
+        week.run_day(BY_DAY)
+    run_auto_advice(week.client, ("db", "t"))
+    assert week.list_states() == [("day", "kept")]
+    # These statements are too few to judge the clustering by day, and enough to propose another clustering.
+    week.clock.ahead_ms += DAY_MS
+    run_statements(week.client, [f"region = {number % 8}" for number in range(15)])
+    step = take_advice_step(week.client, TABLE)
+    assert step["action"] == "apply", step
+    assert week.properties[COLUMNS] != "day"
+    assert week.list_states()[0] == ("day", "replaced")
+    finish_advice_step(week.client, TABLE, step, "failed")
+    assert week.properties[COLUMNS] == "day"
+    assert [trial["trial"]["state"] for trial in week.trials] == ["kept", "failed"]
+
+
+def test_verdict_weights_statements_of_unknown_size_by_their_files() -> None:
+    trial = Trial(1, "measuring", "", 0, {}, [1], 0, 0.0, [ShapeReads("a", 1.0), ShapeReads("b", 1.0)])
+
+    def sums(fingerprint: str, statements: int, files_in: int, files_left: int) -> QueryShapeSums:
+        return QueryShapeSums(fingerprint, "", "", QuerySums(statements, files_in, files_left, 0, 0, 0, 0), 0, 0)
+
+    verdict = judge(trial, [sums("a", 10, 100, 100), sums("b", 30, 300, 0)])
+    assert (verdict.pays, verdict.saved_fraction) == (True, 0.75)
+    verdict = judge(trial, [sums("a", 40, 1000, 990)])
+    assert (verdict.pays, verdict.saved_fraction) == (False, 0.01)
+    assert verdict.reason == "40 statements since the change saved 1.0% of the bytes; the minimum is 2%"
 
 
 def test_auto_applies_once_within_its_budget_although_two_replicas_take_steps(week: Week) -> None:
