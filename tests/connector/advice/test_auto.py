@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -251,3 +252,21 @@ def test_server_sets_the_properties_of_a_chosen_proposal(week: Week, monkeypatch
     advice = load_advice(week.client, TABLE)
     assert advice["before"]["bytes"] < 0.5 * best["before"]["bytes"]
     assert [proposal["proposal"]["id"] for proposal in advice["applied"]] == [best["id"]]
+
+
+def test_chosen_index_replaces_no_index_that_was_created_meanwhile(week: Week, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_statements(week.client, BY_CODE)
+    best = next(one for one in load_advice(week.client, TABLE)["proposals"] if one["change"]["kind"] == "add-index")
+    index_name = best["change"]["index-name"]
+    find_proposal = advice_application._find_proposal
+
+    async def find_late(call: Any, chosen: Any) -> Any:
+        proposal = await find_proposal(call, chosen)
+        await asyncio.to_thread(week.client.put_index, TABLE, index_name, kind="bloom", columns=["id"])
+        return proposal
+
+    monkeypatch.setattr(advice_application, "_find_proposal", find_late)
+    monkeypatch.setattr(advice_application, "state_of_services", lambda *_: ServicesState(running=True, enabled=True))
+    with pytest.raises(Conflict, match="was set meanwhile"):
+        week.client._request_json("POST", f"{table_path(TABLE)}/advice/apply", {}, {"id": best["id"]})
+    assert '"id"' in week.properties[f"seamark.index.{index_name}"]
