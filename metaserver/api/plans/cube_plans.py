@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from aiohttp import web
 
-from seamark.formats.iceberg.expressions.expression import TRUE, is_longer
+from seamark.formats.iceberg.expressions.expression import TRUE, Expression, is_longer
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.index.keys.group_conditions import to_group_condition
 from seamark.formats.protocol.wire import CUBE_PLAN
@@ -144,7 +144,7 @@ async def make_cube_plan(call: Call, body: MakeCubePlanRequest) -> web.Response:
         bound_unless = await _bind(call, unless_request, loaded.metadata)
         excluded = await call.components.planner.plan(bound_unless, loaded.entry)
     is_whole, ids = await asyncio.to_thread(_find_whole_files, scan_plan, excluded)
-    condition = TRUE
+    condition: Expression = TRUE
     if not is_longer(bound_scan.bound, CONDITION_VALUES_MAX):
         condition = to_group_condition(bound_scan.bound, cube.terms)
     reading = await read_groups(call, loaded, cube, body.columns, ids, condition)
