@@ -141,6 +141,9 @@ class _Trials:
         Raises:
             CommitConflict: A user has changed one of the properties, or another request has changed the trial.
         """
+        # A repeat would remove values that the replaced clustering shares. So only one request continues after this.
+        await self.change(stored)
+        stored = next(other for other in self.stored if other.trial.number == stored.trial.number)
         properties = stored.trial.properties
         current = (await self._call.components.catalog.tables.load(self._call.namespace, self._call.name)).metadata
         replaced = [

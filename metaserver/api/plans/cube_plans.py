@@ -146,7 +146,7 @@ async def make_cube_plan(call: Call, body: MakeCubePlanRequest) -> web.Response:
     is_whole, ids = await asyncio.to_thread(_find_whole_files, scan_plan, excluded)
     condition: Expression = TRUE
     if not is_longer(bound_scan.bound, CONDITION_VALUES_MAX):
-        condition = to_group_condition(bound_scan.bound, cube.terms)
+        condition = await asyncio.to_thread(to_group_condition, bound_scan.bound, cube.terms)
     reading = await read_groups(call, loaded, cube, body.columns, ids, condition)
     covered = np.zeros(scan_plan.files, dtype=np.bool_)
     covered[is_whole] = reading.covered
