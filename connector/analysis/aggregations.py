@@ -15,6 +15,8 @@ from seamark.connector.plans.scan import NO_AGGREGATION, Aggregation
 _FUNCTIONS = {exp.Count: "count", exp.Sum: "sum", exp.Min: "min", exp.Max: "max", exp.Avg: "avg"}
 _OTHER = "other"
 _COLUMNS_MAX, _AGGREGATES_MAX = 32, 32
+_NAME_CHARACTERS_MAX = 500
+"""The server refuses a request with a longer name of a column."""
 
 
 def find_aggregations(tree: exp.Expr) -> Mapping[int, Aggregation]:
@@ -53,7 +55,7 @@ def _list_aggregates(select: exp.Select) -> Iterator[tuple[str, exp.Column | Non
             continue
         for call in part.find_all(exp.AggFunc):
             if call.find_ancestor(exp.Select) is select:
-                argument = call.this.expressions[0] if isinstance(call.this, exp.Distinct) else call.this
+                argument = next(iter(call.this.expressions), None) if isinstance(call.this, exp.Distinct) else call.this
                 column = argument if isinstance(argument, exp.Column) else None
                 yield _FUNCTIONS.get(type(call), _OTHER), column
 
@@ -64,7 +66,7 @@ def _select_for_table(
     """Return the part of an aggregation that may belong to a table."""
 
     def is_own(column: exp.Column) -> bool:
-        return column.table.lower() in ("", name)
+        return column.table.lower() in ("", name) and len(column.name) <= _NAME_CHARACTERS_MAX
 
     columns = dict.fromkeys(column.name for column in grouping if is_own(column))
     functions: dict[tuple[str, str], None] = {}

@@ -84,7 +84,7 @@ def take_advice_step(client: SeamarkClient, table: Name) -> dict[str, Any]:
 def finish_advice_step(
     client: SeamarkClient,
     table: Name,
-    number: int,
+    step: Mapping[str, Any],
     outcome: str,
     *,
     reason: str = "",
@@ -95,11 +95,27 @@ def finish_advice_step(
 
     docs/reference/openapi.json defines the arguments and the form of the result (finishAdviceStep).
 
+    Args:
+        client: The client.
+        table: The table.
+        step: The result of `take_advice_step`.
+        outcome: `applied`, `failed` or `busy`.
+        reason: The reason, if the change is not applied.
+        size_bytes: The bytes that the change has read and written.
+        seconds: The duration of the change.
+
     Raises:
         NoSuchResource: The table does not have this trial.
-        Conflict: Another client has changed the trial.
+        Conflict: Another client has changed the trial, or makes its change now.
     """
-    body = {"number": number, "outcome": outcome, "reason": reason, "size-bytes": size_bytes, "seconds": seconds}
+    body = {
+        "number": step["number"],
+        "since-ms": step["since-ms"],
+        "outcome": outcome,
+        "reason": reason,
+        "size-bytes": size_bytes,
+        "seconds": seconds,
+    }
     return client._request_json("POST", f"{table_path(table)}/advice/steps/finished", {}, body)
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from seamark.connector.client.errors import ClientError, Conflict
+from seamark.connector.client.errors import Conflict
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import Name
 from seamark.connector.client.policies import finish_advice_step, take_advice_step
@@ -48,15 +48,14 @@ def take_next_step(client: IndexClient, table: Name, *, build_indexes: Callable[
         else:
             build_indexes()
     except RewriteRunning:
-        finish_advice_step(client, table, step["number"], "busy")
+        finish_advice_step(client, table, step, "busy")
         return {RECHECK_AFTER: _BUSY_S}
-    except (ClientError, RuntimeError, OSError, ValueError) as error:
+    except Exception as error:
+        # After any error, the server ends the trial now. Otherwise it waits an hour for the end of this job.
         seconds = time.monotonic() - started_s
         finish_advice_step(
-            client, table, step["number"], "failed", reason=str(error), size_bytes=size_bytes, seconds=seconds
+            client, table, step, "failed", reason=str(error) or repr(error), size_bytes=size_bytes, seconds=seconds
         )
         raise
-    finish_advice_step(
-        client, table, step["number"], "applied", size_bytes=size_bytes, seconds=time.monotonic() - started_s
-    )
+    finish_advice_step(client, table, step, "applied", size_bytes=size_bytes, seconds=time.monotonic() - started_s)
     return {"applied": 1}

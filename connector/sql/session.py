@@ -263,7 +263,10 @@ class SqlSession:
             reads = tuple(planned_reads)
         if isinstance(cube, CubePlan):
             query = cube.query
-        demand = StatementProfile(statement.kind, sum(read.bytes for read in reads), reason)
+        read_bytes = sum(read.bytes for read in reads)
+        if isinstance(cube, CubePlan) and cube.deleted is not None:
+            read_bytes += cube.deleted.bytes
+        demand = StatementProfile(statement.kind, read_bytes, reason)
         choice = choose(demand, engines.wanted, engines.available, large_bytes=engines.large_bytes)
         if choice.engine == DUCKDB and query is not None:
             return _PlannedStatement(statement, choice, query.text, query, reads, cube=cube)

@@ -414,7 +414,7 @@ class Rewriter:
                     self._withdrawing.note(plan, asked_s)
                 await self._withdrawing.take(result.plans)
         except CUBE_FAILURES as error:
-            return explain_failure(error)
+            return _explain_cube_failure(error)
         return result
 
     async def _rewrite_over_plans(
@@ -549,6 +549,17 @@ def _build_cube_result(planned: PlannedScan, cube: CubeRewrite) -> RewriteResult
         depends_on_data=True,
         rights_check=cube.rights_check,
     )
+
+
+def _explain_cube_failure(error: NotFromCube | ClientError | TimeoutError) -> CubeSummary:
+    """Return the reason why no cube is used, for a header that any user of the statement may read.
+
+    The text of the server's error may have URLs, or names of dimension tables. Only the log has it.
+    """
+    if not isinstance(error, ClientError):
+        return explain_failure(error)
+    _log.info("the groups of a cube cannot be read", error=str(error))
+    return CubeSummary(None, 0, 0, f"the groups cannot be read: {type(error).__name__}")
 
 
 def _add_cube(result: RewriteResult, cube: CubeSummary | None) -> RewriteResult:

@@ -390,7 +390,12 @@ _BODIES: dict[str, _Body] = {
     "recordIndexAudit": lambda n: {"index-files": 1},
     "recordAppliedAdvice": lambda n: {"proposal": _PROPOSAL},
     "applyAdvice": lambda n: {"id": n.place()},
-    "finishAdviceStep": lambda n: {"number": 1, "outcome": n.rng.choice(("applied", "failed", "busy")), "reason": EVIL},
+    "finishAdviceStep": lambda n: {
+        "number": 1,
+        "since-ms": 1,
+        "outcome": n.rng.choice(("applied", "failed", "busy")),
+        "reason": EVIL,
+    },
     "registerIndexFiles": lambda n: {"index-files": [{"location": n.place(), "size-in-bytes": 100}]},
     "finishIndexBuild": lambda n: {"outcome": "rolled-back", "reason": "x"},
     "quarantineIndexFile": lambda n: {"location": n.place(), "reason": "x", "check": True},

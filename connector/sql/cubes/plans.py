@@ -204,13 +204,16 @@ def _read_groups(
         for number in sorted(answered)
         if facts.tasks[number].deletes
     )
-    if row_tasks and sum(task.records for task in facts.tasks) > _FEW_ROWS:
+    if (row_tasks or deleted_tasks) and sum(task.records for task in facts.tasks) > _FEW_ROWS:
         rows = sum(task.records for task in row_tasks) + _ROWS_OF_GROUP * groups.num_rows
+        deleted_rows = _count_removed_rows(deleted_tasks)
+        rows += deleted_rows
         joined_reads = plan(True, ()) if len(reads) > 1 else reads
         rows_without_cube = sum(task.records for task in joined_reads[translated.facts].tasks)
         if rows >= _PAYING_SHARE * rows_without_cube:
             raise _RowsAreCheaper(
-                f"{cube.name}: rows of {len(row_tasks)} of {len(facts.tasks)} files would be read besides "
+                f"{cube.name}: rows of {len(row_tasks)} of {len(facts.tasks)} files"
+                f"{f', and {deleted_rows:,} rows for deletes,' if deleted_rows else ''} would be read besides "
                 f"{groups.num_rows:,} groups; without the cube, {rows_without_cube:,} rows are read",
                 joined_reads,
             )
@@ -246,6 +249,25 @@ def _find_condition(reads: Sequence[PlannedTableRead], cube: IndexDefinition, tr
 
         parts.append(rename_condition(reads[number].where, find_number))
     return all_of(*parts)
+
+
+def _count_removed_rows(tasks: Sequence[ScanTask]) -> int:
+    """Return the number of rows that are read to find the deleted rows of files.
+
+    Each row of a file is compared with equality deletes. Position deletes name the rows, and a file of them may belong
+    to several data files.
+    """
+    compared = 0
+    positions: dict[tuple[object, object], int] = {}
+    for task in tasks:
+        removed_by = task.removed_by or ()
+        if all(delete.get("content") == "position-deletes" for delete in removed_by):
+            for delete in removed_by:
+                key = (delete.get("file-path"), delete.get("content-offset"))
+                positions[key] = int(delete.get("record-count") or task.records)
+        else:
+            compared += task.records
+    return min(sum(task.records for task in tasks), compared + sum(positions.values()))
 
 
 def _has_whole_file(task: ScanTask) -> bool:

@@ -24,6 +24,8 @@ from seamark.formats.iceberg.types.types import base_name
 from seamark.formats.iceberg.types.values import FLOATS, Value, decimal_scale, floor_unscaled
 
 Mask = npt.NDArray[np.bool_]
+_TransformKey = tuple[int, str, str, str]
+"""The id of a column, its type, a transform, and the result type."""
 
 _COMPARED: dict[Op, Callable[[pa.Array, pa.Scalar], pa.Array]] = {
     Op.LT: pc.less,
@@ -50,15 +52,41 @@ def evaluate_filter(expression: Expression, columns: Mapping[int, pa.Array], row
     Raises:
         ValueError: A predicate cannot be evaluated exactly.
     """
+    return _evaluate(expression, columns, rows, {})
+
+
+def _evaluate(
+    expression: Expression, columns: Mapping[int, pa.Array], rows: int, transformed: dict[_TransformKey, pa.Array]
+) -> Mask:
+    """Return the rows for which the expression is true.
+
+    Args:
+        expression: The expression.
+        columns: The columns by id.
+        rows: The number of rows.
+        transformed: The transformed columns of earlier predicates. This function adds further columns.
+    """
     match expression:
         case Always(value):
             return np.full(rows, value)
         case And(children):
-            return np.asarray(np.logical_and.reduce([evaluate_filter(child, columns, rows) for child in children]))
+            mask = np.full(rows, True)
+            for child in children:
+                mask &= _evaluate(child, columns, rows, transformed)
+            return mask
         case Or(children):
-            return np.asarray(np.logical_or.reduce([evaluate_filter(child, columns, rows) for child in children]))
-        case Bound():
-            return _matches(expression, columns[expression.column_id])
+            mask = np.full(rows, False)
+            for child in children:
+                mask |= _evaluate(child, columns, rows, transformed)
+            return mask
+        case Bound(_, column_id, _, kind, transform, result):
+            column = columns[column_id]
+            if transform != IDENTITY:
+                key = (column_id, kind, transform, result)
+                if key not in transformed:
+                    transformed[key] = _transform_distinct(expression, column)
+                column = transformed[key]
+            return _matches(expression, column)
     raise TypeError(f"not a bound expression: {expression}")
 
 
@@ -77,8 +105,7 @@ def check_filter(expression: Expression) -> None:
 
 
 def _matches(predicate: Bound, column: pa.Array) -> Mask:
-    if predicate.transform != IDENTITY:
-        column = _transform_distinct(predicate, column)
+    """Return the rows of a column, after the predicate's transform, that the predicate matches."""
     matches: pa.Array
     op, values = predicate.op, predicate.values
     if op in _NULLITY:

@@ -11,7 +11,7 @@ import msgspec
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.index.definitions import PREFIX
-from seamark.formats.runtime.errors import BadRequest, NotFound
+from seamark.formats.runtime.errors import BadRequest, CommitConflict, NotFound
 from seamark.metaserver.api.admin.advice import read_state, simulate
 from seamark.metaserver.api.admin.query_history import DAYS, DAYS_MAX
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
@@ -61,7 +61,11 @@ async def apply_advice(call: Call, body: ChosenProposal) -> AppliedProposal:
     def compute_updates(metadata: TableMetadata) -> list[dict[str, Any]]:
         if proposal.change.kind == "drop-index":
             return [{"action": "remove-properties", "removals": [PREFIX + proposal.change.index_name]}]
-        return [{"action": "set-properties", "updates": find_properties(proposal, metadata) or {}}]
+        updates = find_properties(proposal, metadata) or {}
+        if proposal.change.kind == "add-index":
+            for name in updates.keys() & metadata.properties.keys():
+                raise CommitConflict(f"The property {name} was set meanwhile; load the proposals again")
+        return [{"action": "set-properties", "updates": updates}]
 
     await commit_updates(call, compute_updates)
     applied = AppliedProposal(proposal, now_ms, None)

@@ -34,10 +34,11 @@ from seamark.metaserver.planner.advice.trials import (
     MEASURING,
     REPLACED,
     UNDONE,
+    WAITING,
     WITHDRAWN,
     AppliedProposal,
     Trial,
-    Verdict,
+    find_columns,
     find_properties,
     judge,
     own_properties,
@@ -47,7 +48,7 @@ from seamark.metaserver.planner.advice.trials import (
 from seamark.metaserver.store.model import AppliedAdvice
 
 _CLAIM_MS = 3_600_000
-"""After this time another job may continue a trial in the state `applying`, because its job may have been killed."""
+"""After this time a trial in the state `applying` has failed, because its job was killed or takes too long."""
 _RECHECK_S = 600.0
 _REASON_CHARACTERS_MAX = 300
 _REFUSALS_MAX = 8
@@ -60,12 +61,14 @@ class AdviceStep(msgspec.Struct, frozen=True, rename="kebab"):
     action: Annotated[str, doc("`apply`: make the change, and report its end. `none`: there is nothing to do now.")]
     reason: Annotated[str, doc("The reason for the step, in words.")]
     number: Annotated[int | None, doc("The number of the trial whose change the caller makes.")] = None
+    since_ms: Annotated[int | None, doc("The time when the caller was given the trial, in milliseconds.")] = None
     change: Annotated[ProposedChange | None, doc("The change. The server has set its properties.")] = None
     recheck_after_s: Annotated[float, doc("The seconds after which the next step may be due.")] = 3600.0
 
 
 class FinishedStep(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
     number: Annotated[int, doc("The number of the trial, as `takeAdviceStep` returned it.")]
+    since_ms: Annotated[int, doc("The time in the answer of `takeAdviceStep`.")]
     outcome: Annotated[str, doc("`applied`, `failed`, or `busy` if another job rewrites the table.")]
     reason: Annotated[str, doc("The reason, if the change is not applied.")] = ""
     size_bytes: Annotated[int, doc("The bytes that the change has read and written; 0 if they are unknown.")] = 0
@@ -128,6 +131,38 @@ class _Trials:
         await self.save(replace(applied or stored.applied, trial=trial), stored.text)
         await self.load()
 
+    async def end(
+        self, stored: _StoredTrial, state: str, applied: AppliedProposal | None = None, **fields: object
+    ) -> None:
+        """Remove the properties of a trial, and change its state.
+
+        If the trial has replaced a clustering, the properties of that clustering are set again.
+
+        Raises:
+            CommitConflict: A user has changed one of the properties, or another request has changed the trial.
+        """
+        # A repeat would remove values that the replaced clustering shares. So only one request continues after this.
+        await self.change(stored)
+        stored = next(other for other in self.stored if other.trial.number == stored.trial.number)
+        properties = stored.trial.properties
+        current = (await self._call.components.catalog.tables.load(self._call.namespace, self._call.name)).metadata
+        replaced = [
+            other
+            for other in self.find(REPLACED)
+            if other.trial.number == stored.trial.replaces
+            # A user has changed none of the properties.
+            and all(
+                current.properties.get(name) == properties.get(name)
+                for name in properties.keys() | other.trial.properties.keys()
+            )
+        ]
+        updates = {name: value for other in replaced for name, value in other.trial.properties.items()}
+        removals = {name: value for name, value in properties.items() if name not in updates}
+        await self.set_properties(updates, removals)
+        await self.change(stored, applied, state=state, **fields)
+        for other in replaced:
+            await self.change(other, state=KEPT, reason=f"its replacement is {state}: {stored.applied.proposal.title}")
+
     async def save(self, applied: AppliedProposal, expected: str | None) -> _StoredTrial:
         assert applied.trial is not None
         text = msgspec.json.encode(applied).decode()
@@ -188,9 +223,14 @@ async def take_advice_step(call: Call) -> AdviceStep:
         if wait_ms > 0:
             reason = f"another job applies the proposal {stored.applied.proposal.title!r}"
             return AdviceStep("none", reason, recheck_after_s=wait_ms / 1000)
-        await trials.change(stored, reason="an earlier job did not finish the change")
-        return await _begin(trials, trials.find(APPLYING)[0])
+        await trials.end(stored, FAILED, reason="its job did not finish the change within an hour")
+        # The table has other properties now.
+        trials = await _load_trials(call)
+        effective, policy = await _load_policy(call, trials.loaded.metadata)
     await _withdraw(trials)
+    for stored in trials.find(WAITING):
+        await trials.change(stored, state=APPLYING)
+        return await _begin(trials, trials.find(APPLYING)[0])
     await _judge_trials(call, trials, policy)
     if measuring := trials.find(MEASURING):
         proposal, trial = measuring[0].applied.proposal, measuring[0].trial
@@ -222,16 +262,18 @@ async def finish_advice_step(call: Call, body: FinishedStep) -> AppliedProposal:
     stored = next((stored for stored in trials.find(APPLYING) if stored.trial.number == body.number), None)
     if stored is None:
         raise NotFound(f"The table has no trial {body.number} whose change is being made")
+    if stored.trial.since_ms != body.since_ms:
+        raise CommitConflict(
+            f"Another job makes the change of the trial {body.number} since {stored.trial.since_ms}, not since "
+            f"{body.since_ms}; take the next step instead"
+        )
     reason = body.reason[:_REASON_CHARACTERS_MAX]
     spent_bytes = max(stored.trial.spent_bytes, body.size_bytes)
     spent_seconds = max(stored.trial.spent_seconds, body.seconds)
     if body.outcome == "busy":
-        claimed_ms = trials.now_ms - _CLAIM_MS
-        trial = replace(stored.trial, since_ms=claimed_ms, reason="another job rewrites the table")
-        await trials.save(replace(stored.applied, trial=trial), stored.text)
+        await trials.change(stored, state=WAITING, reason="another job rewrites the table")
     elif body.outcome == "failed":
-        await trials.set_properties({}, stored.trial.properties)
-        await trials.change(stored, state=FAILED, reason=reason, spent_bytes=spent_bytes, spent_seconds=spent_seconds)
+        await trials.end(stored, FAILED, reason=reason, spent_bytes=spent_bytes, spent_seconds=spent_seconds)
     else:
         # The statements of the prediction are replayed over the changed table.
         since_ms = stored.trial.since_ms - (await _load_policy(call, trials.loaded.metadata))[1].measure_ms
@@ -265,7 +307,7 @@ async def _load_policy(call: Call, metadata: TableMetadata) -> tuple[TableMetada
 async def _withdraw(trials: _Trials) -> None:
     """End the trials whose properties a user has changed or removed."""
     current = trials.loaded.metadata.properties
-    for stored in trials.find(MEASURING, KEPT):
+    for stored in trials.find(WAITING, MEASURING, KEPT):
         changed = [name for name, value in stored.trial.properties.items() if current.get(name) != value]
         if changed:
             await trials.change(stored, state=WITHDRAWN, reason=f"a user has changed {', '.join(changed)}")
@@ -281,16 +323,13 @@ async def _judge_trials(call: Call, trials: _Trials, policy: AutoAdvicePolicy) -
         verdict = judge(stored.trial, shapes)
         if verdict.pays is None:
             continue
+        applied = replace(stored.applied, recorded=verdict.reads)
         if verdict.pays:
-            await _record(trials, stored, KEPT, verdict)
+            await trials.change(
+                stored, applied, state=KEPT, reason=verdict.reason, saved_fraction=verdict.saved_fraction
+            )
         else:
-            await trials.set_properties({}, stored.trial.properties)
-            await _record(trials, stored, UNDONE, verdict)
-
-
-async def _record(trials: _Trials, stored: _StoredTrial, state: str, verdict: Verdict) -> None:
-    applied = replace(stored.applied, recorded=verdict.reads)
-    await trials.change(stored, applied, state=state, reason=verdict.reason, saved_fraction=verdict.saved_fraction)
+            await trials.end(stored, UNDONE, applied, reason=verdict.reason, saved_fraction=verdict.saved_fraction)
 
 
 async def _start_trial(call: Call, trials: _Trials, effective: TableMetadata, policy: AutoAdvicePolicy) -> AdviceStep:
@@ -306,7 +345,10 @@ async def _start_trial(call: Call, trials: _Trials, effective: TableMetadata, po
     settings = call.components.settings
     refusals = []
     for proposal in proposals:
-        properties = find_properties(proposal, effective)
+        try:
+            properties = find_properties(proposal, effective)
+        except BadRequest:
+            properties = None
         refusal = refuse(
             proposal,
             properties,
@@ -321,26 +363,23 @@ async def _start_trial(call: Call, trials: _Trials, effective: TableMetadata, po
             refusals.append(f"{proposal.title}: {refusal}")
             continue
         number = 1 + max((stored.trial.number for stored in trials.stored), default=0)
+        replaced = _find_replaced(trials.find(MEASURING, KEPT), proposal.change)
         trial = Trial(
             number=number,
             state=APPLYING,
             reason=f"it is the best proposal that may be applied, of {len(proposals)}",
             since_ms=trials.now_ms,
             properties=properties,
-            columns=_find_columns(proposal, effective),
+            columns=find_columns(proposal, effective),
             spent_bytes=proposal.cost_bytes,
             spent_seconds=proposal.cost_seconds,
             shapes=record_shapes(shapes),
+            replaces=replaced[0].trial.number if replaced else None,
         )
         stored = await trials.start(proposal, trial)
         return await _begin(trials, stored)
     reason = "; ".join(refusals[:_REFUSALS_MAX]) or "no change would save more bytes in 30 days than it costs"
     return AdviceStep("none", reason)
-
-
-def _find_columns(proposal: Proposal, metadata: TableMetadata) -> list[int]:
-    by_name = metadata.current_schema.index.by_name
-    return [by_name[name] for name in proposal.change.columns if name in by_name]
 
 
 async def _begin(trials: _Trials, stored: _StoredTrial) -> AdviceStep:
@@ -357,7 +396,7 @@ async def _begin(trials: _Trials, stored: _StoredTrial) -> AdviceStep:
         return AdviceStep("none", error.message)
     for other in replaced:
         await trials.change(other, state=REPLACED, reason=f"replaced by: {stored.applied.proposal.title}")
-    return AdviceStep("apply", stored.trial.reason, stored.trial.number, change)
+    return AdviceStep("apply", stored.trial.reason, stored.trial.number, stored.trial.since_ms, change)
 
 
 def _find_replaced(stored: Sequence[_StoredTrial], change: ProposedChange) -> list[_StoredTrial]:

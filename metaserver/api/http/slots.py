@@ -92,6 +92,8 @@ class WorkerLimits:
         """SQL is parsed one text at a time."""
         self.inflating = FairLock()
         """Compressed bodies are inflated one step at a time."""
+        self.selecting = FairLock()
+        """The groups of cubes are compared with conditions one part at a time."""
         self.advising = FairLock()
         """One request at a time has a sample of rows in memory, of which it simulates layouts."""
         self.simulating = FairLock()
@@ -106,7 +108,11 @@ class WorkerLimits:
         """Return whether no request uses any of these limits. Only tests call it."""
         limits = (self.working, self.reading, self.logging_in, self.tokens, self.watching, self.bodies)
         return not any(limit.taken for limit in limits) and all(
-            lock.is_free for lock in (self.parsing, self.reading_sql, self.inflating, self.advising, self.simulating)
+            lock.is_free
+            for lock in (
+                *(self.parsing, self.reading_sql, self.inflating),
+                *(self.selecting, self.advising, self.simulating),
+            )
         )
 
 

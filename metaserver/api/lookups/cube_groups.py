@@ -23,8 +23,9 @@ from aiohttp import web
 
 from seamark.formats.iceberg.expressions.arrow_filters import check_filter
 from seamark.formats.iceberg.expressions.binding import bind
-from seamark.formats.iceberg.expressions.expression import TRUE, Expression
+from seamark.formats.iceberg.expressions.expression import TRUE, Expression, is_longer, predicates_of
 from seamark.formats.iceberg.expressions.expression_json import parse_expression
+from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.index.definitions import IndexDefinition, read_definitions
 from seamark.formats.index.keys.group_conditions import make_group_schema
 from seamark.formats.index.keys.lookups import parse_lookup
@@ -51,6 +52,10 @@ BYTES_MAX = 256 << 20
 _COMBINED_BYTES = 64 << 20
 _COMBINED_GROUPS = 500_000
 """The number of groups, or of their bytes, at which groups are combined before further groups are read."""
+CONDITION_VALUES_MAX = 1_000
+"""The number of values and predicates of a condition above which it leaves out no groups."""
+_TRANSFORMS_MAX = 16
+"""The number of transformed columns of a condition above which it leaves out no groups."""
 _ID_BYTES = 16
 
 Ids = npt.NDArray[np.uint64]
@@ -144,7 +149,10 @@ async def read_groups(
     assert loaded.entry is not None
     reading = GroupReading(schema, _functions_of(definition, columns), len(ids), condition)
     async for part in call.components.segments.read_parts(loaded.entry, definition, ids):
-        await asyncio.to_thread(reading.add, part)
+        if condition == TRUE:
+            await asyncio.to_thread(reading.add, part)
+        else:
+            await call.components.worker_limits.selecting.run(call.principal.name, partial(reading.add, part))
         if reading.is_done:
             break
     await asyncio.to_thread(reading.finish)
@@ -177,7 +185,9 @@ def _functions_of(definition: IndexDefinition, columns: Sequence[str]) -> Mappin
 
 
 def _read_condition(body: ReadCubeGroupsRequest, definition: IndexDefinition) -> Expression:
-    """Return the bound condition on groups.
+    """Return the bound condition on groups, or TRUE if its evaluation would take long.
+
+    The query of the client has all its conditions, so more groups do not change its result.
 
     Raises:
         BadRequest: The condition is invalid.
@@ -191,7 +201,15 @@ def _read_condition(body: ReadCubeGroupsRequest, definition: IndexDefinition) ->
         check_filter(condition)
     except ValueError as error:
         raise BadRequest(str(error)) from None
-    return condition
+    return TRUE if _is_expensive(condition) else condition
+
+
+def _is_expensive(condition: Expression) -> bool:
+    """Return whether a condition has too many values, predicates or transformed columns to evaluate it."""
+    if is_longer(condition, CONDITION_VALUES_MAX):
+        return True
+    transformed = {(one.column_id, one.transform) for one in predicates_of(condition) if one.transform != IDENTITY}
+    return len(transformed) > _TRANSFORMS_MAX
 
 
 def _parse_ids(text: str) -> Ids:

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from aiohttp import web
 
+from seamark.formats.iceberg.expressions.expression import TRUE, Expression, is_longer
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.index.keys.group_conditions import to_group_condition
 from seamark.formats.protocol.wire import CUBE_PLAN
@@ -26,7 +27,7 @@ from seamark.metaserver.api.http.fresh_reads import load_to_read
 from seamark.metaserver.api.http.parameters.fresh import AFTER, FRESH
 from seamark.metaserver.api.http.parameters.plan_audience import AUDIENCE
 from seamark.metaserver.api.http.sql_texts import read_in_turn
-from seamark.metaserver.api.lookups.cube_groups import find_cube, read_groups
+from seamark.metaserver.api.lookups.cube_groups import CONDITION_VALUES_MAX, find_cube, read_groups
 from seamark.metaserver.api.plans.plan_leases import check_lease
 from seamark.metaserver.api.plans.plan_tables import (
     NewPlanTable,
@@ -143,7 +144,9 @@ async def make_cube_plan(call: Call, body: MakeCubePlanRequest) -> web.Response:
         bound_unless = await _bind(call, unless_request, loaded.metadata)
         excluded = await call.components.planner.plan(bound_unless, loaded.entry)
     is_whole, ids = await asyncio.to_thread(_find_whole_files, scan_plan, excluded)
-    condition = await asyncio.to_thread(to_group_condition, bound_scan.bound, cube.terms)
+    condition: Expression = TRUE
+    if not is_longer(bound_scan.bound, CONDITION_VALUES_MAX):
+        condition = await asyncio.to_thread(to_group_condition, bound_scan.bound, cube.terms)
     reading = await read_groups(call, loaded, cube, body.columns, ids, condition)
     covered = np.zeros(scan_plan.files, dtype=np.bool_)
     covered[is_whole] = reading.covered

@@ -26,7 +26,7 @@ from seamark.formats.iceberg.metadata.clustering import COLUMNS as CLUSTERING_CO
 from seamark.formats.iceberg.metadata.clustering import CURVE, HILBERT, LINEAR, ClusteringLayout
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT, count_of
-from seamark.formats.index.definitions import IndexDefinition, read_definitions
+from seamark.formats.index.definitions import IndexDefinition, define, read_definitions
 from seamark.formats.index.kinds.bloom import FPP
 from seamark.formats.index.packing import MISSING
 from seamark.formats.runtime.errors import BadRequest
@@ -280,12 +280,16 @@ class _Advisor:
                 continue
             kind = "bitmap" if len(column.values) <= _BITMAP_VALUES_MAX else "bloom"
             name = self._name(column_id)
+            index_name = self._choose_index_name(name)
+            try:
+                define(index_name, kind, [name], self._state.metadata.current_schema)
+            except BadRequest:  # The name of the index may not have such characters, or the column needs quotes.
+                continue
             extra = self._index_shares([*self._indexes, (kind, (column_id,))])
             shares = self._buckets * extra
             predicted = self._reads(self._current * shares, self._current_files * shares, self._state.files.files)
             written = int(self._state.rows * _INDEX_BYTES_PER_ROW[kind])
             read = int(self._state.total_bytes / max(1, len(self._state.metadata.current_schema.fields)))
-            index_name = self._choose_index_name(name)
             table, options = self._state.name, ["--columns", name, "--name", index_name]
             yield self._propose(
                 "index",

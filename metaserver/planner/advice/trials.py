@@ -3,8 +3,9 @@
 A trial changes only properties that the table does not have, or that an earlier trial has set. So it never replaces or
 removes anything that a user has defined. The functions are pure; `api/admin/auto_advice.py` stores the trials.
 
-A trial begins in the state `applying`, and continues in the state `measuring`. After each measurement it is `kept` or
-`undone`. It ends also if another clustering replaces it, if a user withdraws it, or if it cannot be applied.
+A trial begins in the state `applying`, and continues in the state `measuring`. It is `waiting` while another job
+rewrites the table. After each measurement it is `kept` or `undone`. It ends also if another clustering replaces it, if
+a user withdraws it, or if it cannot be applied.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from seamark.metaserver.history.shapes import QueryShape
 from seamark.metaserver.planner.advice.proposals import GAIN_MIN_FRACTION, OPEN_S, SCAN_BYTES_PER_S, Proposal, Reads
 from seamark.metaserver.store.model import QueryShapeSums, QuerySums
 
-APPLYING, MEASURING, KEPT = "applying", "measuring", "kept"
+WAITING, APPLYING, MEASURING, KEPT = "waiting", "applying", "measuring", "kept"
 UNDONE, REPLACED, WITHDRAWN, FAILED = "undone", "replaced", "withdrawn", "failed"
-_IN_EFFECT = (APPLYING, MEASURING, KEPT)
+_IN_EFFECT = (WAITING, APPLYING, MEASURING, KEPT)
 STATEMENTS_MIN = 20
 """A trial is judged only if the history has at least this many statements since the change."""
 SHAPES_MAX = 40
@@ -53,7 +54,7 @@ class Trial(msgspec.Struct, frozen=True, rename="kebab"):
 
     Attributes:
         number: The number of the trial. The first trial of a table has the number 1.
-        state: applying, measuring, kept, undone, replaced, withdrawn, or failed.
+        state: waiting, applying, measuring, kept, undone, replaced, withdrawn, or failed.
         reason: The reason for the state, in words.
         since_ms: The time of the last decision.
         properties: The table properties that the change sets.
@@ -62,6 +63,7 @@ class Trial(msgspec.Struct, frozen=True, rename="kebab"):
         spent_seconds: The seconds of the budget that the change used.
         shapes: The reads before the change.
         saved_fraction: The share of the bytes that the change saved at the last measurement.
+        replaces: The number of the trial whose clustering this trial replaces, or None.
     """
 
     number: int
@@ -74,6 +76,7 @@ class Trial(msgspec.Struct, frozen=True, rename="kebab"):
     spent_seconds: float
     shapes: list[ShapeReads] = []
     saved_fraction: float | None = None
+    replaces: int | None = None
 
     @property
     def is_in_effect(self) -> bool:
@@ -147,7 +150,7 @@ def judge(trial: Trial, shapes: Sequence[QueryShapeSums]) -> Verdict:
     before_bytes = after_bytes = files = 0.0
     for shape_sums in shapes:
         sums = shape_sums.sums
-        table_bytes = sums.statements * (sums.bytes_in / sums.sized if sums.sized else sums.files_in)
+        table_bytes = sums.statements * sums.bytes_in / sums.sized if sums.sized else sums.files_in
         after = _compute_fraction(sums)
         before = before_of.get(shape_sums.fingerprint)
         if before is None:
@@ -161,7 +164,10 @@ def judge(trial: Trial, shapes: Sequence[QueryShapeSums]) -> Verdict:
     pays = saved >= GAIN_MIN_FRACTION
     reason = f"{statements:,} statements since the change read {saved:.0%} fewer bytes than before"
     if not pays:
-        reason = f"{statements:,} statements since the change read no fewer bytes than before"
+        reason = (
+            f"{statements:,} statements since the change saved {saved:.1%} of the bytes; the minimum is "
+            f"{GAIN_MIN_FRACTION:.0%}"
+        )
     return Verdict(pays, round(saved, 4), reads, reason)
 
 
@@ -194,6 +200,12 @@ def find_properties(proposal: Proposal, metadata: TableMetadata) -> dict[str, st
             index = define(change.index_name, change.index_kind, change.columns, metadata.current_schema)
             return {PREFIX + change.index_name: index.property_text}
     return None
+
+
+def find_columns(proposal: Proposal, metadata: TableMetadata) -> list[int]:
+    """Return the ids of the columns of a proposal."""
+    by_name = metadata.current_schema.index.by_name
+    return [by_name[name] for name in proposal.change.columns if name in by_name]
 
 
 def refuse(
@@ -237,16 +249,24 @@ def refuse(
             return "a user has defined a sort order"
     elif len(read_definitions(effective).by_name) >= indexes_max:
         return f"the table has {indexes_max} indexes, which is the limit"
-    return _refuse_again(proposal, applied, policy, now_ms) or _refuse_cost(proposal, applied, policy, now_ms)
+    columns = find_columns(proposal, effective)
+    return _refuse_again(proposal, columns, applied, policy, now_ms) or _refuse_cost(proposal, applied, policy, now_ms)
 
 
 def _refuse_again(
-    proposal: Proposal, applied: Sequence[AppliedProposal], policy: AutoAdvicePolicy, now_ms: int
+    proposal: Proposal,
+    columns: Sequence[int],
+    applied: Sequence[AppliedProposal],
+    policy: AutoAdvicePolicy,
+    now_ms: int,
 ) -> str | None:
-    """Return the reason if an earlier trial of the same proposal speaks against it."""
+    """Return the reason if an earlier trial of the same kind of change on the same columns speaks against it.
+
+    The ids of columns are compared, because columns and indexes get other names.
+    """
     for earlier in applied:
         trial = earlier.trial
-        if trial is None or earlier.proposal.id != proposal.id:
+        if trial is None or earlier.proposal.change.kind != proposal.change.kind or set(trial.columns) != set(columns):
             continue
         if trial.state == WITHDRAWN:
             return "a user has removed it"

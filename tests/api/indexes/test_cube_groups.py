@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from seamark.formats.iceberg.expressions.expression import TRUE, Expression
+from seamark.formats.iceberg.types.schema import Field, Schema
+from seamark.formats.index.definitions import define
 from seamark.metaserver.api.lookups import cube_groups
-from seamark.metaserver.api.lookups.cube_groups import GroupReading
+from seamark.metaserver.api.lookups.cube_groups import GroupReading, ReadCubeGroupsRequest
 from seamark.metaserver.planner.cubes.segments import GroupPart
 
 SCHEMA = pa.schema([("d0", pa.string()), ("m0", pa.int64())])
@@ -53,3 +59,27 @@ def test_sums_that_overflow_are_left_to_the_engine() -> None:
         reading.add(part_of(number, "a", count=2**62))
     reading.finish()
     assert decode(reading).to_pylist() == [{"d0": "a", "m0": 2**62}] * 2
+
+
+def test_condition_that_takes_long_leaves_out_no_groups() -> None:
+    schema = Schema((Field(1, "name", False, "string"),))
+    cube = define("sums", "cube", ["name"], schema, measures=["count(*)"])
+
+    def read_values(count: int) -> Expression:
+        return read({"type": "in", "term": "d0", "values": [f"v{number}" for number in range(count)]})
+
+    def read_transforms(count: int) -> Expression:
+        condition: dict[str, Any] = {"type": "eq", "term": "d0", "value": "a"}
+        for width in range(1, count + 1):
+            term = {"type": "transform", "transform": f"truncate[{width}]", "term": "d0"}
+            condition = {"type": "and", "left": condition, "right": {"type": "eq", "term": term, "value": "a"}}
+        return read(condition)
+
+    def read(condition: dict[str, Any]) -> Expression:
+        request = ReadCubeGroupsRequest(cube.id, ["d0"], "", msgspec.Raw(msgspec.json.encode(condition)))
+        return cube_groups._read_condition(request, cube)
+
+    assert read_values(1000) != TRUE
+    assert read_values(1001) == TRUE
+    assert read_transforms(16) != TRUE
+    assert read_transforms(17) == TRUE

@@ -20,6 +20,8 @@ CASES = {
     ],
     "SELECT x FROM s.t WHERE y = (SELECT max(y) FROM s.u)": [NO_AGGREGATION, Aggregation((), (("max", "y"),))],
     "SELECT x FROM s.t WHERE y = 3": [NO_AGGREGATION],
+    "SELECT count(DISTINCT) FROM s.t": [Aggregation((), (("count", ""),))],
+    f"SELECT x, sum({'s' * 501}) FROM s.t GROUP BY x, {'g' * 501}": [Aggregation(("x",))],
 }
 
 

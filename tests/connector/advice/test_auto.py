@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,12 +21,16 @@ from seamark.connector.client.policies import (
     load_advice,
     take_advice_step,
 )
+from seamark.connector.jobs import auto_advice
 from seamark.connector.jobs.jobs import run_auto_advice, run_clustering
 from seamark.formats.iceberg.metadata.auto_advice import BYTES_PER_DAY
 from seamark.formats.iceberg.metadata.clustering import COLUMNS
 from seamark.metaserver.api.admin import advice_application
+from seamark.metaserver.planner.advice.trials import ShapeReads, Trial, judge
 from seamark.metaserver.services.running import ServicesState
+from seamark.metaserver.store.model import QueryShapeSums, QuerySums
 from tests.connector.advice.workloads import TABLE, make_table, measure_planned_bytes, run_statements
+from tests.connector.lake import catalog_at
 from tests.connector.server_thread import ServerThread
 from tests.seeds import first_seed
 from tests.server.rig import OffsetClock
@@ -66,6 +71,12 @@ class Week:
     @property
     def properties(self) -> dict[str, str]:
         return dict(json.loads(self.client.load_table(TABLE).metadata)["properties"])
+
+
+def rename_code(week: Week, name: str) -> None:
+    """Rename the column `code` of the table."""
+    with catalog_at(week.server.url) as catalog, catalog.load_table(TABLE).update_schema() as update:
+        update.rename_column("code", name)
 
 
 @pytest.fixture
@@ -122,6 +133,50 @@ def test_auto_never_replaces_what_a_user_defined(week: Week) -> None:
     assert week.properties["seamark.index.by_code"] == own_index
     assert "seamark.index.by_code_2" in week.properties
     assert week.properties[COLUMNS] == "amount"
+    # An index that a user removes is not created again, also if its column has another name.
+    change_table_properties(week.client, TABLE, {}, ["seamark.index.by_code_2"])
+    rename_code(week, "label")
+    run_statements(week.client, [where.replace("code", "label") for where in BY_CODE])
+    assert "Add a bitmap index on label: a user has removed it" in take_advice_step(week.client, TABLE)["reason"]
+
+
+def test_auto_skips_a_column_whose_name_no_index_can_have(week: Week) -> None:
+    rename_code(week, "größe")
+    run_statements(week.client, [where.replace("code", '"größe"') for where in BY_CODE])
+    proposals = load_advice(week.client, TABLE)["proposals"]
+    assert "größe" in {column for proposal in proposals for column in proposal["change"]["columns"]}
+    assert "add-index" not in {proposal["change"]["kind"] for proposal in proposals}
+    assert take_advice_step(week.client, TABLE)["action"] == "apply"
+
+
+def test_clustering_is_set_again_when_its_replacement_fails(week: Week) -> None:
+    for _ in range(2):
+        week.run_day(BY_DAY)
+    run_auto_advice(week.client, ("db", "t"))
+    assert week.list_states() == [("day", "kept")]
+    # These statements are too few to judge the clustering by day, and enough to propose another clustering.
+    week.clock.ahead_ms += DAY_MS
+    run_statements(week.client, [f"region = {number % 8}" for number in range(15)])
+    step = take_advice_step(week.client, TABLE)
+    assert step["action"] == "apply", step
+    assert week.properties[COLUMNS] != "day"
+    assert week.list_states()[0] == ("day", "replaced")
+    finish_advice_step(week.client, TABLE, step, "failed")
+    assert week.properties[COLUMNS] == "day"
+    assert [trial["trial"]["state"] for trial in week.trials] == ["kept", "failed"]
+
+
+def test_verdict_weights_statements_of_unknown_size_by_their_files() -> None:
+    trial = Trial(1, "measuring", "", 0, {}, [1], 0, 0.0, [ShapeReads("a", 1.0), ShapeReads("b", 1.0)])
+
+    def sums(fingerprint: str, statements: int, files_in: int, files_left: int) -> QueryShapeSums:
+        return QueryShapeSums(fingerprint, "", "", QuerySums(statements, files_in, files_left, 0, 0, 0, 0), 0, 0)
+
+    verdict = judge(trial, [sums("a", 10, 100, 100), sums("b", 30, 300, 0)])
+    assert (verdict.pays, verdict.saved_fraction) == (True, 0.75)
+    verdict = judge(trial, [sums("a", 40, 1000, 990)])
+    assert (verdict.pays, verdict.saved_fraction) == (False, 0.01)
+    assert verdict.reason == "40 statements since the change saved 1.0% of the bytes; the minimum is 2%"
 
 
 def test_auto_applies_once_within_its_budget_although_two_replicas_take_steps(week: Week) -> None:
@@ -141,17 +196,44 @@ def test_auto_applies_once_within_its_budget_although_two_replicas_take_steps(we
         actions = list(pool.map(take_step, range(4)))
     assert actions.count("apply") == 1, actions
     assert len(week.trials) == 1
-    # The job of this step was killed. Another job continues the trial after an hour.
+    # The trial waits for a job that rewrites the table. Then the report of an overtaken job is refused.
+    (trial,) = week.trials
+    step = {"number": 1, "since-ms": trial["trial"]["since-ms"]}
+    finish_advice_step(week.client, TABLE, step, "busy")
+    week.clock.ahead_ms += 60_000
+    next_step = take_advice_step(week.client, TABLE)
+    assert (next_step["action"], next_step["number"]) == ("apply", 1)
+    assert COLUMNS in week.properties
+    with pytest.raises(Conflict, match="Another job makes the change of the trial 1"):
+        finish_advice_step(week.client, TABLE, step, "failed")
+    with pytest.raises(InvalidRequest, match="applied, failed or busy"):
+        finish_advice_step(week.client, TABLE, next_step, "done")
+    # The job of this step was killed. The trial fails after an hour, and is not applied again.
     assert take_advice_step(week.client, TABLE)["action"] == "none"
     week.clock.ahead_ms += HOUR_MS
-    run_auto_advice(week.client, ("db", "t"))
+    change_table_properties(week.client, TABLE, {BYTES_PER_DAY: "1000"}, ())
+    run_statements(week.client, BY_DAY)
+    reason = take_advice_step(week.client, TABLE)["reason"]
     (trial,) = week.trials
-    assert (trial["trial"]["state"], trial["trial"]["number"]) == ("measuring", 1)
-    assert trial["measured"]["bytes"] < trial["proposal"]["before"]["bytes"]
+    assert (trial["trial"]["state"], trial["trial"]["spent-bytes"] > 0) == ("failed", True)
+    assert COLUMNS not in week.properties
     with pytest.raises(NoSuchResource, match="no trial 1"):
-        finish_advice_step(week.client, TABLE, 1, "applied")
-    with pytest.raises(InvalidRequest, match="applied, failed or busy"):
-        finish_advice_step(week.client, TABLE, 1, "done")
+        finish_advice_step(week.client, TABLE, next_step, "applied")
+    assert "it was applied before, and its state is failed" in reason
+
+
+def test_job_that_fails_ends_its_trial(week: Week, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_statements(week.client, BY_DAY)
+
+    def fail(*_: object, **options: object) -> None:
+        raise ArithmeticError("no memory")
+
+    monkeypatch.setattr(auto_advice, "cluster_incrementally", fail)
+    with pytest.raises(ArithmeticError, match="no memory"):
+        run_auto_advice(week.client, ("db", "t"))
+    (trial,) = week.trials
+    assert (trial["trial"]["state"], trial["trial"]["reason"]) == ("failed", "no memory")
+    assert COLUMNS not in week.properties
 
 
 def test_server_sets_the_properties_of_a_chosen_proposal(week: Week, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,3 +252,21 @@ def test_server_sets_the_properties_of_a_chosen_proposal(week: Week, monkeypatch
     advice = load_advice(week.client, TABLE)
     assert advice["before"]["bytes"] < 0.5 * best["before"]["bytes"]
     assert [proposal["proposal"]["id"] for proposal in advice["applied"]] == [best["id"]]
+
+
+def test_chosen_index_replaces_no_index_that_was_created_meanwhile(week: Week, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_statements(week.client, BY_CODE)
+    best = next(one for one in load_advice(week.client, TABLE)["proposals"] if one["change"]["kind"] == "add-index")
+    index_name = best["change"]["index-name"]
+    find_proposal = advice_application._find_proposal
+
+    async def find_late(call: Any, chosen: Any) -> Any:
+        proposal = await find_proposal(call, chosen)
+        await asyncio.to_thread(week.client.put_index, TABLE, index_name, kind="bloom", columns=["id"])
+        return proposal
+
+    monkeypatch.setattr(advice_application, "_find_proposal", find_late)
+    monkeypatch.setattr(advice_application, "state_of_services", lambda *_: ServicesState(running=True, enabled=True))
+    with pytest.raises(Conflict, match="was set meanwhile"):
+        week.client._request_json("POST", f"{table_path(TABLE)}/advice/apply", {}, {"id": best["id"]})
+    assert '"id"' in week.properties[f"seamark.index.{index_name}"]

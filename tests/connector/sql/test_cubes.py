@@ -18,6 +18,7 @@ from seamark.commands.index import index
 from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.builds import InProcessWorkers, build
+from seamark.connector.sql.cubes import plans
 from seamark.connector.sql.cubes.plans import EXACT, OFF, CubeSummary
 from seamark.connector.sql.session import SqlSession
 from seamark.connector.write.appends import append
@@ -338,7 +339,9 @@ def test_damaged_cube_is_quarantined_and_the_rows_are_read(server: ServerThread,
     assert query_with_summary(server, text) == (CubeSummary("cube0", 3, 0), rows)
 
 
-def test_deleted_rows_are_subtracted_from_groups(server: ServerThread, sales: World) -> None:
+def test_deleted_rows_are_subtracted_from_groups(
+    server: ServerThread, sales: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = f"SELECT country, sum(n), avg(n), count(*) FROM {sales.name} GROUP BY country ORDER BY country"
     sales.delete("n = 1 AND country = 'b'")
     assert query_with_summary(server, text) == (CubeSummary("cube0", 3, 0), [("a", 30, 1.0, 30), ("b", 20, 1.0, 20)])
@@ -348,6 +351,12 @@ def test_deleted_rows_are_subtracted_from_groups(server: ServerThread, sales: Wo
     assert query_with_summary(server, text) == (CubeSummary("cube0", 3, 0), [("a", 30, 1.0, 30)]), "no group is empty"
     summary, rows = query_with_summary(server, f"SELECT country, sum(x) FROM {sales.name} GROUP BY country")
     assert (summary.index, rows) == (None, [("a", 15.0)]), "sums of floats are not corrected"
+    monkeypatch.setattr(plans, "_FEW_ROWS", 0)
+    monkeypatch.setattr(plans, "_PAYING_SHARE", 0.5)
+    summary, rows = query_with_summary(server, text)
+    assert (summary.index, rows) == (None, [("a", 30, 1.0, 30)])
+    assert summary.reason is not None
+    assert "rows of 0 of 3 files, and 30 rows for deletes, would be read" in summary.reason
 
 
 def test_sum_of_a_group_without_values_is_null_after_a_delete(server: ServerThread, sales: World) -> None:

@@ -11,8 +11,9 @@ import pyarrow as pa
 import pytest
 
 from seamark.connector.analysis.statement_cache import StatementReader, StatementText
+from seamark.connector.client.errors import NoSuchResource
 from seamark.connector.cubes.dialects import NotFromCube
-from seamark.connector.trino import cube_rewrites, cube_values
+from seamark.connector.trino import cube_rewrites, cube_values, rewriter
 from seamark.connector.trino.cube_rewrites import rewrite_over_cube
 from seamark.connector.trino.cube_values import write_values
 
@@ -102,3 +103,10 @@ async def test_parsing_and_writing_run_outside_of_the_event_loop(monkeypatch: py
     assert rewrite.text.startswith("SELECT 1 FROM (VALUES (NULL, 0), ")
     assert set(threads) == {"find_scans", "write_values"}
     assert threading.get_ident() not in threads.values()
+
+
+def test_reason_why_no_cube_is_used_has_no_text_of_a_server_error() -> None:
+    error = NoSuchResource("http://internal:8181 has no table finance.salaries")
+    summary = rewriter._explain_cube_failure(error)
+    assert (summary.index, summary.reason) == (None, "the groups cannot be read: NoSuchResource")
+    assert rewriter._explain_cube_failure(NotFromCube("it selects all columns")).reason == "it selects all columns"

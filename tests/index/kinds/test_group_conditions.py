@@ -7,10 +7,12 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
-from seamark.formats.iceberg.expressions.arrow_filters import evaluate_filter
+from seamark.formats.iceberg.expressions import arrow_filters
+from seamark.formats.iceberg.expressions.arrow_filters import evaluate_filter, to_literals
 from seamark.formats.iceberg.expressions.binding import bind
-from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, Bound, predicates_of
+from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, Bound, Or, predicates_of
 from seamark.formats.iceberg.expressions.expression_json import expression_json, parse_expression
 from seamark.formats.iceberg.expressions.sql import parse_sql
 from seamark.formats.iceberg.types.schema import Field, Schema
@@ -106,3 +108,21 @@ def test_condition_on_a_dimension_table_selects_by_its_attributes() -> None:
     assert rename_condition(where, lambda _: None) == TRUE
     assert rename_condition(FALSE, lambda _: 0) == FALSE
     assert isinstance(condition, Bound)
+
+
+def test_filter_transforms_the_values_of_a_column_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    transformed = []
+
+    def record(values: pa.Array, kind: str) -> Any:
+        transformed.append(kind)
+        return to_literals(values, kind)
+
+    monkeypatch.setattr(arrow_filters, "to_literals", record)
+    where = bind(
+        parse_sql("year(day) = 2026 OR year(day) = 2024", COLUMNS).expression, COLUMNS, (), case_sensitive=True
+    )
+    days = pa.array([date(2026, 1, 1), date(2025, 1, 1), date(2024, 1, 1)])
+    predicates = predicates_of(where)
+    assert {one.transform for one in predicates} == {"year"}
+    assert evaluate_filter(Or(tuple(predicates) * 2), {2: days}, 3).tolist() == [True, False, True]
+    assert transformed == ["date"]
