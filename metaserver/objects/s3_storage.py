@@ -126,6 +126,9 @@ class S3Storage(ServerStorage):
             settings.s3_path_style,
             settings.s3_access_key_id,
             settings.s3_secret_access_key,
+            settings.s3_sts_role,
+            settings.s3_sts_external_id,
+            settings.s3_sts_endpoint,
         )
 
     async def sign(

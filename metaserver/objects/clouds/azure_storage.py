@@ -64,6 +64,16 @@ class AzureStorage(ServerStorage):
         refresh = {"adls.refresh-credentials-endpoint": refresh_path} if refresh_path else {}
         return describe_keys(table, address, {**issued.properties, **refresh})
 
+    def access_stamp(self, settings: Settings, delegation: str | None) -> tuple[str | bool, ...]:
+        return (
+            settings.azure_client_access,
+            settings.azure_client_access != "none" and requests_keys(delegation),
+            settings.azure_endpoint,
+            settings.azure_tenant_id,
+            settings.azure_client_id,
+            settings.azure_account_key,
+        )
+
     def keys_stamp(self, settings: Settings, now_ms: int) -> int | None:
         return None if settings.azure_client_access == "none" else expiry_ms(settings, now_ms)
 

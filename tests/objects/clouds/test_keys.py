@@ -31,7 +31,7 @@ from seamark.metaserver.objects.clouds.azure_sas import SasIssuer, expiry_ms
 from seamark.metaserver.objects.clouds.azure_storage import AzureStorage
 from seamark.metaserver.objects.clouds.gcs_access import check_key, restrict_token
 from seamark.metaserver.objects.clouds.gcs_storage import GoogleStorage
-from seamark.metaserver.objects.storages import keys_stamp
+from seamark.metaserver.objects.storages import access_stamp, keys_stamp
 from seamark.metaserver.settings.settings import Settings
 from tests.services.authority import Authority
 from tests.services.clouds.azurite import ACCOUNT_KEY, HOST, azurite_server
@@ -118,6 +118,26 @@ def test_client_loads_a_table_again_before_its_keys_end() -> None:
     assert keys_stamp(sas, 0) == keys_stamp(sas, 1_799_999) != keys_stamp(sas, 1_800_000)
     token = Settings(gcs_client_access="token")
     assert keys_stamp(token, 0) == keys_stamp(token, 59_999) != keys_stamp(token, 60_000)
+
+
+@pytest.mark.parametrize("settings", [Settings(azure_client_access="sas"), Settings(gcs_client_access="token")])
+def test_answers_with_and_without_keys_have_different_stamps(settings: Settings) -> None:
+    with_keys = access_stamp(settings, None)
+    assert with_keys == access_stamp(settings, "remote-signing, vended-credentials")
+    assert with_keys != access_stamp(settings, "remote-signing")
+    assert with_keys != access_stamp(Settings(), None) == access_stamp(Settings(), "remote-signing")
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        *("azure_endpoint", "azure_account_key", "azure_client_id", "gcs_endpoint", "gcs_service_account_key"),
+        *("s3_sts_role", "s3_sts_external_id", "s3_sts_endpoint"),
+    ],
+)
+def test_stamp_changes_with_the_credentials_of_the_server(setting: str) -> None:
+    changed: dict[str, Any] = {setting: "other"}
+    assert access_stamp(Settings(**changed), None) != access_stamp(Settings(), None)
 
 
 def test_token_of_google_is_restricted_to_the_folder_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
