@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,21 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import requests
+from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
 from botocore.exceptions import ClientError
 from pyiceberg.catalog.rest import RestCatalog
 
+from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import ConfigError
 from seamark.formats.storage.locations import parse_location
+from seamark.metaserver.gateway.backend import S3Call
+from seamark.metaserver.gateway.body import Body
+from seamark.metaserver.gateway.clouds.cloud_backend import CloudBackend
 from seamark.metaserver.gateway.clouds.object_stream import PUT_BYTES_MAX
+from seamark.metaserver.gateway.s3_errors import S3Error
 from seamark.metaserver.objects.clouds.backed import Backing, check_roots
+from seamark.metaserver.objects.s3_scope import Address
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.settings.sources import load
 from tests.gateway.rig import Rig
@@ -167,6 +176,45 @@ def test_keys_of_one_table_open_no_object_of_another(rig: Rig) -> None:
         with pytest.raises(ClientError, match="AccessDenied"):
             call(**arguments)
     assert other.client().get_object(**foreign)["Body"].read() == b"secret"
+
+
+class _WaitingBody(Body):
+    """A body that never arrives. `is_read` is set when the server starts to read it."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.is_read = asyncio.Event()
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        self.is_read.set()
+        await asyncio.Event().wait()
+        yield b""
+
+
+async def test_conditional_writes_share_a_limit_of_memory() -> None:
+    key = '{"disable_oauth": true, "client_email": "", "private_key": "", "private_key_id": ""}'
+    settings = Settings(s3_backend="gs://", gcs_service_account_key=key, bodies_memory_bytes=1500)
+    backend = CloudBackend(settings, SystemClock())
+    request = make_mocked_request("PUT", "/bucket/wh/t/key")
+
+    def put(body: Body) -> Awaitable[web.StreamResponse]:
+        address, headers = Address("bucket", "wh/t/key", {}), {"if-none-match": "*"}
+        return backend.answer(S3Call("PUT", address, headers, "id", "principal", False, request, body, None))
+
+    body = _WaitingBody(1000)
+    write = asyncio.ensure_future(put(body))
+    await asyncio.wait_for(body.is_read.wait(), timeout=30)
+    with pytest.raises(S3Error, match="limit of 1,500 bytes of conditional writes") as refused:
+        await asyncio.wait_for(put(_WaitingBody(1000)), timeout=30)
+    assert (refused.value.code, refused.value.status) == ("SlowDown", 503)
+    write.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await write
+    with pytest.raises(S3Error, match="at most 1500 bytes"):
+        await put(_WaitingBody(1501))
+    # The cancelled write has released its memory.
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(put(_WaitingBody(1500)), timeout=0.01)
 
 
 def test_backend_of_s3_locations_is_checked() -> None:

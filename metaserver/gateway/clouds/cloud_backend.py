@@ -6,7 +6,8 @@ It supports each operation of the S3 API that Iceberg's clients use.
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from email.utils import format_datetime
 from urllib.parse import unquote
 
@@ -16,8 +17,9 @@ from obstore import exceptions
 from obstore.store import ObjectStore as RemoteStore
 
 from seamark.formats.runtime.clock import Clock
-from seamark.formats.runtime.errors import ObjectMissing, SeamarkError
+from seamark.formats.runtime.errors import ObjectMissing, RetryLater, SeamarkError
 from seamark.formats.storage.locations import Location
+from seamark.metaserver.api.http.slots import HolderLimit
 from seamark.metaserver.gateway.answers import answer_copy, make_document, make_xml_response, name_object, tag
 from seamark.metaserver.gateway.backend import PromptResponse, S3Call
 from seamark.metaserver.gateway.clouds.cloud_uploads import CloudUploads
@@ -34,7 +36,7 @@ from seamark.metaserver.objects.warehouse import Warehouse
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.passed_time import PassedTime
 
-CONDITIONAL_BYTES_MAX = 64 << 20
+CONDITIONAL_BYTES_MAX = 16 << 20
 """The maximum size of an object that is written only if it does not exist. It is in memory as a whole."""
 _RANGE = re.compile(r"bytes=([0-9]{1,18})-([0-9]{1,18})")
 _READ_CONDITIONS = ("if-match", "if-none-match", "if-modified-since", "if-unmodified-since", "if-range")
@@ -54,6 +56,10 @@ class CloudBackend:
         self._uploads = CloudUploads(clock)
         self._abandoned_s = settings.gateway_uploads_s
         self._stores: dict[str, RemoteStore] = {}
+        # Without logins, one principal makes all requests, and it may use all the memory.
+        share = 1 if settings.auth == "none" else 2
+        memory_bytes = settings.bodies_memory_bytes
+        self._bodies = HolderLimit("bytes of conditional writes", memory_bytes, memory_bytes // share)
         roots = Warehouse(settings.warehouse_uri(), settings.allowed_locations).roots
         self._buckets = sorted({root.bucket for root in roots if root.scheme == "s3"})
 
@@ -190,16 +196,33 @@ class CloudBackend:
         if condition is not None and condition.strip() != "*":
             raise S3Error("NotImplemented", "A write supports only * in If-None-Match")
         if condition:
-            if call.body.length > CONDITIONAL_BYTES_MAX:
-                message = f"If-None-Match needs an object of at most {CONDITIONAL_BYTES_MAX} bytes"
-                raise S3Error("NotImplemented", message)
-            data = b"".join([piece async for piece in _read_body(call)])
-            stored = await obstore.put_async(
-                store, key, data, attributes=attributes, mode="create", use_multipart=False
-            )
+            limit = min(CONDITIONAL_BYTES_MAX, self._bodies.share)
+            if call.body.length > limit:
+                raise S3Error("NotImplemented", f"If-None-Match needs an object of at most {limit} bytes")
+            with self._reserve_memory(call, call.body.length):
+                data = b"".join([piece async for piece in _read_body(call)])
+                stored = await obstore.put_async(
+                    store, key, data, attributes=attributes, mode="create", use_multipart=False
+                )
         else:
             stored = await put_stream(store, key, _read_body(call), call.body.length, attributes)
         return web.Response(headers={"ETag": _quote(stored["e_tag"]), "x-amz-request-id": call.request_id})
+
+    @contextmanager
+    def _reserve_memory(self, call: S3Call, size: int) -> Iterator[None]:
+        """Reserve memory for a body of `size` bytes while the context is active.
+
+        Raises:
+            S3Error: SlowDown if other bodies use the memory.
+        """
+        try:
+            self._bodies.take(call.principal_name, size)
+        except RetryLater as error:
+            raise S3Error("SlowDown", error.message, {"Retry-After": "1"}) from None
+        try:
+            yield
+        finally:
+            self._bodies.release(call.principal_name, size)
 
     async def _put_marker(self, call: S3Call) -> web.StreamResponse:
         """Accept an empty object whose key ends with a slash, which some clients create as a folder, and store none."""
