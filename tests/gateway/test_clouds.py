@@ -45,7 +45,7 @@ def open_cloud_rig(folder: Path, bucket: str, settings: dict[str, str]) -> Itera
         yield Rig(seamark, f"http://127.0.0.1:{port}", None, folder)
 
 
-@pytest.fixture(scope="module", params=["azure", "google"])
+@pytest.fixture(scope="module", params=["azure", pytest.param("google", marks=pytest.mark.slow)])
 def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     if request.param == "azure":
         cloud = request.getfixturevalue("azurite")
