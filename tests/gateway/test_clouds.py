@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
+import threading
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import obstore
 import pyarrow as pa
 import pytest
 import requests
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 from botocore.exceptions import ClientError
+from obstore.store import MemoryStore
 from pyiceberg.catalog.rest import RestCatalog
 
 from seamark.formats.runtime.clock import SystemClock
@@ -22,6 +27,7 @@ from seamark.formats.runtime.errors import ConfigError
 from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.gateway.backend import S3Call
 from seamark.metaserver.gateway.body import Body
+from seamark.metaserver.gateway.clouds import cloud_backend
 from seamark.metaserver.gateway.clouds.cloud_backend import CloudBackend
 from seamark.metaserver.gateway.clouds.object_stream import PUT_BYTES_MAX
 from seamark.metaserver.gateway.s3_errors import S3Error
@@ -215,6 +221,38 @@ async def test_conditional_writes_share_a_limit_of_memory() -> None:
     # The cancelled write has released its memory.
     with pytest.raises(asyncio.TimeoutError):
         await asyncio.wait_for(put(_WaitingBody(1500)), timeout=0.01)
+
+
+async def test_folder_is_listed_in_pages_outside_of_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, threads = MemoryStore(), set()
+    names = ["a/1", "a/2", "b", "b/1", "ä", "z"]
+    for name in names:
+        obstore.put(store, f"wh/t/{name}", b"x")
+
+    def list_folder(store: MemoryStore, prefix: str) -> Any:
+        threads.add(threading.get_ident())
+        return obstore.list_with_delimiter(store, prefix)
+
+    monkeypatch.setattr(cloud_backend, "obstore", SimpleNamespace(list_with_delimiter=list_folder))
+    monkeypatch.setattr(CloudBackend, "_open_bucket", lambda backend, bucket: store)
+    backend = CloudBackend(Settings(s3_backend="gs://"), SystemClock())
+    query = {"list-type": "2", "prefix": "wh/t/", "delimiter": "/", "max-keys": "2"}
+    listed, token = [], ""
+    for _ in names:
+        address = Address("bucket", "", {**query, **({"continuation-token": token} if token else {})})
+        request = make_mocked_request("GET", "/bucket")
+        answer = await backend.answer(S3Call("GET", address, {}, "id", "principal", False, request, None, None))
+        assert isinstance(answer, web.Response)
+        assert isinstance(answer.body, bytes)
+        page = answer.body.decode()
+        listed += re.findall("<(?:Key|Prefix)>wh/t/([^<]+)<", page)
+        token = "".join(re.findall("<NextContinuationToken>(.*)</NextContinuationToken>", page))
+        if not token:
+            break
+    await backend.close()
+    assert sorted(listed) == ["a/", "b", "b/", "z", "ä"]
+    assert len(threads) > 0
+    assert threading.get_ident() not in threads
 
 
 def test_backend_of_s3_locations_is_checked() -> None:

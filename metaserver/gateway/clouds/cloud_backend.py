@@ -5,8 +5,11 @@ It supports each operation of the S3 API that Iceberg's clients use.
 
 from __future__ import annotations
 
+import asyncio
+import heapq
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from email.utils import format_datetime
 from urllib.parse import unquote
@@ -38,6 +41,8 @@ from seamark.metaserver.store.passed_time import PassedTime
 
 CONDITIONAL_BYTES_MAX = 16 << 20
 """The maximum size of an object that is written only if it does not exist. It is in memory as a whole."""
+_FOLDER_LISTINGS_MAX = 2
+"""The maximum number of folders that are listed at the same time, because all entries of a folder are in memory."""
 _RANGE = re.compile(r"bytes=([0-9]{1,18})-([0-9]{1,18})")
 _READ_CONDITIONS = ("if-match", "if-none-match", "if-modified-since", "if-unmodified-since", "if-range")
 _METADATA_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -56,6 +61,7 @@ class CloudBackend:
         self._uploads = CloudUploads(clock)
         self._abandoned_s = settings.gateway_uploads_s
         self._stores: dict[str, RemoteStore] = {}
+        self._listing_threads = ThreadPoolExecutor(_FOLDER_LISTINGS_MAX, "gateway-listings")
         # Without logins, one principal makes all requests, and it may use all the memory.
         share = 1 if settings.auth == "none" else 2
         memory_bytes = settings.bodies_memory_bytes
@@ -64,6 +70,7 @@ class CloudBackend:
         self._buckets = sorted({root.bucket for root in roots if root.scheme == "s3"})
 
     async def close(self) -> None:
+        self._listing_threads.shutdown(wait=False, cancel_futures=True)
         self._stores.clear()
 
     async def answer(self, call: S3Call) -> web.StreamResponse:
@@ -179,7 +186,8 @@ class CloudBackend:
         if not listing.limit:
             entries: list[Listed] = []
         elif listing.delimiter:
-            entries = await _list_folder(store, listing)
+            loop = asyncio.get_running_loop()
+            entries = await loop.run_in_executor(self._listing_threads, _list_folder, store, listing)
         else:
             entries = await _list_keys(store, listing)
         return make_xml_response(listing.write(entries), call)
@@ -402,21 +410,27 @@ async def _list_keys(store: RemoteStore, listing: ListingRequest) -> list[Listed
     return entries
 
 
-async def _list_folder(store: RemoteStore, listing: ListingRequest) -> list[Listed]:
-    """Return the first keys and common prefixes of one folder, and one more if there are more."""
+def _list_folder(store: RemoteStore, listing: ListingRequest) -> list[Listed]:
+    """Return the first keys and common prefixes of one folder, and one more if there are more.
+
+    A folder may have a million objects, so call this function in a thread. It reads the whole folder: a flat listing
+    from `listing.after` would read the subfolders too, and not all accounts of Azure list keys in the order of bytes.
+    """
     folder = listing.prefix.rpartition("/")[0]
-    result = await obstore.list_with_delimiter_async(store, f"{folder}/")
-    entries = [Listed(f"{prefix.rstrip('/')}/") for prefix in result["common_prefixes"]]
-    entries += [_describe_object(meta) for meta in result["objects"]]
+    result = obstore.list_with_delimiter(store, f"{folder}/")
     after = encode_key(listing.after)
-    entries = [
-        entry
-        for entry in entries
-        if entry.key.startswith(listing.prefix)
-        and encode_key(entry.key) > after
-        and (entry.etag or not listing.after.startswith(entry.key))
-    ]
-    return sorted(entries, key=lambda entry: encode_key(entry.key))[: listing.limit + 1]
+
+    def find_entries() -> Iterator[tuple[bytes, Listed | obstore.ObjectMeta]]:
+        for prefix in result["common_prefixes"]:
+            key = f"{prefix.rstrip('/')}/"
+            if key.startswith(listing.prefix) and not listing.after.startswith(key) and encode_key(key) > after:
+                yield encode_key(key), Listed(key)
+        for meta in result["objects"]:
+            if meta["path"].startswith(listing.prefix) and encode_key(meta["path"]) > after:
+                yield encode_key(meta["path"]), meta
+
+    first = heapq.nsmallest(listing.limit + 1, find_entries(), key=lambda entry: entry[0])
+    return [entry if isinstance(entry, Listed) else _describe_object(entry) for _, entry in first]
 
 
 def _describe_object(meta: obstore.ObjectMeta) -> Listed:
