@@ -34,7 +34,8 @@ class AzureStorage(ServerStorage):
     @asynccontextmanager
     async def open(self, roots: Sequence[Location], settings: Settings, clock: Clock) -> AsyncIterator[ObjectStore]:
         check_accounts(roots, settings)
-        yield AzureObjects(roots, settings, clock)
+        with self._issued.hold():
+            yield AzureObjects(roots, settings, clock)
 
     def endpoint(self, settings: Settings) -> str:
         return settings.azure_endpoint

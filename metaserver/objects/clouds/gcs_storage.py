@@ -30,7 +30,8 @@ class GoogleStorage(ServerStorage):
     @asynccontextmanager
     async def open(self, roots: Sequence[Location], settings: Settings, clock: Clock) -> AsyncIterator[ObjectStore]:
         check_key(settings)
-        yield GoogleObjects(roots, settings, clock)
+        with self._issued.hold():
+            yield GoogleObjects(roots, settings, clock)
 
     def endpoint(self, settings: Settings) -> str:
         return settings.gcs_endpoint

@@ -6,6 +6,7 @@ So these tests compare the content of requests and keys with the documentation o
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import hmac
@@ -31,6 +32,7 @@ from seamark.metaserver.objects.clouds.azure_sas import SasIssuer, expiry_ms
 from seamark.metaserver.objects.clouds.azure_storage import AzureStorage
 from seamark.metaserver.objects.clouds.gcs_access import check_key, restrict_token
 from seamark.metaserver.objects.clouds.gcs_storage import GoogleStorage
+from seamark.metaserver.objects.clouds.issued_keys import IssuedKeys, KeyCache
 from seamark.metaserver.objects.storages import access_stamp, keys_stamp
 from seamark.metaserver.settings.settings import Settings
 from tests.services.authority import Authority
@@ -104,6 +106,39 @@ async def test_clients_get_a_sas_unless_they_ask_for_something_else() -> None:
     assert ACCOUNT_KEY not in json.dumps(config)
     again, _ = await storage.client_access(settings, TABLE, delegation=None, sign_path="s", may_write=lambda: True)
     assert _parse(again["adls.sas-token"])["sp"] == "racwdl"
+
+
+def test_thread_waits_for_the_delegation_key_of_another_thread_for_a_limited_time() -> None:
+    issuer, settings = SasIssuer(SimulatedClock(1)), Settings(azure_client_id="application", storage_timeout_s=0.01)
+    with issuer._lock, pytest.raises(RetryLater, match="still waits for a user-delegation key"):
+        issuer.issue(settings, TABLE, writable=False)
+
+
+async def test_concurrent_answers_share_one_request_for_keys() -> None:
+    cache, may_answer, requests = KeyCache(SimulatedClock(1)), threading.Event(), []
+
+    def issue() -> IssuedKeys:
+        requests.append(threading.current_thread().name)
+        assert may_answer.wait(30)
+        return IssuedKeys({"key": "a"}, 1 << 50)
+
+    with cache.hold():
+        answers = [asyncio.ensure_future(cache.get(("table",), issue)) for _ in range(3)]
+        await asyncio.sleep(0)
+        answers[0].cancel()
+        may_answer.set()
+        assert [keys.properties for keys in await asyncio.gather(*answers[1:])] == [{"key": "a"}] * 2
+        assert await cache.get(("table",), issue)
+
+        def refuse() -> IssuedKeys:
+            raise StorageError("refused")
+
+        with pytest.raises(StorageError, match="refused"):
+            await cache.get(("other",), refuse)
+        # A refusal is not stored.
+        assert await cache.get(("other",), issue)
+    assert len(requests) == 2
+    assert all(name.startswith("cloud-keys") for name in requests)
 
 
 def test_end_of_a_sas_is_equal_within_half_of_its_lifetime() -> None:
