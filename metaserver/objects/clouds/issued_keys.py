@@ -35,7 +35,7 @@ class KeyCache:
     """The keys that were issued last.
 
     Answers for the same table share keys, because each request to a cloud takes a tenth of a second. Concurrent answers
-    share the request. Requests run in threads of their own, so that a cloud that does not answer delays no other work.
+    share the request. The cache has its own threads, so that a cloud that does not answer delays no other work.
     The servers of a process share the cache, and each has an event loop.
     """
 
@@ -79,7 +79,7 @@ class KeyCache:
                 if self._threads is None:
                     self._threads = ThreadPoolExecutor(_THREADS, "cloud-keys")
                 request = self._requests[key] = self._threads.submit(self._request, key, issue)
-        # The shield keeps the request for other waiters if this one is cancelled.
+        # With the shield, a cancelled waiter does not cancel the request, which other waiters may share.
         return await asyncio.shield(asyncio.wrap_future(request))
 
     def _request(self, key: tuple[object, ...], issue: Callable[[], IssuedKeys]) -> IssuedKeys:
