@@ -53,7 +53,8 @@ class S3Storage(ServerStorage):
             yield BackedObjects(backing.open(roots, settings, clock), backing)
             return
         if not settings.s3_folder:
-            yield S3Objects(roots, settings, clock)
+            with self._issued.hold():
+                yield S3Objects(roots, settings, clock)
             return
         files = LocalObjects([settings.s3_folder], clock, threads=LOCAL_THREADS, timeout_s=settings.storage_timeout_s)
         try:
@@ -106,7 +107,8 @@ class S3Storage(ServerStorage):
         if access_mechanism(settings, delegation) is None:
             return address, []
         writable = may_write is not None and may_write()
-        key = settings.s3_sts_role, settings.s3_sts_external_id, settings.s3_access_key_id, table, writable
+        role = settings.s3_sts_endpoint, settings.s3_sts_role, settings.s3_sts_external_id
+        key = *role, settings.s3_access_key_id, table, writable
         issued = await self._issued.get(key, partial(assume_role, settings, table, writable=writable))
         refresh = {"client.refresh-credentials-endpoint": refresh_path} if refresh_path else {}
         return describe_keys(table, address, {**issued.properties, **refresh})
@@ -126,6 +128,9 @@ class S3Storage(ServerStorage):
             settings.s3_path_style,
             settings.s3_access_key_id,
             settings.s3_secret_access_key,
+            settings.s3_sts_role,
+            settings.s3_sts_external_id,
+            settings.s3_sts_endpoint,
         )
 
     async def sign(

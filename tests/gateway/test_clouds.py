@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from collections.abc import Iterator
+import re
+import threading
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import obstore
 import pyarrow as pa
 import pytest
 import requests
+from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
 from botocore.exceptions import ClientError
+from obstore.store import MemoryStore
 from pyiceberg.catalog.rest import RestCatalog
 
+from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import ConfigError
 from seamark.formats.storage.locations import parse_location
+from seamark.metaserver.gateway.backend import S3Call
+from seamark.metaserver.gateway.body import Body
+from seamark.metaserver.gateway.clouds import cloud_backend
+from seamark.metaserver.gateway.clouds.cloud_backend import CloudBackend
 from seamark.metaserver.gateway.clouds.object_stream import PUT_BYTES_MAX
+from seamark.metaserver.gateway.s3_errors import S3Error
 from seamark.metaserver.objects.clouds.backed import Backing, check_roots
+from seamark.metaserver.objects.s3_scope import Address
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.settings.sources import load
 from tests.gateway.rig import Rig
@@ -36,7 +51,7 @@ def open_cloud_rig(folder: Path, bucket: str, settings: dict[str, str]) -> Itera
         yield Rig(seamark, f"http://127.0.0.1:{port}", None, folder)
 
 
-@pytest.fixture(scope="module", params=["azure", "google"])
+@pytest.fixture(scope="module", params=["azure", pytest.param("google", marks=pytest.mark.slow)])
 def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     if request.param == "azure":
         cloud = request.getfixturevalue("azurite")
@@ -167,6 +182,77 @@ def test_keys_of_one_table_open_no_object_of_another(rig: Rig) -> None:
         with pytest.raises(ClientError, match="AccessDenied"):
             call(**arguments)
     assert other.client().get_object(**foreign)["Body"].read() == b"secret"
+
+
+class _WaitingBody(Body):
+    """A body that never arrives. `is_read` is set when the server starts to read it."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.is_read = asyncio.Event()
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        self.is_read.set()
+        await asyncio.Event().wait()
+        yield b""
+
+
+async def test_conditional_writes_share_a_limit_of_memory() -> None:
+    key = '{"disable_oauth": true, "client_email": "", "private_key": "", "private_key_id": ""}'
+    settings = Settings(s3_backend="gs://", gcs_service_account_key=key, bodies_memory_bytes=1500)
+    backend = CloudBackend(settings, SystemClock())
+    request = make_mocked_request("PUT", "/bucket/wh/t/key")
+
+    def put(body: Body) -> Awaitable[web.StreamResponse]:
+        address, headers = Address("bucket", "wh/t/key", {}), {"if-none-match": "*"}
+        return backend.answer(S3Call("PUT", address, headers, "id", "principal", False, request, body, None))
+
+    body = _WaitingBody(1000)
+    write = asyncio.ensure_future(put(body))
+    await asyncio.wait_for(body.is_read.wait(), timeout=30)
+    with pytest.raises(S3Error, match="limit of 1,500 bytes of conditional writes") as refused:
+        await asyncio.wait_for(put(_WaitingBody(1000)), timeout=30)
+    assert (refused.value.code, refused.value.status) == ("SlowDown", 503)
+    write.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await write
+    with pytest.raises(S3Error, match="at most 1500 bytes"):
+        await put(_WaitingBody(1501))
+    # The cancelled write has released its memory.
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(put(_WaitingBody(1500)), timeout=0.01)
+
+
+async def test_folder_is_listed_in_pages_outside_of_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, threads = MemoryStore(), set()
+    names = ["a/1", "a/2", "b", "b/1", "ä", "z"]
+    for name in names:
+        obstore.put(store, f"wh/t/{name}", b"x")
+
+    def list_folder(store: MemoryStore, prefix: str) -> Any:
+        threads.add(threading.get_ident())
+        return obstore.list_with_delimiter(store, prefix)
+
+    monkeypatch.setattr(cloud_backend, "obstore", SimpleNamespace(list_with_delimiter=list_folder))
+    monkeypatch.setattr(CloudBackend, "_open_bucket", lambda backend, bucket: store)
+    backend = CloudBackend(Settings(s3_backend="gs://"), SystemClock())
+    query = {"list-type": "2", "prefix": "wh/t/", "delimiter": "/", "max-keys": "2"}
+    listed, token = [], ""
+    for _ in names:
+        address = Address("bucket", "", {**query, **({"continuation-token": token} if token else {})})
+        request = make_mocked_request("GET", "/bucket")
+        answer = await backend.answer(S3Call("GET", address, {}, "id", "principal", False, request, None, None))
+        assert isinstance(answer, web.Response)
+        assert isinstance(answer.body, bytes)
+        page = answer.body.decode()
+        listed += re.findall("<(?:Key|Prefix)>wh/t/([^<]+)<", page)
+        token = "".join(re.findall("<NextContinuationToken>(.*)</NextContinuationToken>", page))
+        if not token:
+            break
+    await backend.close()
+    assert sorted(listed) == ["a/", "b", "b/", "z", "ä"]
+    assert len(threads) > 0
+    assert threading.get_ident() not in threads
 
 
 def test_backend_of_s3_locations_is_checked() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from pyiceberg.catalog import load_catalog
 
 from tests.objects.test_s3 import build_settings
@@ -27,6 +28,7 @@ def write_and_read(url: str, name: str, location: str, properties: dict[str, Any
     return sorted(catalog.load_table("db.t").scan(row_filter="id > 1").to_arrow()["id"].to_pylist())
 
 
+@pytest.mark.slow
 async def test_one_server_has_warehouses_in_three_clouds(
     s3: S3, s3_bucket: str, azurite: Azurite, google_storage: GoogleStorage, tmp_path: Path
 ) -> None:

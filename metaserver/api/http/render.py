@@ -136,6 +136,12 @@ async def table_answer(
     snapshots of the table.
     """
     staged = loaded.entry is None
+    snapshots = loaded.metadata.snapshots_by_id
+    plan_snapshots = [plan for plan in plan_snapshots if plan.id not in snapshots]
+    etag = ""
+    if loaded.entry is not None:
+        # The tag is computed before the keys, so the keys in the answer are never older than its tag.
+        etag = table_etag(call, loaded.entry.metadata_location, namespace, name, mode, plan_snapshots)
     uuid = loaded.metadata.table_uuid or "" if loaded.entry is None else loaded.entry.uuid
     config, credentials = await access_config(call, uuid, loaded.metadata, namespace, name, staged=staged)
     if loaded.entry is not None:
@@ -144,9 +150,6 @@ async def table_answer(
     if loaded.entry is None:
         return _make_json_response(b'{"metadata":' + encode_table(loaded.metadata) + tail + b"}", {})
     location = loaded.entry.metadata_location
-    snapshots = loaded.metadata.snapshots_by_id
-    plan_snapshots = [plan for plan in plan_snapshots if plan.id not in snapshots]
-    etag = table_etag(call, location, namespace, name, mode, plan_snapshots)
     return await _answer_with_location(
         call, location, loaded.metadata, mode, tail, etag, compress=compress, plan_snapshots=plan_snapshots
     )
@@ -190,11 +193,11 @@ async def plan_answer(call: Call, loaded: LoadedPlan, mode: SnapshotMode) -> web
     plan, table = loaded.plan, loaded.table
     assert plan.name is not None
     assert table.entry is not None
+    etag = table_etag(call, plan.location, plan.namespace, plan.name, mode)
     config, credentials = await access_config(call, table.entry.uuid, table.metadata, plan.namespace, plan.of_name)
     tests_nan = TESTS_NAN in loaded.metadata.properties
     planned_by = planning_mode(call.components.settings, table.metadata) if tests_nan else "client"
     tail = _encode_tail({**config, PLANNING_MODE: planned_by}, credentials)
-    etag = table_etag(call, plan.location, plan.namespace, plan.name, mode)
     return await _answer_with_location(call, plan.location, loaded.metadata, mode, tail, etag)
 
 

@@ -5,8 +5,12 @@ It supports each operation of the S3 API that Iceberg's clients use.
 
 from __future__ import annotations
 
+import asyncio
+import heapq
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from email.utils import format_datetime
 from urllib.parse import unquote
 
@@ -16,8 +20,9 @@ from obstore import exceptions
 from obstore.store import ObjectStore as RemoteStore
 
 from seamark.formats.runtime.clock import Clock
-from seamark.formats.runtime.errors import ObjectMissing, SeamarkError
+from seamark.formats.runtime.errors import ObjectMissing, RetryLater, SeamarkError
 from seamark.formats.storage.locations import Location
+from seamark.metaserver.api.http.slots import HolderLimit
 from seamark.metaserver.gateway.answers import answer_copy, make_document, make_xml_response, name_object, tag
 from seamark.metaserver.gateway.backend import PromptResponse, S3Call
 from seamark.metaserver.gateway.clouds.cloud_uploads import CloudUploads
@@ -34,8 +39,10 @@ from seamark.metaserver.objects.warehouse import Warehouse
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.passed_time import PassedTime
 
-CONDITIONAL_BYTES_MAX = 64 << 20
+CONDITIONAL_BYTES_MAX = 16 << 20
 """The maximum size of an object that is written only if it does not exist. It is in memory as a whole."""
+_FOLDER_LISTINGS_MAX = 2
+"""The maximum number of folders that are listed at the same time, because all entries of a folder are in memory."""
 _RANGE = re.compile(r"bytes=([0-9]{1,18})-([0-9]{1,18})")
 _READ_CONDITIONS = ("if-match", "if-none-match", "if-modified-since", "if-unmodified-since", "if-range")
 _METADATA_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -54,10 +61,16 @@ class CloudBackend:
         self._uploads = CloudUploads(clock)
         self._abandoned_s = settings.gateway_uploads_s
         self._stores: dict[str, RemoteStore] = {}
+        self._listing_threads = ThreadPoolExecutor(_FOLDER_LISTINGS_MAX, "gateway-listings")
+        # Without logins, one principal makes all requests, and it may use all the memory.
+        share = 1 if settings.auth == "none" else 2
+        memory_bytes = settings.bodies_memory_bytes
+        self._bodies = HolderLimit("bytes of conditional writes", memory_bytes, memory_bytes // share)
         roots = Warehouse(settings.warehouse_uri(), settings.allowed_locations).roots
         self._buckets = sorted({root.bucket for root in roots if root.scheme == "s3"})
 
     async def close(self) -> None:
+        self._listing_threads.shutdown(wait=False, cancel_futures=True)
         self._stores.clear()
 
     async def answer(self, call: S3Call) -> web.StreamResponse:
@@ -173,7 +186,8 @@ class CloudBackend:
         if not listing.limit:
             entries: list[Listed] = []
         elif listing.delimiter:
-            entries = await _list_folder(store, listing)
+            loop = asyncio.get_running_loop()
+            entries = await loop.run_in_executor(self._listing_threads, _list_folder, store, listing)
         else:
             entries = await _list_keys(store, listing)
         return make_xml_response(listing.write(entries), call)
@@ -190,16 +204,33 @@ class CloudBackend:
         if condition is not None and condition.strip() != "*":
             raise S3Error("NotImplemented", "A write supports only * in If-None-Match")
         if condition:
-            if call.body.length > CONDITIONAL_BYTES_MAX:
-                message = f"If-None-Match needs an object of at most {CONDITIONAL_BYTES_MAX} bytes"
-                raise S3Error("NotImplemented", message)
-            data = b"".join([piece async for piece in _read_body(call)])
-            stored = await obstore.put_async(
-                store, key, data, attributes=attributes, mode="create", use_multipart=False
-            )
+            limit = min(CONDITIONAL_BYTES_MAX, self._bodies.share)
+            if call.body.length > limit:
+                raise S3Error("NotImplemented", f"If-None-Match needs an object of at most {limit} bytes")
+            with self._reserve_memory(call, call.body.length):
+                data = b"".join([piece async for piece in _read_body(call)])
+                stored = await obstore.put_async(
+                    store, key, data, attributes=attributes, mode="create", use_multipart=False
+                )
         else:
             stored = await put_stream(store, key, _read_body(call), call.body.length, attributes)
         return web.Response(headers={"ETag": _quote(stored["e_tag"]), "x-amz-request-id": call.request_id})
+
+    @contextmanager
+    def _reserve_memory(self, call: S3Call, size: int) -> Iterator[None]:
+        """Reserve memory for a body of `size` bytes while the context is active.
+
+        Raises:
+            S3Error: SlowDown if other bodies use the memory.
+        """
+        try:
+            self._bodies.take(call.principal_name, size)
+        except RetryLater as error:
+            raise S3Error("SlowDown", error.message, {"Retry-After": "1"}) from None
+        try:
+            yield
+        finally:
+            self._bodies.release(call.principal_name, size)
 
     async def _put_marker(self, call: S3Call) -> web.StreamResponse:
         """Accept an empty object whose key ends with a slash, which some clients create as a folder, and store none."""
@@ -379,21 +410,27 @@ async def _list_keys(store: RemoteStore, listing: ListingRequest) -> list[Listed
     return entries
 
 
-async def _list_folder(store: RemoteStore, listing: ListingRequest) -> list[Listed]:
-    """Return the first keys and common prefixes of one folder, and one more if there are more."""
+def _list_folder(store: RemoteStore, listing: ListingRequest) -> list[Listed]:
+    """Return the first keys and common prefixes of one folder, and one more if there are more.
+
+    A folder may have a million objects, so call this function in a thread. It reads the whole folder: a flat listing
+    from `listing.after` would read the subfolders too, and not all accounts of Azure list keys in the order of bytes.
+    """
     folder = listing.prefix.rpartition("/")[0]
-    result = await obstore.list_with_delimiter_async(store, f"{folder}/")
-    entries = [Listed(f"{prefix.rstrip('/')}/") for prefix in result["common_prefixes"]]
-    entries += [_describe_object(meta) for meta in result["objects"]]
+    result = obstore.list_with_delimiter(store, f"{folder}/")
     after = encode_key(listing.after)
-    entries = [
-        entry
-        for entry in entries
-        if entry.key.startswith(listing.prefix)
-        and encode_key(entry.key) > after
-        and (entry.etag or not listing.after.startswith(entry.key))
-    ]
-    return sorted(entries, key=lambda entry: encode_key(entry.key))[: listing.limit + 1]
+
+    def find_entries() -> Iterator[tuple[bytes, Listed | obstore.ObjectMeta]]:
+        for prefix in result["common_prefixes"]:
+            key = f"{prefix.rstrip('/')}/"
+            if key.startswith(listing.prefix) and not listing.after.startswith(key) and encode_key(key) > after:
+                yield encode_key(key), Listed(key)
+        for meta in result["objects"]:
+            if meta["path"].startswith(listing.prefix) and encode_key(meta["path"]) > after:
+                yield encode_key(meta["path"]), meta
+
+    first = heapq.nsmallest(listing.limit + 1, find_entries(), key=lambda entry: entry[0])
+    return [entry if isinstance(entry, Listed) else _describe_object(entry) for _, entry in first]
 
 
 def _describe_object(meta: obstore.ObjectMeta) -> Listed:

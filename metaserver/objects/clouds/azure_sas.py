@@ -93,7 +93,10 @@ class SasIssuer:
         """Return a user-delegation key that is valid until `needed_ms`."""
         endpoint = blob_endpoint(table.bucket, settings)
         cache_key = endpoint, settings.azure_tenant_id, settings.azure_client_id
-        with self._lock:
+        # Another thread holds the lock while it waits for Azure.
+        if not self._lock.acquire(timeout=settings.storage_timeout_s):
+            raise RetryLater("The server still waits for a user-delegation key of Azure; try again later")
+        try:
             current = self._delegation_keys.get(cache_key)
             if current is None or current.expires_ms < needed_ms:
                 now_ms = self._clock.now_ms()
@@ -112,7 +115,9 @@ class SasIssuer:
                 ) as client:
                     issued = client.get_user_delegation_key(_to_time(starts_ms), _to_time(expires_ms))
                 current = self._delegation_keys[cache_key] = _DelegationKey(issued, expires_ms)
-        return current.key
+            return current.key
+        finally:
+            self._lock.release()
 
 
 def open_credential(settings: Settings) -> TokenCredential:

@@ -34,7 +34,8 @@ class AzureStorage(ServerStorage):
     @asynccontextmanager
     async def open(self, roots: Sequence[Location], settings: Settings, clock: Clock) -> AsyncIterator[ObjectStore]:
         check_accounts(roots, settings)
-        yield AzureObjects(roots, settings, clock)
+        with self._issued.hold():
+            yield AzureObjects(roots, settings, clock)
 
     def endpoint(self, settings: Settings) -> str:
         return settings.azure_endpoint
@@ -63,6 +64,16 @@ class AzureStorage(ServerStorage):
         issued = await self._issued.get(key, partial(self._sas.issue, settings, table, writable=writable))
         refresh = {"adls.refresh-credentials-endpoint": refresh_path} if refresh_path else {}
         return describe_keys(table, address, {**issued.properties, **refresh})
+
+    def access_stamp(self, settings: Settings, delegation: str | None) -> tuple[str | bool, ...]:
+        return (
+            settings.azure_client_access,
+            settings.azure_client_access != "none" and requests_keys(delegation),
+            settings.azure_endpoint,
+            settings.azure_tenant_id,
+            settings.azure_client_id,
+            settings.azure_account_key,
+        )
 
     def keys_stamp(self, settings: Settings, now_ms: int) -> int | None:
         return None if settings.azure_client_access == "none" else expiry_ms(settings, now_ms)

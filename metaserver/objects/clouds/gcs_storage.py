@@ -30,7 +30,8 @@ class GoogleStorage(ServerStorage):
     @asynccontextmanager
     async def open(self, roots: Sequence[Location], settings: Settings, clock: Clock) -> AsyncIterator[ObjectStore]:
         check_key(settings)
-        yield GoogleObjects(roots, settings, clock)
+        with self._issued.hold():
+            yield GoogleObjects(roots, settings, clock)
 
     def endpoint(self, settings: Settings) -> str:
         return settings.gcs_endpoint
@@ -57,6 +58,15 @@ class GoogleStorage(ServerStorage):
         issued = await self._issued.get(key, partial(restrict_token, settings, table, writable=writable))
         refresh = {"gcs.oauth2.refresh-credentials-endpoint": refresh_path} if refresh_path else {}
         return describe_keys(table, address, {**issued.properties, **refresh})
+
+    def access_stamp(self, settings: Settings, delegation: str | None) -> tuple[str | bool, ...]:
+        return (
+            settings.gcs_client_access,
+            settings.gcs_client_access != "none" and requests_keys(delegation),
+            settings.gcs_endpoint,
+            settings.gcs_service_account_file,
+            settings.gcs_service_account_key,
+        )
 
     def keys_stamp(self, settings: Settings, now_ms: int) -> int | None:
         return None if settings.gcs_client_access == "none" else now_ms // REUSE_MS

@@ -39,6 +39,7 @@ class TestContract(ObjectStoreContract):
             yield objects
 
 
+@pytest.mark.slow
 def test_table_on_google_cloud_storage_is_written_planned_and_purged(
     google_storage: GoogleStorage, tmp_path: Path
 ) -> None:

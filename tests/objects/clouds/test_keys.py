@@ -6,6 +6,7 @@ So these tests compare the content of requests and keys with the documentation o
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import hmac
@@ -31,7 +32,8 @@ from seamark.metaserver.objects.clouds.azure_sas import SasIssuer, expiry_ms
 from seamark.metaserver.objects.clouds.azure_storage import AzureStorage
 from seamark.metaserver.objects.clouds.gcs_access import check_key, restrict_token
 from seamark.metaserver.objects.clouds.gcs_storage import GoogleStorage
-from seamark.metaserver.objects.storages import keys_stamp
+from seamark.metaserver.objects.clouds.issued_keys import IssuedKeys, KeyCache
+from seamark.metaserver.objects.storages import access_stamp, keys_stamp
 from seamark.metaserver.settings.settings import Settings
 from tests.services.authority import Authority
 from tests.services.clouds.azurite import ACCOUNT_KEY, HOST, azurite_server
@@ -106,6 +108,39 @@ async def test_clients_get_a_sas_unless_they_ask_for_something_else() -> None:
     assert _parse(again["adls.sas-token"])["sp"] == "racwdl"
 
 
+def test_thread_waits_for_the_delegation_key_of_another_thread_for_a_limited_time() -> None:
+    issuer, settings = SasIssuer(SimulatedClock(1)), Settings(azure_client_id="application", storage_timeout_s=0.01)
+    with issuer._lock, pytest.raises(RetryLater, match="still waits for a user-delegation key"):
+        issuer.issue(settings, TABLE, writable=False)
+
+
+async def test_concurrent_answers_share_one_request_for_keys() -> None:
+    cache, may_answer, requests = KeyCache(SimulatedClock(1)), threading.Event(), []
+
+    def issue() -> IssuedKeys:
+        requests.append(threading.current_thread().name)
+        assert may_answer.wait(30)
+        return IssuedKeys({"key": "a"}, 1 << 50)
+
+    with cache.hold():
+        answers = [asyncio.ensure_future(cache.get(("table",), issue)) for _ in range(3)]
+        await asyncio.sleep(0)
+        answers[0].cancel()
+        may_answer.set()
+        assert [keys.properties for keys in await asyncio.gather(*answers[1:])] == [{"key": "a"}] * 2
+        assert await cache.get(("table",), issue)
+
+        def refuse() -> IssuedKeys:
+            raise StorageError("refused")
+
+        with pytest.raises(StorageError, match="refused"):
+            await cache.get(("other",), refuse)
+        # A refusal is not stored.
+        assert await cache.get(("other",), issue)
+    assert len(requests) == 2
+    assert all(name.startswith("cloud-keys") for name in requests)
+
+
 def test_end_of_a_sas_is_equal_within_half_of_its_lifetime() -> None:
     settings = Settings(cloud_keys_s=3600)
     assert {expiry_ms(settings, now_ms) for now_ms in (0, 1, 1_799_999)} == {3_600_000}
@@ -118,6 +153,26 @@ def test_client_loads_a_table_again_before_its_keys_end() -> None:
     assert keys_stamp(sas, 0) == keys_stamp(sas, 1_799_999) != keys_stamp(sas, 1_800_000)
     token = Settings(gcs_client_access="token")
     assert keys_stamp(token, 0) == keys_stamp(token, 59_999) != keys_stamp(token, 60_000)
+
+
+@pytest.mark.parametrize("settings", [Settings(azure_client_access="sas"), Settings(gcs_client_access="token")])
+def test_answers_with_and_without_keys_have_different_stamps(settings: Settings) -> None:
+    with_keys = access_stamp(settings, None)
+    assert with_keys == access_stamp(settings, "remote-signing, vended-credentials")
+    assert with_keys != access_stamp(settings, "remote-signing")
+    assert with_keys != access_stamp(Settings(), None) == access_stamp(Settings(), "remote-signing")
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        *("azure_endpoint", "azure_account_key", "azure_client_id", "gcs_endpoint", "gcs_service_account_key"),
+        *("s3_sts_role", "s3_sts_external_id", "s3_sts_endpoint"),
+    ],
+)
+def test_stamp_changes_with_the_credentials_of_the_server(setting: str) -> None:
+    changed: dict[str, Any] = {setting: "other"}
+    assert access_stamp(Settings(**changed), None) != access_stamp(Settings(), None)
 
 
 def test_token_of_google_is_restricted_to_the_folder_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,6 +53,10 @@ def test_answers_have_a_sas_for_their_own_table_only(azurite: Azurite, tmp_path:
         sas = parse_qs(credential["config"][f"adls.sas-token.{HOST}"])
         assert (sas["sr"], sas["sdd"]) == (["d"], ["3"])
         assert sas["sig"] != parse_qs(second["config"]["adls.sas-token"])["sig"]
+        loaded = requests.get(f"{tables}/first", timeout=30)
+        without_keys = {"X-Iceberg-Access-Delegation": "remote-signing", "If-None-Match": loaded.headers["ETag"]}
+        answer = requests.get(f"{tables}/first", headers=without_keys, timeout=30)
+        assert (answer.status_code, "storage-credentials" in answer.json()) == (200, False)
         refreshed = requests.get(f"{tables}/first/credentials", timeout=30).json()
         assert refreshed["storage-credentials"][0]["prefix"] == f"{location}/"
         assert f"adls.sas-token.{HOST}" in refreshed["storage-credentials"][0]["config"]
