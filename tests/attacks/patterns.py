@@ -33,6 +33,7 @@ VARIABLES: dict[str, dict[str, Any]] = {
     "connector/spark/query/name_positions.py": {"alternatives": "first|second"},
     "formats/index/keys/case_folding.py": {"spans": ("\u0378-\u0379", "\ud800-\udfff")},
     "connector/trino/rewriter.py": {"self": SimpleNamespace(_catalogs=("iceberg", "seamark"))},
+    "metaserver/settings/sources.py": {"metadata": {"pattern": "[a-z0-9-]{1,40}"}},
 }
 """Examples for the variables of functions that expressions of a file use."""
 TEXT_CHARACTERS = 8_000
