@@ -563,7 +563,7 @@ class World:
             break
         acknowledged_appends = [each for each in self.appended if each.acknowledged and each.uuid == self.uuid]
         await self.check_table(table, acknowledged_appends)
-        log = self.live()[0].log
+        log = process.log  # Other servers may still open their log.
         assert log is not None
         with suppress(OffsetOutOfRange):  # Retention continues meanwhile.
             await self.check_order(log)
