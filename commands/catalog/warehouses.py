@@ -61,15 +61,15 @@ def list_command(client: IndexClient, as_json: bool) -> None:
 @server_command
 def show(client: IndexClient, name: str, as_json: bool) -> None:
     """Show the location and the settings of the warehouse NAME."""
-    found = load_warehouse(client, name)
+    details = load_warehouse(client, name)
     if as_json:
-        print_json(found)
+        print_json(details)
         return
-    keys = "its own" if found["has-credentials"] else "those of the server"
-    rows = [("location", found["location"]), ("keys", keys), ("url", f"{client.url}{found['path']}")]
-    rows += [("created by", found["created-by"]), ("created", time_text(found["created-ms"]))]
+    keys = "its own" if details["has-credentials"] else "those of the server"
+    rows = [("location", details["location"]), ("keys", keys), ("url", f"{client.url}{details['path']}")]
+    rows += [("created by", details["created-by"]), ("created", time_text(details["created-ms"]))]
     print_rows(("property", "value"), rows)
-    print_rows(("setting", "value"), sorted((key, str(value)) for key, value in found["settings"].items()))
+    print_rows(("setting", "value"), sorted((key, str(value)) for key, value in details["settings"].items()))
 
 
 @warehouse.command()

@@ -155,13 +155,13 @@ async def test_credentials_are_encrypted_and_never_shown(tmp_path: Path) -> None
         created = await world.send("POST", "/api/v1/warehouses", {"name": "sales", "location": location, **body})
         listed = await world.send("GET", "/api/v1/warehouses")
         # A change without credentials keeps them, and the store can only be named with them.
-        kept = await world.send("PUT", "/api/v1/warehouses/sales", {"settings": {"s3_endpoint": STORE}})
-        assert (created[0], kept[0], kept[1]["has-credentials"]) == (201, 200, True)
+        changed = await world.send("PUT", "/api/v1/warehouses/sales", {"settings": {"s3_endpoint": STORE}})
+        assert (created[0], changed[0], changed[1]["has-credentials"]) == (201, 200, True)
         removed = await world.send(
             "PUT", "/api/v1/warehouses/sales", {"settings": {"s3_endpoint": STORE}, "credentials": {}}
         )
         assert removed[0] == 400
-        for answer in (created, listed, kept, removed):
+        for answer in (created, listed, changed, removed):
             assert not any(value in str(answer) for value in KEYS.values())
     with closing(sqlite3.connect(tmp_path / "home" / "seamark.db")) as database:
         ((sealed,),) = database.execute("SELECT credentials FROM warehouses")

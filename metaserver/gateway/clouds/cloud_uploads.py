@@ -68,8 +68,8 @@ class CloudUploads:
         """
         newest: dict[int, Part] = {}
         for part in await self._list_all(store, key, upload_id):
-            known = newest.get(part.number)
-            if known is None or known.modified_ns <= part.modified_ns:
+            earlier_part = newest.get(part.number)
+            if earlier_part is None or earlier_part.modified_ns <= part.modified_ns:
                 newest[part.number] = part
         return sorted(newest.values(), key=lambda part: part.number)
 

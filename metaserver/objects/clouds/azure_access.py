@@ -1,4 +1,4 @@
-"""What clients and jobs get to use Azure storage, as properties of Iceberg's FileIO."""
+"""Return the properties of Iceberg's FileIO with which clients and jobs use Azure storage."""
 
 from __future__ import annotations
 

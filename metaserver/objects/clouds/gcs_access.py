@@ -1,4 +1,4 @@
-"""What clients and jobs get to use Google Cloud Storage, as properties of Iceberg's FileIO.
+"""Return the properties of Iceberg's FileIO with which clients and jobs use Google Cloud Storage.
 
 A client gets an access token that Google restricts to the folder of one table (Credential Access Boundary). Google's
 library google-auth, of the extra `gcs`, sends the requests.

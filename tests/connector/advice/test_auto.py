@@ -102,10 +102,10 @@ def test_auto_follows_a_workload_that_changes_on_day_3(week: Week) -> None:
     assert measure_planned_bytes(week.client, BY_CODE) < 0.5 * before
     # The properties of the change that was undone are removed, and prediction and measurement are stored.
     assert week.properties.get(COLUMNS) in (None, "code")
-    kept = next(trial for trial in week.trials if trial["trial"]["state"] == "kept")
-    assert kept["trial"]["saved-fraction"] > 0.5
-    assert kept["recorded"]["bytes"] < kept["proposal"]["before"]["bytes"]
-    assert "fewer bytes" in kept["trial"]["reason"]
+    kept_trial = next(trial for trial in week.trials if trial["trial"]["state"] == "kept")
+    assert kept_trial["trial"]["saved-fraction"] > 0.5
+    assert kept_trial["recorded"]["bytes"] < kept_trial["proposal"]["before"]["bytes"]
+    assert "fewer bytes" in kept_trial["trial"]["reason"]
 
 
 def test_auto_never_replaces_what_a_user_defined(week: Week) -> None:
