@@ -17,9 +17,11 @@ from seamark.formats.runtime.errors import RetryLater
 from seamark.metaserver.runtime.staleness import current_staleness
 from seamark.metaserver.store.operations import (
     DropEntry,
+    DropNamespace,
     Operation,
     RemoveGrant,
     RenameEntry,
+    RestoreEntry,
     RevokeToken,
     SaveGrant,
     SaveToken,
@@ -39,7 +41,9 @@ _AWAY_S = 1.0
 
 A background read tries the database again.
 """
-_ACCESS = (SaveToken, RevokeToken, SaveGrant, RemoveGrant)
+_ACCESS = (SaveToken, RevokeToken, SaveGrant, RemoveGrant, RenameEntry, DropEntry, RestoreEntry, DropNamespace)
+"""The operations that change tokens or grants. Grants on an entry follow its name."""
+_ACCESS_READS = ("token", "grants", "grants of any")
 
 
 class StaleReads:
@@ -114,8 +118,8 @@ class StaleReads:
         for operation in operations:
             if isinstance(operation, SwapPointer | RenameEntry | DropEntry):
                 self._known.pop(entry_key(operation.kind, operation.namespace, operation.name), None)
-            elif isinstance(operation, _ACCESS):
-                for key in [key for key in self._known if isinstance(key, tuple) and key[0] in ("token", "grants")]:
+            if isinstance(operation, _ACCESS):
+                for key in [key for key in self._known if isinstance(key, tuple) and key[0] in _ACCESS_READS]:
                     del self._known[key]
 
     async def close(self) -> None:
