@@ -23,8 +23,8 @@ do not suffice, to find whether the principal owns the table, view or function.
 The catalog is that of one warehouse: a grant in one warehouse is none in another. Tokens, replicas and warehouses
 belong to the server, so no principal has a right on them in a further warehouse (`WarehouseAuthorizer`).
 
-A drop needs only `drop`, because it can be undone. `purgeRequested` on a drop also needs only `drop`, because files stay
-until the retention ends. An operation on several objects (rename, undrop elsewhere, a transaction on many
+A drop needs only `drop`, because it can be undone. `purgeRequested` on a drop also needs only `drop`, because files
+stay until the retention ends. An operation on several objects (rename, undrop elsewhere, a transaction on many
 tables) needs its privileges on each of them; the caller checks each. An operation that is not in the table
 needs an admin of the server. So a missing entry denies access and never grants it.
 """
