@@ -10,6 +10,7 @@ COPY := org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies
 MVN := mvn -q -B
 APT := $(if $(filter 0,$(shell id -u)),,sudo )apt-get
 VERSITYGW := github.com/versity/versitygw/cmd/versitygw@v1.8.0
+OPA := github.com/open-policy-agent/opa@v1.22.4
 FAKE_GCS := github.com/fsouza/fake-gcs-server@v1.56.1
 # Where PostgreSQL's server programs can be: on PATH, or in Debian's versioned folder.
 POSTGRES = $(shell command -v postgres || ls -d /usr/lib/postgresql/*/bin/postgres 2>/dev/null | tail -1)
@@ -17,7 +18,7 @@ POSTGRES = $(shell command -v postgres || ls -d /usr/lib/postgresql/*/bin/postgr
 KERNELS := $(shell find formats metaserver -name '*.pyx' -o -name '*.pxd')
 HEADERS := import os, sys, sysconfig; sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))
 
-.PHONY: help java venv jars services browser vendor trino hudi helm sbom lint test test-fast test-all durations demo bench lock hashes wheel docs
+.PHONY: help java venv jars services browser vendor trino hudi helm opa sbom lint test test-fast test-all durations demo bench lock hashes wheel docs
 
 help:
 	@echo "make demo      a lookup before and after an index, then the Star Schema Benchmark in Spark, and in Trino with a JDK 25 (SCALE=0.1 KEEP=1 TRINO=0)"
@@ -107,6 +108,13 @@ $(CACHE)/azurite.stamp: $(addprefix deploy/azurite/,package.json package-lock.js
 $(CACHE)/gcs.stamp:
 	@mkdir -p $(CACHE)/bin
 	@test -x $(CACHE)/bin/fake-gcs-server || GOBIN=$(CURDIR)/$(CACHE)/bin go install $(FAKE_GCS)
+	@touch $@
+
+# Open Policy Agent, for the slow tests of rights. The build takes minutes.
+opa: $(CACHE)/opa.stamp
+$(CACHE)/opa.stamp:
+	@mkdir -p $(CACHE)/bin
+	@test -x $(CACHE)/bin/opa || GOBIN=$(CURDIR)/$(CACHE)/bin go install $(OPA)
 	@touch $@
 
 # Chromium, and axe from npm, for the tests of the console.
@@ -210,7 +218,7 @@ test-fast: venv
 durations: PYTEST_ARGS += --keep-durations
 durations: test
 
-test-all: venv jars services $(if $(JAVA25_FOUND),trino)
+test-all: venv jars services opa $(if $(JAVA25_FOUND),trino)
 	TEST_EXPLORE=1 $(PYTEST) -n $(WORKERS) $(PYTEST_ARGS)
 
 .PHONY: demo-note

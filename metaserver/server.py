@@ -46,6 +46,7 @@ from seamark.metaserver.access.authorizer import GrantAuthorizer, WarehouseAutho
 from seamark.metaserver.access.gateway_keys import GatewayKeys
 from seamark.metaserver.access.guard import check_binding, check_logins, is_loopback
 from seamark.metaserver.access.keyring import REFRESH_S, StoredKeyring, open_keyring
+from seamark.metaserver.access.opa import open_authorizer
 from seamark.metaserver.api.app import build_app
 from seamark.metaserver.api.http.components import ServerComponents, SharedComponents
 from seamark.metaserver.api.http.errors import error_response
@@ -163,7 +164,7 @@ async def _open_warehouse(
         await check_database(store, stored)
         keyring = await enter(open_keyring(settings, store, clock))
         shared = dataclasses.replace(server, authenticator=server.authenticator.for_warehouse(store, keyring))
-        components = await enter(_open_catalog_components(settings, clock, shared, store, keyring, None))
+        components = await enter(_open_catalog_components(settings, clock, shared, store, keyring, None, stored.name))
         await _start_tasks(components, stack)
         runner = web.AppRunner(build_app(components), access_log=None)
         stack.push_async_callback(runner.cleanup)
@@ -192,6 +193,7 @@ async def _open_catalog_components(
     store: PointerStore,
     keyring: StoredKeyring,
     warehouses: Warehouses | None,
+    warehouse_name: str = "",
 ) -> AsyncIterator[ServerComponents]:
     """Open the components of one warehouse over its pointer store.
 
@@ -202,6 +204,7 @@ async def _open_catalog_components(
         store: The pointer store of the warehouse.
         keyring: The signing keys of the warehouse.
         warehouses: The further warehouses of the server. None for a further warehouse.
+        warehouse_name: The name of a further warehouse; empty for the server's own warehouse.
     """
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
@@ -232,6 +235,7 @@ async def _open_catalog_components(
             open_streams(catalog, commits, objects, ImportedRowFiles(extensions.row_files), search, keyring)
         )
         history = QueryHistory(settings, store, clock)
+        grants = GrantAuthorizer(store) if warehouses is not None else WarehouseAuthorizer(store)
         yield ServerComponents(
             settings=settings,
             clock=clock,
@@ -256,7 +260,7 @@ async def _open_catalog_components(
             manifest_rewrite=await enter(open_manifest_rewrite(catalog, publisher, planner)),
             metrics=metrics,
             authenticator=shared.authenticator,
-            authorizer=GrantAuthorizer(store) if warehouses is not None else WarehouseAuthorizer(store),
+            authorizer=await enter(open_authorizer(settings, clock, grants, warehouse_name)),
             keyring=keyring,
             gateway_keys=GatewayKeys(keyring, clock, lifetime_s=settings.gateway_keys_s),
             peers=opened_peers,

@@ -44,6 +44,7 @@ from seamark.metaserver.access.principal import Principal, show_path
 from seamark.metaserver.access.rights import decisions
 from seamark.metaserver.access.rights.decisions import THE_SERVER, WAREHOUSE, Securable
 from seamark.metaserver.access.rights.privileges import (
+    ALLOWED,
     BROWSE,
     CREATE,
     DROP,
@@ -359,7 +360,8 @@ class GrantAuthorizer(Authorizer):
         grants = principal.grants
         if decisions.holds(grants, WAREHOUSE, READ):
             return None
-        return list(dict.fromkeys(grant.namespace for grant in grants if not grant.deny and grant.kind != SERVER))
+        readable = (grant for grant in grants if not grant.deny and ALLOWED.get(grant.role, 0) & READ)
+        return list(dict.fromkeys(grant.namespace for grant in readable))
 
     def list_writable_namespaces(self, principal: Principal) -> tuple[NamespacePath, ...] | None:
         if decisions.holds_everywhere(principal.grants, CREATE | WRITE):

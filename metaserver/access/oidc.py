@@ -29,6 +29,7 @@ from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import BadRequest, ConfigError, RetryLater, Unauthenticated
 from seamark.formats.runtime.tls import build_client_context
 from seamark.metaserver.access import jwt
+from seamark.metaserver.access.bearer_files import read_bearer_token
 from seamark.metaserver.access.principal import ROLE_PREFIX, check_granted, parse_role
 from seamark.metaserver.settings.issuers import GROUP_SUFFIX, IssuerSettings, read_issuers
 from seamark.metaserver.settings.settings import Settings
@@ -45,7 +46,6 @@ TIMEOUT_S = 5.0
 BYTES_MAX = 1 << 20
 RSA_BITS_MIN = 2048
 _ROLES_MAX = 1000
-_TOKEN_FILE_BYTES_MAX = 1 << 16
 _log = structlog.get_logger("seamark.oidc")
 
 
@@ -282,21 +282,6 @@ def _read_key(value: dict[str, Any]) -> VerifyKey | None:
     if declared is not None and declared not in algorithms:
         return None
     return VerifyKey(key, algorithms)
-
-
-def read_bearer_token(path: Path) -> str:
-    """Return the bearer token in a file.
-
-    Raises:
-        ValueError: The file has no single line of printable ASCII.
-        OSError: The file cannot be read.
-    """
-    with path.open("rb") as file:
-        content = file.read(_TOKEN_FILE_BYTES_MAX + 1)
-    token = content.strip()
-    if not token or len(content) > _TOKEN_FILE_BYTES_MAX or not token.isascii() or not token.decode().isprintable():
-        raise ValueError(f"the file {path} has no bearer token")
-    return token.decode()
 
 
 def _claim(claims: Mapping[str, Any], name: str) -> object:

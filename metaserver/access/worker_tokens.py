@@ -51,6 +51,8 @@ class _StatementClaims(msgspec.Struct, frozen=True, array_like=True):
 
     Each has the namespace, the kind and the name of the object, and whether reading is denied.
     """
+    groups: tuple[str, ...] = ()
+    """The groups and roles of the caller, for a policy server."""
 
 
 _Claims = TypeVar("_Claims", _ServiceClaims, _StatementClaims)
@@ -144,7 +146,10 @@ class StatementTokens(_SignedTokens):
         wide = [grant for grant in grants if not (grant.deny or grant.name)]
         exceptions = [(grant.namespace, grant.kind, grant.name, grant.deny) for grant in grants if grant not in wide]
         namespaces = tuple(grant.namespace for grant in wide)
-        token = self._sign(_StatementClaims(caller.name, namespaces, self._end_ms(ttl_s), tuple(exceptions)))
+        claims = _StatementClaims(caller.name, namespaces, self._end_ms(ttl_s), tuple(exceptions), caller.groups)
+        token = self._sign(claims)
+        if len(token) > STATEMENT_CHARACTERS_MAX and caller.groups:  # The rights suffice without a policy server.
+            token = self._sign(msgspec.structs.replace(claims, groups=()))
         if len(token) > STATEMENT_CHARACTERS_MAX:
             raise BadRequest(
                 f"{caller.name} has grants on {len(grants):,} objects, too many for a statement; ask an admin for "
@@ -159,4 +164,5 @@ class StatementTokens(_SignedTokens):
         read = Privilege.READ.value
         grants = [Grant(claims.name, read, path) for path in claims.namespaces]
         grants += [Grant(claims.name, read, *exception) for exception in claims.exceptions]
-        return Principal(claims.name, tuple(grants), "token", bits_max=ROLE_BITS["reader"]), claims.expires_ms
+        reader = ROLE_BITS["reader"]
+        return Principal(claims.name, tuple(grants), "token", claims.groups, reader), claims.expires_ms

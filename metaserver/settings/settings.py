@@ -17,6 +17,7 @@ from seamark.formats.storage.storages import STORAGES
 from seamark.metaserver.settings.clouds import CloudSettings
 from seamark.metaserver.settings.fleet import FleetSettings, TenantSettings
 from seamark.metaserver.settings.gateway import GatewaySettings
+from seamark.metaserver.settings.opa import OpaSettings
 from seamark.metaserver.settings.services import ServiceSettings, setting
 from seamark.metaserver.settings.streams import StreamSettings
 from seamark.metaserver.settings.warehouses import WarehouseSettings
@@ -26,7 +27,14 @@ ENVIRONMENT_PREFIX = "SEAMARK_"
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(
-    CloudSettings, WarehouseSettings, GatewaySettings, ServiceSettings, StreamSettings, TenantSettings, FleetSettings
+    CloudSettings,
+    WarehouseSettings,
+    GatewaySettings,
+    ServiceSettings,
+    StreamSettings,
+    TenantSettings,
+    FleetSettings,
+    OpaSettings,
 ):
     home: Path = setting(
         Path("seamark-home"),

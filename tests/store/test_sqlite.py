@@ -17,6 +17,7 @@ import pytest
 
 from seamark.formats.runtime.clock import SimulatedClock, SystemClock
 from seamark.formats.runtime.errors import BadRequest, ConfigError, Corrupt, RetryLater, StorageError
+from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.operations import CreateEntry, CreateNamespace, RecordInstant
 from seamark.metaserver.store.port import InstantFilter, PointerStore
 from seamark.metaserver.store.sql import migrations, sqlite
@@ -189,9 +190,12 @@ async def test_database_of_an_older_version_is_upgraded(
     connection.execute(
         "INSERT INTO entries VALUES ('relation', 'table', 'ns', 't', 'uuid-of-t', 'file:///w/t/0.json', NULL, 1, 5, 0)"
     )
+    for grant in (("ann", "", "admin"), ("bob", "shop\x1feu", "writer")):
+        connection.execute("INSERT INTO grants (principal, namespace, role) VALUES (?, ?, ?)", grant)
     connection.close()
     for _ in range(2):
         async with open_sqlite(path, clock=clock) as store:
+            assert await store.grants(None) == [Grant("ann", "admin"), Grant("bob", "writer", ("shop", "eu"))]
             assert await store.entry(TABLE, NS, "t") == make_entry("t")
             assert await store.index_files("uuid-of-t") == []
             assert await store.producer("uuid-of-t", "p") is None

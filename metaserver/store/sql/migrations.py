@@ -217,14 +217,15 @@ _WAREHOUSES = (
 )
 
 _OBJECT_GRANTS = (
-    # Neither database can change a primary key, so the table is copied. The rows of earlier versions are on namespaces.
+    # The primary key gets columns, so the table is copied. The rows of earlier versions are on namespaces. The defaults
+    # are for rows that a replica of an earlier version adds during a rolling update.
     "ALTER TABLE grants RENAME TO namespace_grants",
     """CREATE TABLE grants (
-        principal {text} NOT NULL, role {text} NOT NULL, namespace {text} NOT NULL, kind {text} NOT NULL,
-        name {text} NOT NULL, deny {int} NOT NULL, PRIMARY KEY (principal, namespace, name, kind, role, deny)
+        principal {text} NOT NULL, role {text} NOT NULL, namespace {text} NOT NULL,
+        kind {text} NOT NULL DEFAULT 'namespace', name {text} NOT NULL DEFAULT '', deny {int} NOT NULL DEFAULT 0,
+        PRIMARY KEY (principal, namespace, name, kind, role, deny)
     ) {table}""",
-    "INSERT INTO grants (principal, role, namespace, kind, name, deny) "
-    "SELECT principal, role, namespace, 'namespace', '', 0 FROM namespace_grants",
+    "INSERT INTO grants (principal, role, namespace) SELECT principal, role, namespace FROM namespace_grants",
     "DROP TABLE namespace_grants",
     "CREATE INDEX grants_by_entry ON grants (namespace, name) WHERE name <> ''",
     # The grants on dropped entries, which undrop restores.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from seamark.formats.runtime.clock import SimulatedClock
@@ -12,11 +13,14 @@ from seamark.formats.runtime.errors import (
     CommitConflict,
     NotFound,
 )
-from seamark.metaserver.store.model import AccessToken, AuditRecord, Grant, MetricsReport
+from seamark.metaserver.store.model import AccessToken, AuditRecord, DroppedEntry, Grant, MetricsReport
 from seamark.metaserver.store.operations import (
     CheckFence,
     CreateEntry,
+    DropEntry,
     RemoveGrant,
+    RenameEntry,
+    RestoreEntry,
     RevokeToken,
     SaveAudit,
     SaveCursor,
@@ -28,14 +32,7 @@ from seamark.metaserver.store.operations import (
 )
 from seamark.metaserver.store.port import GROUPS_MAX, IdempotencyTaken
 from seamark.metaserver.store.sql.generator_store import GeneratorStore
-from tests.store.samples import (
-    NS,
-    TABLE,
-    get_outcome,
-    list_ids,
-    make_entry,
-    make_idempotency,
-)
+from tests.store.samples import NS, TABLE, get_outcome, list_ids, make_entry, make_idempotency
 from tests.store.store_pair import StorePair
 
 
@@ -164,6 +161,30 @@ class RecordsContract(StorePair):
         assert await store.grants_of_any(()) == []
         other_groups = tuple(f"other:{number}" for number in range(GROUPS_MAX - 1))
         assert await store.grants_of_any((*other_groups, "b-group:1")) == grants[2:]
+
+    async def test_grants_on_an_entry_follow_its_name_and_end_with_a_drop(self, store: GeneratorStore) -> None:
+        denial = Grant("ann", "browse", NS, "table", "t", deny=True)
+        function = Grant("ann", "read", NS, "function", "t")
+        owner = Grant("bob", "owner", NS, "table", "t")
+        await store.transact([CreateEntry(make_entry("t"))])
+        await store.transact([SaveGrant(grant) for grant in (denial, function, owner, Grant("ann", "reader", NS))])
+        assert await store.grants("bob") == []
+        assert await store.list_owned(("ann", "bob"), NS, "t") == await store.list_owned(("bob",), NS, None) == [owner]
+        assert await store.owns_any(("x", "bob"))
+        assert not await store.owns_any(("ann",))
+        await store.transact([RenameEntry(TABLE, NS, "t", NS, "u")])
+        moved = [msgspec.structs.replace(grant, name="u") for grant in (denial, owner)]
+        assert [grant for grant in await store.grants(None) if grant.name == "u"] == moved
+        keep = DroppedEntry(
+            id="d", entry=make_entry("u"), purge=False, dropped_ms=1, expires_ms=2**60, principal_name="w"
+        )
+        await store.transact([DropEntry(TABLE, NS, "u", keep=keep)])
+        assert [grant for grant in await store.grants(None) if grant.name] == [function]
+        await store.transact([RestoreEntry("d", NS, "back")])
+        restored = [msgspec.structs.replace(grant, name="back") for grant in (denial, owner)]
+        assert [grant for grant in await store.grants(None) if grant.name == "back"] == restored
+        await store.transact([DropEntry(TABLE, NS, "back")])
+        assert [grant for grant in await store.grants(None) if grant.name] == [function]
 
     async def test_cursor_moves_only_from_the_position_that_was_read(
         self, store: GeneratorStore, other_store: GeneratorStore

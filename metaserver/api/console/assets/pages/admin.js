@@ -41,11 +41,11 @@ export function Admin() {
           { title: "Expires", cell: (token) => (token["expires-ms"] ? time(token["expires-ms"]) : "never") },
         ]} />`}<//>
       <//>
-      <${Panel} title="Grants" note="Your own, and those on namespaces where you are an admin.">
+      <${Panel} title="Grants" note="Your own, and those on objects whose grants you may manage.">
         <${Loaded} of=${grants}>${(rows) => html`<${Grid} label="Grants" empty="There is no grant." rows=${rows} columns=${[
           { title: "Principal", cell: (grant) => grant.principal },
-          { title: "Role", cell: (grant) => html`<${Badge}>${grant.role}<//>` },
-          { title: "On", cell: (grant) => (grant.namespace.length ? path(grant.namespace) : "the whole catalog") },
+          { title: "Right", cell: (grant) => html`<${Badge} kind=${grant.deny ? "bad" : ""}>${grant.deny ? "deny " : ""}${grant.role || grant.privilege}<//>` },
+          { title: "On", cell: (grant) => (grant.server ? "the server" : grant.namespace.length ? path([...grant.namespace, ...[grant.table || grant.view || grant.function].filter(Boolean)]) : "the whole catalog") },
         ]} />`}<//>
       <//>
     </div>

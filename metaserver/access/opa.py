@@ -1,0 +1,233 @@
+"""An authorizer that sends each operation that the grants allow to Open Policy Agent (OPA).
+
+The grants are the outer limit, and the policy can only take away: an error in a policy never gives a right that the
+grants lack. If OPA does not answer, or answers with anything except `true`, the operation is refused.
+
+A request is `POST {"input": {…}}` to a rule (`/v1/data/<path>`) of OPA's REST API. The input has the principal with its
+groups and roles, the operation, the privileges that it needs, the warehouse, and the object. Listings send several
+objects in one request, to a rule that returns the positions of the allowed objects, as Trino's plugin does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import aiohttp
+import structlog
+
+from seamark.formats.protocol.wire import decode_json
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import BadRequest, ConfigError, RetryLater
+from seamark.formats.runtime.tls import build_client_context
+from seamark.metaserver.access.authorizer import Authorizer, Scope, rule_of
+from seamark.metaserver.access.bearer_files import read_bearer_token
+from seamark.metaserver.access.principal import Principal
+from seamark.metaserver.access.rights.decisions import Securable
+from seamark.metaserver.access.rights.privileges import list_names
+from seamark.metaserver.access.worker_tokens import SERVICE_PRINCIPAL
+from seamark.metaserver.settings.settings import Settings
+from seamark.metaserver.store.model import NamespacePath
+
+BATCH_MAX = 1000
+"""The maximum number of objects in one request."""
+REQUESTS_MAX = 32
+"""The maximum number of requests to OPA at the same time."""
+ANSWER_BYTES_MAX = 1 << 20
+_log = structlog.get_logger("seamark.opa")
+_Question: TypeAlias = tuple[str, tuple[str, ...], str, Securable]
+
+
+class OpaClient:
+    """Requests decisions of OPA, and keeps them for a short time."""
+
+    def __init__(self, settings: Settings, clock: Clock, http: aiohttp.ClientSession, warehouse_name: str) -> None:
+        self._url, self._batch_url = settings.opa_url, settings.opa_batch_url
+        self._token_file = settings.opa_token_file
+        self._timeout_s, self._cache_s = settings.opa_timeout_s, settings.opa_cache_s
+        self._entries_max = settings.opa_cache_entries
+        self._clock = clock
+        self._http = http
+        self._warehouse_name = warehouse_name
+        self._turns = asyncio.Semaphore(REQUESTS_MAX)
+        self._decisions: OrderedDict[_Question, tuple[bool, float]] = OrderedDict()
+
+    async def decide(self, principal: Principal, operation: str, securables: Sequence[Securable]) -> list[bool]:
+        """Return for each object whether the policy allows the operation on it.
+
+        Raises:
+            RetryLater: OPA does not answer, or its answer is invalid.
+        """
+        now_s = self._clock.monotonic()
+        questions = [(principal.name, principal.groups, operation, securable) for securable in securables]
+        decided: dict[_Question, bool] = {}
+        for question in questions:
+            kept = self._decisions.get(question)
+            if kept is not None and kept[1] > now_s:
+                decided[question] = kept[0]
+        new = list(dict.fromkeys(question for question in questions if question not in decided))
+        for start in range(0, len(new), BATCH_MAX):
+            batch = new[start : start + BATCH_MAX]
+            answers = await self._ask(principal, operation, [question[3] for question in batch])
+            decided.update(zip(batch, answers, strict=True))
+            self._keep(zip(batch, answers, strict=True), now_s + self._cache_s)
+        return [decided[question] for question in questions]
+
+    def _keep(self, decisions: Any, until_s: float) -> None:
+        if self._cache_s <= 0:
+            return
+        for question, is_allowed in decisions:
+            self._decisions[question] = is_allowed, until_s
+            self._decisions.move_to_end(question)
+        while len(self._decisions) > self._entries_max:
+            self._decisions.popitem(last=False)
+
+    async def _ask(self, principal: Principal, operation: str, securables: list[Securable]) -> list[bool]:
+        question = {
+            "principal": {"name": principal.name, "groups": list(principal.groups)},
+            "operation": operation,
+            "privileges": list_names(rule_of(operation).bits),
+            "warehouse": self._warehouse_name,
+        }
+        objects = [_describe(securable) for securable in securables]
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                if len(objects) == 1 or not self._batch_url:
+                    requests = (self._post(self._url, {**question, "object": described}) for described in objects)
+                    return [result is True for result in await asyncio.gather(*requests)]
+                positions = await self._post(self._batch_url, {**question, "objects": objects})
+                return _read_positions(positions, len(objects))
+        except (aiohttp.ClientError, OSError, TimeoutError, BadRequest, ValueError) as error:
+            _log.warning("Open Policy Agent gave no decision", error=str(error) or type(error).__name__)
+            raise RetryLater(
+                "The policy server gave no decision, so the request is refused; try again shortly", 1
+            ) from None
+
+    async def _post(self, url: str, question: dict[str, Any]) -> object:
+        """Return the `result` of OPA's answer, or None if the rule has no value."""
+        headers = {"Accept": "application/json"}
+        if self._token_file:
+            token = await asyncio.to_thread(read_bearer_token, Path(self._token_file))
+            headers["Authorization"] = f"Bearer {token}"
+        async with (
+            self._turns,
+            self._http.post(url, json={"input": question}, headers=headers, allow_redirects=False) as answer,
+        ):
+            if answer.status != 200:
+                raise ValueError(f"it answered {answer.status}")
+            body = bytearray()
+            async for piece in answer.content.iter_chunked(1 << 16):
+                body += piece
+                if len(body) > ANSWER_BYTES_MAX:
+                    raise ValueError(f"it sent more than {ANSWER_BYTES_MAX:,} bytes")
+            document = decode_json(bytes(body), "the answer")
+            return document.get("result") if isinstance(document, dict) else None
+
+
+def _describe(securable: Securable) -> dict[str, Any]:
+    kind = securable.kind if securable.namespace or securable.kind == "server" else "warehouse"
+    described = {"kind": kind, "namespace": list(securable.namespace)}
+    return {**described, "name": securable.name} if securable.name else described
+
+
+def _read_positions(positions: object, count: int) -> list[bool]:
+    """Return for each position whether the answer has it.
+
+    Raises:
+        ValueError: The answer is not a list of positions.
+    """
+    if positions is None:
+        return [False] * count
+    if not isinstance(positions, list) or not all(type(place) is int and 0 <= place < count for place in positions):
+        raise ValueError("the result is not a list of positions in the objects")
+    allowed = set(positions)
+    return [place in allowed for place in range(count)]
+
+
+class OpaAuthorizer(Authorizer):
+    """Allows what both the grants and the policy allow.
+
+    The jobs of the server act for the principals that set policies of tables, whose rights are checked before a job
+    starts. So the policy does not decide about the jobs themselves.
+    """
+
+    def __init__(self, grants: Authorizer, policy: OpaClient) -> None:
+        self._grants = grants
+        self._policy = policy
+
+    async def allows(self, principal: Principal, operation: str, securable: Securable) -> bool:
+        if not await self._grants.allows(principal, operation, securable):
+            return False
+        if rule_of(operation).scope is Scope.LOGIN or principal.name == SERVICE_PRINCIPAL:
+            return True
+        (is_allowed,) = await self._policy.decide(principal, operation, [securable])
+        return is_allowed
+
+    async def allows_each(self, principal: Principal, operation: str, securables: Sequence[Securable]) -> list[bool]:
+        results = await self._grants.allows_each(principal, operation, securables)
+        if principal.name == SERVICE_PRINCIPAL:
+            return results
+        granted = [place for place, is_allowed in enumerate(results) if is_allowed]
+        decisions = await self._policy.decide(principal, operation, [securables[place] for place in granted])
+        for place, is_allowed in zip(granted, decisions, strict=True):
+            results[place] = is_allowed
+        return results
+
+    async def allows_somewhere(self, principal: Principal, operation: str) -> bool:
+        # The policy decides about each object when the request names it.
+        return await self._grants.allows_somewhere(principal, operation)
+
+    async def sees(self, principal: Principal, namespaces: Sequence[NamespacePath]) -> list[bool]:
+        seen = await self._grants.sees(principal, namespaces)
+        if principal.name == SERVICE_PRINCIPAL:
+            return seen
+        listed = [Securable(namespace) for namespace, is_seen in zip(namespaces, seen, strict=True) if is_seen]
+        decisions = iter(await self._policy.decide(principal, "namespaceExists", listed))
+        return [is_seen and next(decisions) for is_seen in seen]
+
+    async def explain_refusal(self, principal: Principal, operation: str, securable: Securable) -> str:
+        if not await self._grants.allows(principal, operation, securable):
+            return await self._grants.explain_refusal(principal, operation, securable)
+        return f"{principal.name} may not {operation} here: the policy of Open Policy Agent does not allow it"
+
+    def is_uniform(self, principal: Principal, operation: str, namespace: NamespacePath) -> bool:
+        return False
+
+    def list_visible_children(self, principal: Principal, parent: NamespacePath) -> frozenset[str] | None:
+        return self._grants.list_visible_children(principal, parent)
+
+    def list_readable_namespaces(self, principal: Principal) -> list[NamespacePath] | None:
+        return self._grants.list_readable_namespaces(principal)
+
+    def list_writable_namespaces(self, principal: Principal) -> tuple[NamespacePath, ...] | None:
+        # The policy does not decide about locations, so each caller is confined to the namespace of its request.
+        return ()
+
+    def list_owning_namespaces(self, principal: Principal) -> tuple[NamespacePath, ...]:
+        return self._grants.list_owning_namespaces(principal)
+
+
+@asynccontextmanager
+async def open_authorizer(
+    settings: Settings, clock: Clock, grants: Authorizer, warehouse_name: str
+) -> AsyncIterator[Authorizer]:
+    """Open the authorizer of the settings: the grants alone, or the grants and Open Policy Agent.
+
+    Raises:
+        ConfigError: The authorities of `opa_ca_file` cannot be read.
+    """
+    if not settings.opa_url:
+        yield grants
+        return
+    try:
+        tls = build_client_context(settings.opa_ca_file) if settings.opa_ca_file else None
+    except ValueError as error:
+        raise ConfigError(f"opa_ca_file: {error}") from None
+    connector = aiohttp.TCPConnector(ssl=tls or True, limit=REQUESTS_MAX)
+    timeout = aiohttp.ClientTimeout(total=settings.opa_timeout_s)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http:
+        yield OpaAuthorizer(grants, OpaClient(settings, clock, http, warehouse_name))

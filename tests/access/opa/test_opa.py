@@ -1,0 +1,214 @@
+"""Tests of the authorizer over recorded answers of Open Policy Agent, and of its failures."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from seamark.formats.runtime.clock import SimulatedClock, SystemClock
+from seamark.formats.runtime.errors import Forbidden, NoSuchTable, RetryLater
+from seamark.metaserver.access.authorizer import Authorizer, GrantAuthorizer
+from seamark.metaserver.access.opa import open_authorizer
+from seamark.metaserver.access.principal import Principal
+from seamark.metaserver.access.rights.decisions import Securable
+from seamark.metaserver.access.tokens import create_token
+from seamark.metaserver.settings.settings import Settings
+from seamark.metaserver.store.model import Grant
+from seamark.metaserver.store.open import open_store
+from tests.access.opa.recorded import ALLOW, ALLOWED, RECORDED, UNDEFINED
+from tests.api.client import SCHEMA, Api
+from tests.api.rest.test_permissions import House
+from tests.server.rig import running
+
+ANN = Principal("oidc:ann", (Grant("oidc:ann", "writer"),), "oidc", ("oidc-group:shop",))
+ORDERS, SALARIES, STAFF = (
+    Securable((namespace,), "table", name)
+    for namespace, name in (("shop", "orders"), ("shop", "salaries"), ("staff", "orders"))
+)
+
+
+class PolicyServer:
+    """A server that answers as Open Policy Agent was recorded, or as a test sets."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.requests: list[tuple[str, dict[str, Any]]] = []
+        self.answer: web.Response | None = None
+        """The answer to every request. None: the recorded answers."""
+        self.hangs = False
+        self.closing = asyncio.Event()
+        self.allows_operations: frozenset[str] | None = None
+        """The only operations that are allowed. None: the recorded answers."""
+
+    async def handle(self, request: web.Request) -> web.Response:
+        question = (await request.json())["input"]
+        self.requests.append((request.path, question))
+        if self.hangs:
+            await self.closing.wait()
+        if self.answer is not None:
+            return self.answer
+        if self.allows_operations is not None:
+            is_allowed = question["operation"] in self.allows_operations
+            objects = question.get("objects", ())
+            visible = [place for place, each in enumerate(objects) if is_allowed and each.get("name") != "salaries"]
+            return web.json_response({"result": visible if objects else is_allowed})
+        for path, recorded, answer in RECORDED:
+            if (path, recorded) == (request.path, question):
+                return web.json_response(answer)
+        raise AssertionError(f"no answer is recorded for {question}")
+
+
+@asynccontextmanager
+async def policy_server() -> AsyncIterator[PolicyServer]:
+    server = PolicyServer()
+    app = web.Application()
+    app.router.add_post("/{path:.*}", server.handle)
+    runner = web.AppRunner(app, shutdown_timeout=0)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    server.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        yield server
+    finally:
+        server.closing.set()
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def authorizer_over(
+    server: PolicyServer, clock: SimulatedClock | None = None, path: str = ALLOW, **settings: Any
+) -> AsyncIterator[Authorizer]:
+    options = {"opa_url": server.url + path, "opa_batch_url": server.url + ALLOWED, **settings}
+    async with open_authorizer(
+        Settings(**options), clock or SimulatedClock(1), GrantAuthorizer(None), ""
+    ) as authorizer:
+        yield authorizer
+
+
+async def test_policy_decides_what_the_grants_allow() -> None:
+    async with policy_server() as server, authorizer_over(server) as authorizer:
+        assert await authorizer.allows(ANN, "planTableScan", ORDERS)
+        assert not await authorizer.allows(ANN, "planTableScan", SALARIES)
+        assert not await authorizer.allows(ANN, "loadCredentials", STAFF)
+        assert not await authorizer.allows(ANN, "dropTable", ORDERS)
+        assert await authorizer.allows(ANN, "listTimeline", Securable())
+        assert await authorizer.sees(ANN, [("shop",)]) == [True]
+        assert await authorizer.allows_each(ANN, "tableExists", [SALARIES, ORDERS, STAFF]) == [False, True, False]
+        with pytest.raises(Forbidden, match="the policy of Open Policy Agent does not allow it"):
+            await authorizer.require(ANN, "dropTable", Securable(("shop",), "table", "orders"))
+        assert authorizer.list_writable_namespaces(ANN) == ()
+
+
+async def test_policy_gives_no_right_without_a_grant() -> None:
+    async with policy_server() as server, authorizer_over(server) as authorizer:
+        server.answer = web.json_response({"result": True})
+        reader = Principal("oidc:ann", (Grant("oidc:ann", "read", ("shop",)),))
+        assert not await authorizer.allows(reader, "updateTable", ORDERS)
+        assert not await authorizer.allows(reader, "planTableScan", STAFF)
+        assert await authorizer.sees(reader, [("staff",)]) == [False]
+        assert server.requests == []
+        with pytest.raises(Forbidden, match="seamark grant add oidc:ann plan"):
+            await authorizer.require(reader, "planTableScan", STAFF)
+
+
+@pytest.mark.parametrize("result", [False, None, "true", 1, {}, [], [True]])
+async def test_only_true_allows_an_operation(result: Any) -> None:
+    async with policy_server() as server, authorizer_over(server) as authorizer:
+        server.answer = web.json_response({"result": result})
+        assert not await authorizer.allows(ANN, "planTableScan", ORDERS)
+
+
+async def test_rule_without_a_value_refuses() -> None:
+    async with policy_server() as server, authorizer_over(server, path=UNDEFINED) as authorizer:
+        assert not await authorizer.allows(ANN, "planTableScan", ORDERS)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        web.Response(status=500),
+        web.Response(status=302, headers={"Location": "/"}),
+        web.Response(text="{", content_type="application/json"),
+        web.json_response({"result": [3]}),
+        web.json_response({"result": [True]}),
+        web.json_response({"result": {"0": True}}),
+        web.json_response({"result": list(range(400_000))}),
+    ],
+)
+async def test_invalid_answer_refuses_every_object_of_a_listing(answer: web.Response) -> None:
+    async with policy_server() as server, authorizer_over(server) as authorizer:
+        server.answer = answer
+        with pytest.raises(RetryLater, match="The policy server gave no decision"):
+            await authorizer.allows_each(ANN, "tableExists", [SALARIES, ORDERS, STAFF])
+
+
+async def test_server_that_does_not_answer_refuses() -> None:
+    async with policy_server() as server, authorizer_over(server, opa_timeout_s=0.05) as authorizer:
+        server.hangs = True
+        with pytest.raises(RetryLater):
+            await authorizer.allows(ANN, "planTableScan", ORDERS)
+    async with authorizer_over(server) as authorizer:  # Nothing listens any more.
+        with pytest.raises(RetryLater):
+            await authorizer.require(ANN, "planTableScan", ORDERS)
+
+
+async def test_decision_counts_for_a_limited_time_and_for_one_question() -> None:
+    clock = SimulatedClock(1)
+    async with policy_server() as server, authorizer_over(server, clock, opa_cache_entries=2) as authorizer:
+        for _ in range(3):
+            assert await authorizer.allows(ANN, "planTableScan", ORDERS)
+            assert not await authorizer.allows(ANN, "planTableScan", SALARIES)
+        assert len(server.requests) == 2
+        clock.advance(5_001)
+        assert await authorizer.allows(ANN, "planTableScan", ORDERS)
+        assert len(server.requests) == 3
+        assert not await authorizer.allows(ANN, "dropTable", ORDERS)
+        assert not await authorizer.allows(ANN, "planTableScan", SALARIES)
+        assert await authorizer.allows(ANN, "planTableScan", ORDERS)
+        assert len(server.requests) == 6, "the cache has two entries"
+        server.answer = web.json_response({"result": False})
+        other = Principal("oidc:ann", ANN.grants, "oidc", ("oidc-group:other",))
+        assert not await authorizer.allows(other, "planTableScan", ORDERS)
+
+
+async def test_listing_without_a_rule_for_lists_asks_about_each_object() -> None:
+    async with policy_server() as server, authorizer_over(server, opa_batch_url="") as authorizer:
+        server.allows_operations = frozenset({"tableExists"})
+        objects = [Securable(("shop",), "table", f"t{number}") for number in range(40)]
+        assert await authorizer.allows_each(ANN, "tableExists", objects) == [True] * 40
+        assert len(server.requests) == 40
+
+
+async def test_server_asks_the_policy_about_requests_and_listings(tmp_path: Path) -> None:
+    clock = SystemClock()
+    async with open_store(f"sqlite:///{tmp_path}/seamark.db", clock=clock, queue_limit=10) as store:
+        secrets = {"root": await create_token(store, clock, "root", None, [Grant("root", "admin")])}
+    async with policy_server() as policy:
+        policy.allows_operations = frozenset({"createTable", "listTables", "tableExists", "namespaceExists"})
+        settings: dict[str, Any] = {"opa_url": policy.url + ALLOW, "opa_batch_url": policy.url + ALLOWED}
+        async with running(tmp_path, auth="token", opa_cache_s=0, **settings) as server:
+            house = House(Api(server), secrets)
+            for name in ("orders", "salaries"):
+                body = {"name": name, "schema": SCHEMA}
+                assert (await house("root", "POST", "/v1/namespaces/db/tables", body)).status == 200
+            listing = await house("root", "GET", "/v1/namespaces/db/tables")
+            assert [each["name"] for each in listing.json["identifiers"]] == ["orders"]
+            assert (await house("root", "DELETE", "/v1/namespaces/db/tables/orders")).status == 403
+            policy.answer = web.Response(status=500)
+            answer = await house("root", "GET", "/v1/namespaces/db/tables/orders")
+            assert answer.error[:2] == (503, "ServiceUnavailableException")
+            assert int(answer.headers["Retry-After"]) >= 1
+
+
+async def test_hidden_table_is_not_found() -> None:
+    async with policy_server() as server, authorizer_over(server) as authorizer:
+        server.allows_operations = frozenset({"listTables"})
+        with pytest.raises(NoSuchTable):
+            await authorizer.require(ANN, "planTableScan", SALARIES)
