@@ -40,6 +40,11 @@ INDEXES = ("bloom(i)", "bitmap(i)", "record(id)", "bitmap(d)", "bloom(s)", "bitm
 MODES = ("copy-on-write", "merge-on-read")
 SPECS = ("", "p", "bucket(3, id)", "truncate(1, s)")
 NAN = math.nan
+ICEBERG_NULL_PREFIX_ERROR = 'Cannot invoke "String.startsWith(String)"'
+"""The error of Iceberg's library for a DELETE by prefix if a file has a null partition value.
+
+The library evaluates the prefix on the null in `ResidualEvaluator.startsWith`, before the commit and with any catalog.
+"""
 
 
 @dataclass
@@ -324,6 +329,9 @@ class Campaign:
         except Exception as error:
             if kind == "rewrite" and "Cannot translate Spark expression" in str(error):
                 return  # Iceberg's procedure supports fewer conditions.
+            if kind == "delete" and ICEBERG_NULL_PREFIX_ERROR in str(error):
+                table.check(f"{text}\nthe refused statement changed no row")
+                return
             raise AssertionError(f"{text}\n{error}") from error
         table.check(text)
 
