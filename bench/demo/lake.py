@@ -26,7 +26,7 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.spark.frames.clustering import cluster
 from seamark.connector.spark.session import iceberg_jars, open_session, session_conf
 from seamark.connector.write.clustering import JoinedTable
-from tests.services.java import local_files
+from tests.services.java import configure_local_files
 from tests.services.process import CACHE, ServiceFailed
 
 NAMESPACE = "ssb"
@@ -60,8 +60,8 @@ def session(uri: str, folder: Path) -> Iterator[SparkSession]:
         "spark.sql.warehouse.dir": str(folder / "spark-warehouse"),
     }
     with contextlib.suppress(ServiceFailed):  # A Java runtime without a compiler writes files more slowly.
-        conf |= local_files()
-    with _stderr_into(folder / "spark.log"):
+        conf |= configure_local_files()
+    with _redirect_stderr(folder / "spark.log"):
         spark = open_session("seamark-demo", conf)
     try:
         for namespace, _ in (WRITTEN, CLUSTERED):
@@ -73,7 +73,7 @@ def session(uri: str, folder: Path) -> Iterator[SparkSession]:
 
 
 @contextlib.contextmanager
-def _stderr_into(path: Path) -> Iterator[None]:
+def _redirect_stderr(path: Path) -> Iterator[None]:
     """Make processes that start inside the block inherit `path` as their standard error."""
     sys.stderr.flush()
     saved = os.dup(2)

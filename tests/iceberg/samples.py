@@ -81,7 +81,7 @@ def commit(m: TableMetadata | None, *updates: Json, now_ms: int = NOW + 1_000_00
     return apply_json(m, updates, now_ms=now_ms)
 
 
-def with_snapshots(m: TableMetadata, *ids: int) -> TableMetadata:
+def add_snapshots(m: TableMetadata, *ids: int) -> TableMetadata:
     """Return one commit to main for each id, in order."""
     for snapshot_id in ids:
         number = m.last_sequence_number + 1
@@ -93,7 +93,7 @@ def with_snapshots(m: TableMetadata, *ids: int) -> TableMetadata:
     return m
 
 
-def statistics(snapshot_id: int, path: str = "s3://lake/a.puffin") -> Json:
+def build_statistics(snapshot_id: int, path: str = "s3://lake/a.puffin") -> Json:
     return {
         "action": "set-statistics",
         "snapshot-id": snapshot_id,

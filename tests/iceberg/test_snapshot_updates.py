@@ -10,12 +10,12 @@ from tests.iceberg.samples import (
     NOW,
     Json,
     add_snapshot,
+    add_snapshots,
+    build_statistics,
     build_table,
     commit,
     partition_statistics,
     set_ref,
-    statistics,
-    with_snapshots,
 )
 
 LATER = NOW + 1_000_000
@@ -31,24 +31,24 @@ def test_snapshot_on_main_becomes_current_and_is_logged_at_its_own_time() -> Non
 
 
 def test_staged_snapshot_does_not_change_main() -> None:
-    m = commit(with_snapshots(build_table(), 1), add_snapshot(2, 2, 1), set_ref(2, "audit"))
+    m = commit(add_snapshots(build_table(), 1), add_snapshot(2, 2, 1), set_ref(2, "audit"))
     assert (m.current_snapshot_id, len(m.snapshot_log), m.refs["audit"].snapshot_id) == (1, 1, 2)
 
 
 def test_rollback_is_logged_at_the_time_of_the_commit() -> None:
-    m = commit(with_snapshots(build_table(), 1, 2), set_ref(1))
+    m = commit(add_snapshots(build_table(), 1, 2), set_ref(1))
     assert [e.snapshot_id for e in m.snapshot_log] == [1, 2, 1]
     assert m.snapshot_log[-1].timestamp_ms == LATER
 
 
 def test_snapshots_that_are_current_only_within_a_commit_are_not_logged() -> None:
-    m = commit(with_snapshots(build_table(), 1), add_snapshot(2, 2, 1), set_ref(2), add_snapshot(3, 3, 2), set_ref(3))
+    m = commit(add_snapshots(build_table(), 1), add_snapshot(2, 2, 1), set_ref(2), add_snapshot(3, 3, 2), set_ref(3))
     assert [e.snapshot_id for e in m.snapshot_log] == [1, 3]
     assert len(m.snapshots) == 3
 
 
 def test_stale_sequence_number_is_a_conflict_and_not_a_bad_request() -> None:
-    m = with_snapshots(build_table(), 1, 2)
+    m = add_snapshots(build_table(), 1, 2)
     with pytest.raises(CommitConflict, match="sequence number 2 older than last sequence number 2"):
         commit(m, add_snapshot(3, 2, 1))
 
@@ -56,7 +56,7 @@ def test_stale_sequence_number_is_a_conflict_and_not_a_bad_request() -> None:
 def test_snapshot_without_a_parent_may_share_a_sequence_number() -> None:
     # Two concurrent replacements of one table both start from nothing.
     m = commit(
-        with_snapshots(build_table(), 1, 2), {"action": "remove-snapshot-ref", "ref-name": "main"}, add_snapshot(3, 1)
+        add_snapshots(build_table(), 1, 2), {"action": "remove-snapshot-ref", "ref-name": "main"}, add_snapshot(3, 1)
     )
     assert m.last_sequence_number == 2
     assert m.current_snapshot_id is None
@@ -80,7 +80,7 @@ def test_snapshot_without_a_parent_may_share_a_sequence_number() -> None:
     ],
 )
 def test_impossible_snapshot_is_rejected(version: int, snapshot: Json, message: str) -> None:
-    m = with_snapshots(build_table(version), 1)
+    m = add_snapshots(build_table(version), 1)
     update = add_snapshot(2, 2 if version > 1 else 0, 1)
     update["snapshot"].update(snapshot)
     with pytest.raises(BadRequest, match=message):
@@ -123,7 +123,7 @@ def test_snapshot_from_the_future_is_rejected(ahead_ms: int) -> None:
 
 
 def test_snapshot_long_before_the_current_one_is_rejected() -> None:
-    m = with_snapshots(build_table(), 1)
+    m = add_snapshots(build_table(), 1)
     with pytest.raises(BadRequest, match="Invalid snapshot timestamp"):
         commit(m, add_snapshot(2, 2, 1, **{"timestamp-ms": NOW - 100_000}), set_ref(2))
 
@@ -162,12 +162,12 @@ def test_snapshots_after_a_clock_was_ahead_are_accepted_and_the_log_stays_ordere
 )
 def test_impossible_reference_is_rejected(update: Json, message: str) -> None:
     with pytest.raises(BadRequest, match=message):
-        commit(with_snapshots(build_table(), 1), update)
+        commit(add_snapshots(build_table(), 1), update)
 
 
 def test_removed_snapshots_lose_their_refs_statistics_and_older_history() -> None:
-    m = with_snapshots(build_table(), 1, 2, 3)
-    m = commit(m, set_ref(2, "v1", "tag"), statistics(2), statistics(3), partition_statistics(2))
+    m = add_snapshots(build_table(), 1, 2, 3)
+    m = commit(m, set_ref(2, "v1", "tag"), build_statistics(2), build_statistics(3), partition_statistics(2))
     after_removal = commit(m, {"action": "remove-snapshots", "snapshot-ids": [2]})
     assert [s.snapshot_id for s in after_removal.snapshots] == [1, 3]
     assert after_removal.refs.keys() == {"main"}
@@ -178,13 +178,13 @@ def test_removed_snapshots_lose_their_refs_statistics_and_older_history() -> Non
 
 
 def test_table_has_no_current_snapshot_after_its_removal() -> None:
-    m = commit(with_snapshots(build_table(), 1), {"action": "remove-snapshots", "snapshot-ids": [1]})
+    m = commit(add_snapshots(build_table(), 1), {"action": "remove-snapshots", "snapshot-ids": [1]})
     assert (m.current_snapshot_id, m.refs, m.snapshots, m.snapshot_log) == (None, {}, (), ())
     assert decode_table(encode_table(m), "f") == m
 
 
 def test_snapshot_stays_when_its_ref_is_removed() -> None:
-    m = commit(with_snapshots(build_table(), 1), set_ref(1, "b"))
+    m = commit(add_snapshots(build_table(), 1), set_ref(1, "b"))
     assert commit(m, {"action": "remove-snapshot-ref", "ref-name": "b"}).refs.keys() == {"main"}
     removed_commit = commit(m, {"action": "remove-snapshot-ref", "ref-name": "main"})
     assert (removed_commit.current_snapshot_id, len(removed_commit.snapshots)) == (None, 1)
@@ -195,9 +195,9 @@ def test_snapshot_stays_when_its_ref_is_removed() -> None:
 
 def test_snapshot_has_one_statistics_file_of_each_kind() -> None:
     m = commit(
-        with_snapshots(build_table(), 1),
-        statistics(1),
-        statistics(1, "b"),
+        add_snapshots(build_table(), 1),
+        build_statistics(1),
+        build_statistics(1, "b"),
         partition_statistics(1),
         partition_statistics(1, "c"),
     )

@@ -20,12 +20,12 @@ from tests.iceberg.samples import (
     NOW,
     UUID,
     add_snapshot,
+    add_snapshots,
     build_order,
     build_spec,
     build_table,
     commit,
     set_ref,
-    with_snapshots,
 )
 from tests.seeds import examples
 
@@ -35,7 +35,7 @@ SOURCE = "s3://lake/events/metadata/00001.metadata.json"
 def build_rich_table(version: int) -> TableMetadata:
     """Return a table that uses every feature of its version."""
     m = build_table(version, partition_spec=build_spec((2, "day", "d")), sort_order=build_order((1, "identity")))
-    m = with_snapshots(m, 11, 12, 13)
+    m = add_snapshots(m, 11, 12, 13)
     updates: list[dict[str, Any]] = [
         set_ref(11, "v1", "tag", **{"max-ref-age-ms": 5}),
         set_ref(12, "dev", **{"min-snapshots-to-keep": 2}),
@@ -221,7 +221,7 @@ def test_metadata_with_a_flipped_byte_is_corrupt_or_consistent(position: int, by
 
 
 def test_refs_mode_has_only_referenced_snapshots_and_the_whole_log() -> None:
-    m = commit(with_snapshots(build_table(), 1, 2, 3, 4), set_ref(2, "v1", "tag"))
+    m = commit(add_snapshots(build_table(), 1, 2, 3, 4), set_ref(2, "v1", "tag"))
     view = json.loads(refs_view(m))
     assert [s["snapshot-id"] for s in view["snapshots"]] == [2, 4]
     assert len(view["snapshot-log"]) == 4
@@ -245,7 +245,7 @@ def test_metadata_log_keeps_the_newest_files_and_returns_those_removed() -> None
 
 
 def test_snapshot_summary_is_kept_byte_for_byte_and_can_be_read() -> None:
-    m = with_snapshots(build_table(), 1)
+    m = add_snapshots(build_table(), 1)
     data = encode_table(m).replace(b'"added-records":"7"', b'"added-records" : "7", "x":"\\u00e9"')
     decoded_table = decode_table(data, SOURCE)
     assert decoded_table.snapshots[0].summary_map() == {"operation": "append", "added-records": "7", "x": "é"}
@@ -253,7 +253,7 @@ def test_snapshot_summary_is_kept_byte_for_byte_and_can_be_read() -> None:
 
 
 def test_snapshots_are_found_by_id() -> None:
-    m = with_snapshots(build_table(), 5, 6)
+    m = add_snapshots(build_table(), 5, 6)
     assert m.snapshot(5) is m.snapshots[0]
     assert m.snapshot(7) is None
     assert m.current_snapshot is m.snapshots[1]

@@ -15,17 +15,17 @@ from tests.iceberg.samples import (
     UUID,
     Json,
     add_snapshot,
+    add_snapshots,
     apply_json,
     build_creation,
     build_field,
     build_order,
     build_schema,
     build_spec,
+    build_statistics,
     build_table,
     commit,
     set_ref,
-    statistics,
-    with_snapshots,
 )
 
 LATER = NOW + 1_000_000
@@ -55,7 +55,7 @@ def test_uuid_is_assigned_only_once() -> None:
 
 
 def test_format_version_can_only_rise() -> None:
-    m = with_snapshots(build_table(1), 1)
+    m = add_snapshots(build_table(1), 1)
     v2 = commit(m, {"action": "upgrade-format-version", "format-version": 2})
     assert (v2.format_version, v2.last_sequence_number) == (2, 0)
     v3 = commit(v2, {"action": "upgrade-format-version", "format-version": 3})
@@ -92,7 +92,7 @@ def test_early_field_names_of_property_updates_are_read() -> None:
 
 
 def test_updates_without_effect_return_the_base_metadata() -> None:
-    m = with_snapshots(build_table(), 1)
+    m = add_snapshots(build_table(), 1)
     assert commit(m) is m
     assert (
         commit(
@@ -114,7 +114,7 @@ def test_updates_without_effect_return_the_base_metadata() -> None:
 
 
 def test_clock_that_steps_back_does_not_make_metadata_older() -> None:
-    m = with_snapshots(build_table(), 1)
+    m = add_snapshots(build_table(), 1)
     assert commit(m, {"action": "set-location", "location": "s3://x"}, now_ms=5).last_updated_ms == m.last_updated_ms
 
 
@@ -170,13 +170,13 @@ def test_date_partitioned_by_bucket_cannot_be_promoted(kind: str) -> None:
     days, times = (build_schema(build_field(1, "at", item), build_field(2, "n")) for item in ("date", kind))
     promote = ({"action": "add-schema", "schema": times}, {"action": "set-current-schema", "schema-id": -1})
     buckets = build_table(3, schema=days, partition_spec=build_spec((1, "bucket[4]", "b")))
-    snapshots = with_snapshots(buckets, 1)
+    snapshots = add_snapshots(buckets, 1)
     with pytest.raises(BadRequest, match=r"from date to \w+: partition field 1000: b: bucket\[4\]\(1\)"):
         commit(snapshots, *promote)
     assert commit(buckets, *promote).current_schema.fields[0].type == kind
     replaced = commit(snapshots, {"action": "remove-snapshot-ref", "ref-name": "main"}, *promote)
     assert replaced.current_schema.fields[0].type == kind
-    by_month = with_snapshots(build_table(3, schema=days, partition_spec=build_spec((1, "month", "m"))), 1)
+    by_month = add_snapshots(build_table(3, schema=days, partition_spec=build_spec((1, "month", "m"))), 1)
     assert commit(by_month, *promote).current_schema.fields[0].type == kind
 
 
@@ -397,9 +397,9 @@ def test_action_names_are_read_in_any_case() -> None:
 
 
 def test_updates_never_change_the_base_metadata() -> None:
-    m = with_snapshots(build_table(3), 1)
+    m = add_snapshots(build_table(3), 1)
     before = encode_table(m)
-    commit(m, set_ref(1, "b"), {"action": "set-properties", "updates": {"z": "1"}}, statistics(1))
+    commit(m, set_ref(1, "b"), {"action": "set-properties", "updates": {"z": "1"}}, build_statistics(1))
     with pytest.raises(BadRequest):
         commit(m, {"action": "set-location", "location": "s3://x"}, set_ref(9))
     assert encode_table(m) == before

@@ -82,15 +82,15 @@ def test_each_snapshot_is_removed_by_its_own_update_with_its_references() -> Non
 def test_number_of_view_versions_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builder, "COMPARISONS_MAX", 2_000)
 
-    def updates(count: int) -> list[Json]:
+    def build_updates(count: int) -> list[Json]:
         return [
             {"action": "add-view-version", "view-version": build_version(f"SELECT {n}", **{"version-id": n + 2})}
             for n in range(count)
         ]
 
-    apply_view_updates(build_view(), updates(40), now_ms=NOW + 1, new_uuid=UUID)
+    apply_view_updates(build_view(), build_updates(40), now_ms=NOW + 1, new_uuid=UUID)
     with pytest.raises(BadRequest, match="commit fewer of them together"):
-        apply_view_updates(build_view(), updates(80), now_ms=NOW + 1, new_uuid=UUID)
+        apply_view_updates(build_view(), build_updates(80), now_ms=NOW + 1, new_uuid=UUID)
 
 
 def test_wide_spec_with_known_fields_is_numbered_like_a_small_one() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.recovery.many_tables import write_tables
-from tests.recovery.world import Listing, RandomCatalog, list_catalog, list_pointers, location_of, uuid_of
+from tests.recovery.world import Listing, RandomCatalog, get_location, get_uuid, list_catalog, list_pointers
 from tests.seeds import first_seed
 from tests.services.command import run_seamark
 from tests.services.s3 import S3
@@ -123,8 +123,8 @@ def test_rebuild_finds_the_catalog_in_the_warehouse(tmp_path: Path, seed: int) -
     }
     with Seamark(home) as server:
         after = list_catalog(server.base_url)
-    rebuilt = contents_by_uuid(after)
-    for uuid, content in contents_by_uuid(before).items():
+    rebuilt = index_by_uuid(after)
+    for uuid, content in index_by_uuid(before).items():
         assert rebuilt[uuid] == content
     assert after["namespace"].keys() <= before["namespace"].keys()
     assert rebuild(home)["registered"] == []
@@ -137,7 +137,7 @@ def test_rebuild_with_chosen_names_restores_the_catalog(tmp_path: Path, seed: in
         world.run(3 * ACTIONS)
         before = list_catalog(server.base_url)
     names = {
-        location_of(kind, content): name for kind in ("table", "view") for name, content in before[kind].items()
+        get_location(kind, content): name for kind in ("table", "view") for name, content in before[kind].items()
     } | {row["metadata-location"]: None for row in before["dropped"].values()}
     (tmp_path / "names.json").write_text(json.dumps(names))
     database = (home / "seamark.db").read_bytes()
@@ -151,9 +151,9 @@ def test_rebuild_with_chosen_names_restores_the_catalog(tmp_path: Path, seed: in
         assert after[kind] == before[kind]
 
 
-def contents_by_uuid(listing: Listing) -> dict[str, Any]:
+def index_by_uuid(listing: Listing) -> dict[str, Any]:
     return {
-        uuid_of(kind, content): content for kind in ("table", "view", "function") for content in listing[kind].values()
+        get_uuid(kind, content): content for kind in ("table", "view", "function") for content in listing[kind].values()
     }
 
 
@@ -161,11 +161,11 @@ def test_rebuild_after_a_lost_home_needs_only_the_warehouse(tmp_path: Path, seed
     home, warehouse = tmp_path / "home", f"file://{tmp_path / 'lake'}"
     with Seamark(home, warehouse=warehouse) as server:
         RandomCatalog(server.base_url, seed).run(ACTIONS)
-        before = contents_by_uuid(list_catalog(server.base_url))
+        before = index_by_uuid(list_catalog(server.base_url))
     shutil.rmtree(home)
     run(home, "rebuild", "--warehouse", warehouse)
     with Seamark(home, warehouse=warehouse) as server:
-        after = contents_by_uuid(list_catalog(server.base_url))
+        after = index_by_uuid(list_catalog(server.base_url))
     assert {uuid: after[uuid] for uuid in before} == before
 
 
@@ -187,12 +187,12 @@ def test_ten_thousand_tables_are_rebuilt_copied_and_restored(tmp_path: Path, pos
 
 @pytest.mark.slow
 def test_rebuild_finds_the_catalog_in_a_bucket(tmp_path: Path, seed: int, s3: S3, s3_bucket: str) -> None:
-    home, warehouse, env = tmp_path / "home", f"s3://{s3_bucket}/lake", s3.seamark_env()
+    home, warehouse, env = tmp_path / "home", f"s3://{s3_bucket}/lake", s3.build_seamark_env()
     with Seamark(home, warehouse=warehouse, env=env) as server:
         RandomCatalog(server.base_url, seed).run(ACTIONS)
-        before = contents_by_uuid(list_catalog(server.base_url))
+        before = index_by_uuid(list_catalog(server.base_url))
     forget_database(home)
     run(home, "rebuild", "--warehouse", warehouse, env=env)
     with Seamark(home, warehouse=warehouse, env=env) as server:
-        after = contents_by_uuid(list_catalog(server.base_url))
+        after = index_by_uuid(list_catalog(server.base_url))
     assert {uuid: after[uuid] for uuid in before} == before

@@ -71,7 +71,7 @@ class RandomRequests:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
 
-    def cube(self) -> tuple[list[str], list[str]]:
+    def draw_cube(self) -> tuple[list[str], list[str]]:
         """Return the dimensions and the measures of a cube."""
         rng = self._rng
         measures = {"count(*)"}
@@ -141,7 +141,7 @@ class CubeAggregates:
         assert streamed.schema == rows.schema, context
         assert list_rows(streamed, body) == list_rows(rows, body), context
         expected_rows = [row for batch in rows.to_batches() for row in to_json_rows(batch)]
-        assert sorted_texts(answer["rows"]) == sorted_texts(expected_rows), context
+        assert sort_texts(answer["rows"]) == sort_texts(expected_rows), context
         assert list_rows(self._session.sql(statement).to_arrow(), body) == list_rows(rows, body), context
         return "cube"
 
@@ -159,7 +159,7 @@ def list_rows(table: pa.Table, body: dict[str, Any]) -> list[str]:
     return rows if "order" in body else sorted(rows)
 
 
-def sorted_texts(rows: list[list[Any]]) -> list[str]:
+def sort_texts(rows: list[list[Any]]) -> list[str]:
     return sorted(repr([to_comparable_value(value) for value in row]) for row in rows)
 
 
@@ -193,7 +193,7 @@ def run_case(server: ServerThread, seed: int, requests: int) -> Counter[str]:
         world.create_table()
         world.append()
         for _ in range(2):
-            world.add_cube(*random_requests.cube())
+            world.add_cube(*random_requests.draw_cube())
         world.build()
         asked = CubeAggregates(server, session, plain_session, world.name)
         for _ in range(4):
@@ -307,7 +307,7 @@ def test_many_values_are_aggregated_outside_of_the_event_loop(
         monkeypatch.setattr(cube_answers, "_IN_LOOP_VALUES", 2 * len(rows))
         too_wide_body = {**body, "measures": ["avg(price)", "avg( price)"], "order": [{"by": "k"}, {"by": "k"}]}
         raw = asked.ask(too_wide_body)[1]
-        assert sorted_texts([row[:2] for row in json.loads(raw)["rows"]]) == sorted_texts(rows)
+        assert sort_texts([row[:2] for row in json.loads(raw)["rows"]]) == sort_texts(rows)
         assert all(first == second for _, first, second in json.loads(raw)["rows"])
         assert measures == ["avg(price)"], "equal measures are computed once"
         assert asked.ask({**body, "limit": 1000})[0] == 200

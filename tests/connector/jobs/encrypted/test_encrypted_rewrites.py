@@ -37,7 +37,7 @@ from tests.connector.jobs.encrypted.test_encrypted_merges import (
     read_protections,
 )
 from tests.connector.jobs.test_file_merges import ARROW, BY_PART, PROPERTIES, SCHEMA, build_rows, create
-from tests.connector.lake import catalog_at
+from tests.connector.lake import open_catalog
 from tests.connector.parquet import encrypted
 from tests.connector.server_thread import ServerThread
 from tests.seeds import first_seed
@@ -66,7 +66,7 @@ def fill(client: IndexClient, rng: random.Random, configurations: list[Any], siz
 def protections_of_rows(client: IndexClient) -> dict[int, Any]:
     values_by_path = {}
     for path in list_paths(client):
-        with pq.ParquetFile(path, decryption_properties=encrypted.decryption()) as file:
+        with pq.ParquetFile(path, decryption_properties=encrypted.build_decryption()) as file:
             ids = file.read(["id"])["id"].to_pylist()
         protected = {pair for pair in read_protections(path) if not pair[0].startswith("_")}
         values_by_path |= dict.fromkeys(ids, protected)
@@ -89,7 +89,7 @@ def test_clustered_rows_stay_in_files_with_the_same_protection(
     monkeypatch.setattr(clustering, "RANGE_ROWS", 300)
     rng = random.Random(first_seed() + version)
     properties = {"format-version": str(version), **PROPERTIES, "seamark.clustering.columns": "fixed, part"}
-    with catalog_at(server.url) as catalog:
+    with open_catalog(server.url) as catalog:
         catalog.create_namespace_if_not_exists("db")
         catalog.create_table("db.t", SCHEMA, partition_spec=BY_PART, properties=properties)
     configurations = [*PLAIN_PARTS, *PLAIN_PARTS]
@@ -174,7 +174,7 @@ def test_changed_rows_are_in_files_with_the_same_protection(
     rng = random.Random(first_seed() + 10 * seed + version)
     create(server, version)
     fill(client, rng, [CONFIGURATIONS[2]] * 3, 60)
-    keys, model = encrypted.keys(), read(client)
+    keys, model = encrypted.build_keys(), read(client)
     highest = len(model)
     for step in range(8):
         mode = rng.choice(MODES)
@@ -211,7 +211,7 @@ def test_change_of_rows_from_differently_encrypted_files_is_refused(
     create(server, 2)
     rng = random.Random(first_seed())
     owners = fill(client, rng, [None, CONFIGURATIONS[3], CONFIGURATIONS[2]], 50)
-    keys, before = encrypted.keys(), read(client)
+    keys, before = encrypted.build_keys(), read(client)
     files = sorted(list_paths(client))
 
     def change(*ids: int, file_keys: Any = keys) -> None:
@@ -244,7 +244,7 @@ def append_file(client: IndexClient, number: int) -> str:
     The old file may still contain the old row, with a delete file for it.
     """
     for path in list_paths(client):
-        with pq.ParquetFile(path, decryption_properties=encrypted.decryption()) as file:
+        with pq.ParquetFile(path, decryption_properties=encrypted.build_decryption()) as file:
             table = file.read(["id", "payload"])
         if (number, "new") in zip(table["id"].to_pylist(), table["payload"].to_pylist(), strict=True):
             return path
@@ -267,7 +267,7 @@ def test_indexes_contain_plain_columns_of_encrypted_files(
 
     monkeypatch.setattr(encrypted, "counted", make_kms, raising=False)
     monkeypatch.setenv(KMS_CLASS, "tests.connector.parquet.encrypted:counted")
-    monkeypatch.setenv(KEY_FILE, encrypted.key_file(tmp_path, "db"))
+    monkeypatch.setenv(KEY_FILE, encrypted.write_key_file(tmp_path, "db"))
     create(server, 2)
     rng = random.Random(first_seed())
     fill(client, rng, [CONFIGURATIONS[2], {**CONFIGURATIONS[2], "plaintext_footer": False}], 80)
@@ -280,7 +280,7 @@ def test_indexes_contain_plain_columns_of_encrypted_files(
     assert (built.files_not_indexed, built.progress.files_done, built.progress.index_files) == (0, 4, 4)
     assert (refusal.files_not_indexed, refusal.progress.files_done) == (4, 0)
     assert all("its column payload is encrypted" in reason for _, reason in refusal.skipped)
-    upsert(client, "db.t", build_rows(rng, range(10, 20)), keys=["id"], file_keys=encrypted.keys())
+    upsert(client, "db.t", build_rows(rng, range(10, 20)), keys=["id"], file_keys=encrypted.build_keys())
     by_name = {index.name: index for index in client.indexes("db.t")}
     target = WriteTarget.of(client.load_table("db.t"), "db.t")
     del arrow_kms[:]
