@@ -85,8 +85,12 @@ def test_schemas_refuse_a_misspelt_field() -> None:
 def test_chart_names_the_oldest_version_of_kubernetes_that_is_checked() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["kubeVersion"] == f">={OLDEST}.0-0"
+
+
+def test_chart_has_the_version_of_the_project() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
-    assert chart["appVersion"] == project["version"]
+    assert (chart["version"], chart["appVersion"]) == (project["version"], project["version"])
 
 
 def test_schema_of_the_values_has_the_settings_of_the_server() -> None:
