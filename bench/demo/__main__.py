@@ -76,7 +76,7 @@ def run(options: Options, console: Console) -> list[Comparison]:
             future = meanwhile.submit(lambda: _compute_answers(generated.result()))  # Runs while Spark starts.
             progress.advance(steps)
             with (
-                lake.session(server.base_url, folder) as spark,
+                lake.open_demo_session(server.base_url, folder) as spark,
                 contextlib.closing(IndexClient(server.base_url)) as client,
             ):
                 progress.advance(steps)

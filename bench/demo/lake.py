@@ -47,7 +47,7 @@ STALLED_S_MAX = 300.0
 
 
 @contextlib.contextmanager
-def session(uri: str, folder: Path) -> Iterator[SparkSession]:
+def open_demo_session(uri: str, folder: Path) -> Iterator[SparkSession]:
     """Start Spark with the server at `uri` as its catalog and `ssb` as its namespace.
 
     The JVM writes its messages to spark.log.

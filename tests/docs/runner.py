@@ -181,7 +181,7 @@ def check_output(output: str, expected: str) -> None:
 
 
 @contextlib.contextmanager
-def page_run(page: Page, folder: Path, replace: Mapping[str, str], spark: Callable[[], Any]) -> Iterator[Run]:
+def open_page_run(page: Page, folder: Path, replace: Mapping[str, str], spark: Callable[[], Any]) -> Iterator[Run]:
     """Yield a run of the page, and end its processes afterwards. Sockets that clients leave open are collected."""
     with contextlib.ExitStack() as stack:
         run = Run(page, folder, replace, spark, stack)
@@ -208,7 +208,7 @@ def run_page(page: Page, folder: Path, request: pytest.FixtureRequest) -> None:
     def get_spark() -> Any:
         return request.getfixturevalue("spark")
 
-    with page_run(page, folder, replace, get_spark) as run:
+    with open_page_run(page, folder, replace, get_spark) as run:
         for block in page.blocks:
             run.block(block)
 

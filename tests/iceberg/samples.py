@@ -77,7 +77,7 @@ def apply_json(
     return apply_updates(m, read_updates(updates), now_ms=now_ms, new_uuid=new_uuid)
 
 
-def commit(m: TableMetadata | None, *updates: Json, now_ms: int = NOW + 1_000_000) -> TableMetadata:
+def apply_json_updates(m: TableMetadata | None, *updates: Json, now_ms: int = NOW + 1_000_000) -> TableMetadata:
     return apply_json(m, updates, now_ms=now_ms)
 
 
@@ -89,7 +89,7 @@ def add_snapshots(m: TableMetadata, *ids: int) -> TableMetadata:
         sequence = number if m.format_version > 1 else 0
         update = add_snapshot(snapshot_id, sequence, m.current_snapshot_id, **lineage)
         update["snapshot"]["timestamp-ms"] = NOW + 1000 * (len(m.snapshots) + 1)
-        m = commit(m, update, set_ref(snapshot_id), now_ms=NOW + 1000 * (len(m.snapshots) + 1))
+        m = apply_json_updates(m, update, set_ref(snapshot_id), now_ms=NOW + 1000 * (len(m.snapshots) + 1))
     return m
 
 

@@ -21,10 +21,10 @@ from tests.iceberg.samples import (
     UUID,
     add_snapshot,
     add_snapshots,
+    apply_json_updates,
     build_order,
     build_spec,
     build_table,
-    commit,
     set_ref,
 )
 from tests.seeds import examples
@@ -65,7 +65,7 @@ def build_rich_table(version: int) -> TableMetadata:
         updates.append(
             {"action": "add-encryption-key", "encryption-key": {"key-id": "k", "encrypted-key-metadata": "AAEC"}}
         )
-    m, _ = with_previous_file(commit(m, *updates), SOURCE, NOW)
+    m, _ = with_previous_file(apply_json_updates(m, *updates), SOURCE, NOW)
     return m
 
 
@@ -149,7 +149,7 @@ def test_old_version_1_metadata_is_completed() -> None:
     assert document["snapshots"][0]["manifests"] == ["s3://lake/m1.avro"]
     assert "table-uuid" not in document
     TableMetadataUtil.parse_raw(json.dumps({**document, "snapshots": [], "current-snapshot-id": -1, "refs": {}}))
-    upgraded = commit(
+    upgraded = apply_json_updates(
         m, {"action": "assign-uuid", "uuid": UUID}, {"action": "upgrade-format-version", "format-version": 3}
     )
     assert decode_table(encode_table(upgraded), SOURCE) == upgraded
@@ -221,7 +221,7 @@ def test_metadata_with_a_flipped_byte_is_corrupt_or_consistent(position: int, by
 
 
 def test_refs_mode_has_only_referenced_snapshots_and_the_whole_log() -> None:
-    m = commit(add_snapshots(build_table(), 1, 2, 3, 4), set_ref(2, "v1", "tag"))
+    m = apply_json_updates(add_snapshots(build_table(), 1, 2, 3, 4), set_ref(2, "v1", "tag"))
     view = json.loads(refs_view(m))
     assert [s["snapshot-id"] for s in view["snapshots"]] == [2, 4]
     assert len(view["snapshot-log"]) == 4

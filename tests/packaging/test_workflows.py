@@ -62,5 +62,5 @@ def test_tag_of_another_version_fails_before_the_release() -> None:
 
 @pytest.mark.parametrize("changelog", ["## Unreleased\n- x\n", "## 1.0 - 2026-11-28\n\n## 0.9 - 2026-11-27\n- x\n"])
 def test_version_without_notes_fails_before_the_release(changelog: str) -> None:
-    with pytest.raises(ValueError, match="has no section '## 1.0 - YYYY-MM-DD'"):
+    with pytest.raises(ValueError, match=r"has no section '## 1\.0 - YYYY-MM-DD'"):
         load_release_notes().find_notes(changelog, "1.0")

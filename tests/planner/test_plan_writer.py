@@ -187,7 +187,7 @@ async def tables(tmp_path: Path) -> AsyncIterator[Tables]:
         yield Tables(planner, PlanWriter(objects, budget_bytes=0, limit_bytes=1 << 30))
 
 
-def some_cases(folder: Path, version: int, count: int = 30) -> list[Case]:
+def draw_lake_cases(folder: Path, version: int, count: int = 30) -> list[Case]:
     """Return cases of one lake of this format version."""
     for seed in range(500, 600):
         if write_random_lake(seed, folder / "look" / str(seed)).version == version:
@@ -204,7 +204,7 @@ async def test_version_1_snapshot_without_a_manifest_list_gets_one_in_the_plan_t
     tables: Tables, tmp_path: Path
 ) -> None:
     planned_count = 0
-    for case in some_cases(tmp_path, 1):
+    for case in draw_lake_cases(tmp_path, 1):
         metadata = read_metadata(case)
         paths = tuple(row["path"] for row in read_manifest_list(case.snapshot.json["manifest-list"]))
         snapshots = tuple(
@@ -231,7 +231,7 @@ async def test_version_1_snapshot_without_a_manifest_list_gets_one_in_the_plan_t
 
 async def test_files_from_before_an_upgrade_to_version_3_get_no_row_ids(tables: Tables, tmp_path: Path) -> None:
     planned_count = 0
-    for case in some_cases(tmp_path, 2):
+    for case in draw_lake_cases(tmp_path, 2):
         upgraded = msgspec.structs.replace(read_metadata(case), format_version=3, next_row_id=0)
         kept_manifests, plan_table, expected = await tables.plan(case, upgraded)
         assert plan_table.metadata.format_version == 3
@@ -247,7 +247,7 @@ async def test_files_from_before_an_upgrade_to_version_3_get_no_row_ids(tables: 
 
 
 async def test_error_names_the_manifest_that_is_truncated_or_missing(tables: Tables, tmp_path: Path) -> None:
-    for case in some_cases(tmp_path, 2):
+    for case in draw_lake_cases(tmp_path, 2):
         kept_manifests, _, _ = await tables.plan(case)
         if kept_manifests.parts:
             break
@@ -265,7 +265,7 @@ async def test_error_names_the_manifest_that_is_truncated_or_missing(tables: Tab
 
 
 async def test_plan_table_has_an_empty_location_that_nobody_cleans_or_writes(tables: Tables, tmp_path: Path) -> None:
-    case = some_cases(tmp_path, 2)[0]
+    case = draw_lake_cases(tmp_path, 2)[0]
     _, plan_table, _ = await tables.plan(case)
     planned, metadata = plan_table.metadata, read_metadata(case)
     assert planned.properties == {**metadata.properties, "gc.enabled": "false"}

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.recovery.test_recovery import forget_database, index_by_uuid, rebuild, run
+from tests.recovery.test_recovery import forget_database, index_by_uuid, rebuild, run_command
 from tests.recovery.test_transfer import read_sqlite_content
 from tests.recovery.world import RandomCatalog, list_catalog
 from tests.seeds import examples, first_seed
@@ -71,7 +71,7 @@ def test_killed_restore_and_migration_leave_the_old_state(catalog: tuple[Path, d
     home, before = catalog
     database, file, target = home / "seamark.db", tmp_path / "backup", tmp_path / "target.db"
     rng = random.Random(first_seed())
-    lasts_s = measure_s(lambda: run(home, "backup", str(file)))
+    lasts_s = measure_s(lambda: run_command(home, "backup", str(file)))
     backed_up = read_sqlite_content(database)
     for _ in range(KILLS):
         with closing(sqlite3.connect(database)) as connection, connection:

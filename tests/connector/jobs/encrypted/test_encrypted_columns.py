@@ -71,7 +71,7 @@ def change(server: ServerThread, **properties: str) -> None:
         transaction.set_properties({name.replace("_", "."): value for name, value in properties.items()})
 
 
-def paths_of(client: IndexClient, table: str) -> list[str]:
+def list_paths_of_table(client: IndexClient, table: str) -> list[str]:
     values = client.files(table, content="data")["file_path"].to_pylist()
     return [str(path).removeprefix("file://") for path in values]
 
@@ -330,6 +330,6 @@ def test_copied_file_keeps_its_encryption_in_another_table(client: IndexClient, 
         shutil.copy(list_paths(client)[0], path)
     report = merge_files(client, "db.other")
     assert report.commits + len(report.errors) > 0
-    for path in paths_of(client, "db.other"):
+    for path in list_paths_of_table(client, "db.other"):
         with SourceFile(path, Storage(), keys=encrypted.build_keys()) as source:
             assert source.encryption is not None

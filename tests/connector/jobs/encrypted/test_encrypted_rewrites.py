@@ -63,7 +63,7 @@ def fill(client: IndexClient, rng: random.Random, configurations: list[Any], siz
     return owners
 
 
-def protections_of_rows(client: IndexClient) -> dict[int, Any]:
+def read_row_protections(client: IndexClient) -> dict[int, Any]:
     values_by_path = {}
     for path in list_paths(client):
         with pq.ParquetFile(path, decryption_properties=encrypted.build_decryption()) as file:
@@ -99,14 +99,14 @@ def test_clustered_rows_stay_in_files_with_the_same_protection(
     report = cluster_incrementally(client, "db.t")
     assert (report.errors, report.rows) == ([], len(model))
     assert read(client, lineage=version == 3) == model
-    assert protections_of_rows(client) == owners
+    assert read_row_protections(client) == owners
     assert spilled
     texts = [row["payload"].encode() for row in model.values() if row["payload"]][::50]
     assert not any(text in data for text in texts for data in spilled)
     # The service's job has the keys in its process, and finds files that are in layers of this layout.
     owners |= fill_more(client, rng, owners)
     run_clustering(client, ("db", "t"))
-    assert protections_of_rows(client) == owners
+    assert read_row_protections(client) == owners
     monkeypatch.delenv(KMS_CLASS)
     before = list_paths(client)
     second_report = cluster_incrementally(client, "db.t", full=True)
@@ -194,13 +194,13 @@ def test_changed_rows_are_in_files_with_the_same_protection(
             model |= {row["id"]: row for row in input_rows}
         highest = max(highest, *model) + 1
         assert read(client) == model, (step, mode)
-        assert {frozenset(protection) for protection in protections_of_rows(client).values()} <= {frozenset(SECRET)}
+        assert {frozenset(protection) for protection in read_row_protections(client).values()} <= {frozenset(SECRET)}
     columns = pa.table({"id": list(model)[:5], "price": [0.5] * 5})
     upsert(client, "db.t", columns, keys=["id"], columns=["price"], file_keys=keys)
     for number in list(model)[:5]:
         model[number]["price"] = 0.5
     assert read(client) == model
-    assert {frozenset(protection) for protection in protections_of_rows(client).values()} <= {frozenset(SECRET)}
+    assert {frozenset(protection) for protection in read_row_protections(client).values()} <= {frozenset(SECRET)}
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -232,7 +232,7 @@ def test_change_of_rows_from_differently_encrypted_files_is_refused(
         before[number]["payload"] = "new"
     owners[2] = owners[110]
     assert read(client) == before
-    live = protections_of_rows(client) if mode == "copy-on-write" else {2: read_protections(append_file(client, 2))}
+    live = read_row_protections(client) if mode == "copy-on-write" else {2: read_protections(append_file(client, 2))}
     assert live == {number: owners[number] for number in live}
     opened_table = replace(open_table(client, "db.t", At(ref=MAIN)), keys=keys)
     assert pickle.loads(pickle.dumps(opened_table)) == replace(opened_table, keys=None)
