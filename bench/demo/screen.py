@@ -54,7 +54,7 @@ def build_totals_table(comparison: Comparison) -> Table:
             LAYOUT_TITLES[column],
             f"{total(lambda query, of=column: query.files(of)):,.0f}",
             f"{total(lambda query, of=column: query.size_bytes(of)) / MIB:,.0f}",
-            f"{total(lambda query, of=column: query.seconds(of)):.1f}",
+            f"{total(lambda query, of=column: query.compute_median_s(of)):.1f}",
         )
     return table
 
@@ -77,7 +77,7 @@ def build_result_table(comparison: Comparison) -> Table:
     for column in COLUMNS:
         add("MiB", HEADS[column], f"{total(lambda query, of=column: query.size_bytes(of)) / MIB:,.0f}")
     for column in COLUMNS:
-        add("s", HEADS[column], f"{total(lambda query, of=column: query.seconds(of)):.1f}")
+        add("s", HEADS[column], f"{total(lambda query, of=column: query.compute_median_s(of)):.1f}")
     for query in comparison.queries:
         table.add_row(*_format_cells(query))
     return table

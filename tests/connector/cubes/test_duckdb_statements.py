@@ -71,8 +71,8 @@ def index_columns_by_id(table: pa.Table) -> dict[int, pa.ChunkedArray]:
 class RandomDuckDBAggregates(RandomAggregates):
     """Draws queries also with subtotals, fields of structs, and aggregates of constants and dimensions."""
 
-    def draw_cube(self) -> tuple[list[str], list[str]]:
-        dimensions, measures = super().draw_cube()
+    def cube(self) -> tuple[list[str], list[str]]:
+        dimensions, measures = super().cube()
         if self._rng.random() < 0.3:
             dimensions.append("s.f")
         if self._rng.random() < 0.2:
