@@ -125,13 +125,13 @@ def _compare(url: str, *, repeats: int, case: str = "") -> list[Row]:
                 for label, cube_session in ((OURS, session), (WITHOUT, plain_session)):
                     begun_s = time.perf_counter()
                     result = cube_session.sql(text)
-                    answer = sorted(map(str, result.to_arrow().to_pylist()))
+                    answer_rows = sorted(map(str, result.to_arrow().to_pylist()))
                     if round_number:
                         took[label].append(1000 * (time.perf_counter() - begun_s))
-                    answers.append(answer)
+                    answers.append(answer_rows)
                     if label == OURS and (result.explanation.cube is None or result.explanation.cube.index is None):
                         raise AnswersDiffer(f"{text}: {result.explanation}")
-            if any(answer != answers[0] for answer in answers):
+            if any(other_rows != answers[0] for other_rows in answers):
                 raise AnswersDiffer(f"{text}: {answers}")
             medians = {label: statistics.median(times) for label, times in took.items()}
             goal = medians[WITHOUT] / SPEEDUP_GOAL

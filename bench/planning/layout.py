@@ -67,7 +67,7 @@ def build_entry_schema() -> dict[str, Any]:
         _build_field("day", {"type": "int", "logicalType": "date"}, 1000, optional=True),
         _build_field("user_id_bucket", "int", 1001, optional=True),
     ]
-    data_file = [
+    data_file_fields = [
         _build_field("content", "int", 134),
         _build_field("file_path", "string", 100),
         _build_field("file_format", "string", 101),
@@ -86,14 +86,14 @@ def build_entry_schema() -> dict[str, Any]:
         _build_field("sort_order_id", "int", 140, optional=True),
         _build_field("referenced_data_file", "string", 143, optional=True),
     ]
-    entry = [
+    entry_fields = [
         _build_field("status", "int", 0),
         _build_field("snapshot_id", "long", 1, optional=True),
         _build_field("sequence_number", "long", 3, optional=True),
         _build_field("file_sequence_number", "long", 4, optional=True),
-        _build_field("data_file", {"type": "record", "name": "r2", "fields": data_file}, 2),
+        _build_field("data_file", {"type": "record", "name": "r2", "fields": data_file_fields}, 2),
     ]
-    return {"type": "record", "name": "manifest_entry", "fields": entry}
+    return {"type": "record", "name": "manifest_entry", "fields": entry_fields}
 
 
 def build_manifest_file_schema() -> dict[str, Any]:

@@ -141,8 +141,8 @@ class _Names:
         return int(text) if text.isdigit() else 1
 
     def join(self) -> dict[str, Any]:
-        table = [*self.namespace(), self.of("table")]
-        return {"table": table, "on": {"id": "id"}, "predicate": "data = 'x'"}
+        table_identifier = [*self.namespace(), self.of("table")]
+        return {"table": table_identifier, "on": {"id": "id"}, "predicate": "data = 'x'"}
 
     def query(self) -> str:
         left, right = (f'"{".".join(self.namespace())}"."{self.of("table")}"' for _ in range(2))

@@ -34,11 +34,11 @@ async def run(
         before = await world.fingerprint()
         world.touched.clear()
         await _create_own_things(c)
-        plan: list[Any] = [*routes.list_routes(), *CRAFTED]
-        while len(plan) < requests:
-            plan.append(rng.choice(routes.list_routes()) if rng.random() < 0.7 else rng.choice(CRAFTED))
-        rng.shuffle(plan)
-        for item in plan:
+        steps: list[Any] = [*routes.list_routes(), *CRAFTED]
+        while len(steps) < requests:
+            steps.append(rng.choice(routes.list_routes()) if rng.random() < 0.7 else rng.choice(CRAFTED))
+        rng.shuffle(steps)
+        for item in steps:
             if isinstance(item, tuple):
                 if item[0] not in routes.HARMLESS:
                     await routes.attack_route(c, *item)

@@ -256,8 +256,8 @@ def test_statements_merge_files_and_drop_columns_in_s3(
     assert read_table(lake.client) == after
     assert lake.list_unfinished() == []
     location = lake.client.load_table("db.t").location
-    counts_by_key = set(lake.client.files("db.t", content="data")["file_path"].to_pylist())
-    assert counts_by_key <= {path for path in lake.files(".parquet") if path.startswith(location)}
+    paths = set(lake.client.files("db.t", content="data")["file_path"].to_pylist())
+    assert paths <= {path for path in lake.files(".parquet") if path.startswith(location)}
 
 
 def test_columns_of_old_partitions_are_dropped_in_s3(lake: Lake) -> None:

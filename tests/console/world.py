@@ -180,11 +180,11 @@ async def make_large(server: RunningServer, files: int, seed: int = 2) -> None:
     """Make `db.large`, unpartitioned."""
     rng = random.Random(seed)
     location = await create_table(server, "large")
-    files_by_name = list(make_unclustered(location, files, rng))
-    for file in files_by_name:
+    written_files = list(make_unclustered(location, files, rng))
+    for file in written_files:
         file["partition"] = []
     for start in range(0, files, _ADDED_AT_ONCE):
-        await commit_change(server, "large", files_by_name[start : start + _ADDED_AT_ONCE])
+        await commit_change(server, "large", written_files[start : start + _ADDED_AT_ONCE])
 
 
 async def make_many(server: RunningServer, tables: int) -> None:

@@ -220,10 +220,10 @@ def test_every_plan_during_commits_equals_that_of_its_own_snapshot(start_seamark
     assert len(plans) > 100
     assert head[0] > 30
     for oldest, newest, low, high, expected_count in plans:
-        ids_by_manifest = [
+        ids_by_snapshot = [
             [n for n in expected.get(number, []) if low <= n <= high] for number in range(oldest, newest + 1)
         ]
-        assert expected_count in ids_by_manifest, f"snapshots {oldest} to {newest}, ids of {low} to {high}"
+        assert expected_count in ids_by_snapshot, f"snapshots {oldest} to {newest}, ids of {low} to {high}"
     _, loaded_table = Client(server.base_url).call("GET", T)
     mirror = StaticTable.from_metadata(loaded_table["metadata-location"])
     for oldest, newest, low, high, expected_count in random.Random(3).sample(plans, 60):

@@ -54,8 +54,8 @@ def list_bad_schemas() -> Iterator[BadInput]:
     yield make("a field without a name", _make_table_with_field("int", name=None))
     twice = [{"id": n, "name": "same", "required": False, "type": "int"} for n in (1, 2)]
     yield make("two fields of one name", make_table(schema={"type": "struct", "fields": twice}))
-    same_id = [{"id": 1, "name": n, "required": False, "type": "int"} for n in ("a", "b")]
-    yield make("two fields of one id", make_table(schema={"type": "struct", "fields": same_id}))
+    fields_with_one_id = [{"id": 1, "name": n, "required": False, "type": "int"} for n in ("a", "b")]
+    yield make("two fields of one id", make_table(schema={"type": "struct", "fields": fields_with_one_id}))
     yield make(
         "a field name that is a lone surrogate",
         b'{"name": "new", "schema": {"type": "struct", "fields": '

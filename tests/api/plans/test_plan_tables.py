@@ -229,12 +229,12 @@ async def test_number_of_plan_tables_is_limited_by_the_setting(tmp_path: Path) -
         api = Api(server)
         await api.table()
         await append(api, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)
-        plan = [
+        plans = [
             (await api("POST", f"{OWN_TABLES}/t/plan-tables", {"predicate": f"id = {n}"})).json for n in (5, 15, 25, 5)
         ]
-        assert [one["name"] is not None for one in plan] == [True, True, False, True]
-        assert plan[2]["files"] == 1
-        assert plan[3] == plan[0]
+        assert [one["name"] is not None for one in plans] == [True, True, False, True]
+        assert plans[2]["files"] == 1
+        assert plans[3] == plans[0]
 
 
 async def test_identical_plans_share_a_name_and_its_files(plan_api: PlanApi, tmp_path: Path) -> None:

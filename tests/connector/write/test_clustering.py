@@ -160,14 +160,14 @@ def test_joined_row_is_found_by_its_whole_key(seed: int) -> None:
         random_values = [rng.choice([None, *range(6)]) for _ in range(rows)]
         return pa.array(random_values, pa.int64()).cast(kind)
 
-    table = [build_column(kind, count) for kind in kinds]
+    table_columns = [build_column(kind, count) for kind in kinds]
     # Integers of different widths are equal.
-    columns = [build_column(pa.int64() if kind == pa.int32() else kind, 200) for kind in kinds]
-    keys = list(zip(*(one.to_pylist() for one in table), strict=True))
-    requests = zip(*(one.to_pylist() for one in columns), strict=True)
-    expected = [keys.index(one) if None not in one and one in keys else -1 for one in requests]
-    lookup = pickle.loads(pickle.dumps(KeyMatcher(table)))
-    assert lookup.rows(columns).tolist() == expected
+    request_columns = [build_column(pa.int64() if kind == pa.int32() else kind, 200) for kind in kinds]
+    keys = list(zip(*(column.to_pylist() for column in table_columns), strict=True))
+    requests = zip(*(column.to_pylist() for column in request_columns), strict=True)
+    expected = [keys.index(key) if None not in key and key in keys else -1 for key in requests]
+    lookup = pickle.loads(pickle.dumps(KeyMatcher(table_columns)))
+    assert lookup.rows(request_columns).tolist() == expected
 
 
 NATIONS = pa.table({"id": ["fr", "de"], "continent": ["europe", "europe"], "rank": [2, 1]})

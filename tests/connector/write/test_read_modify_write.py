@@ -124,8 +124,8 @@ def test_concurrent_increments_of_counters_lose_none(
                     snapshot, value = read(own_client, key)
                     assert value is not None
                     try:
-                        new_row = build_rows((key, "counter", value + 1))
-                        upsert(own_client, "db.t", new_row, keys=["id"], mode=mode, read_snapshot_id=snapshot)
+                        new_rows = build_rows((key, "counter", value + 1))
+                        upsert(own_client, "db.t", new_rows, keys=["id"], mode=mode, read_snapshot_id=snapshot)
                         break
                     except Conflict:
                         continue

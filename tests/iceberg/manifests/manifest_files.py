@@ -224,17 +224,17 @@ def build_manifest_schema(
         for name, (field_id, kind) in OPTIONAL.items()
         if version > 2 or name not in V3_ONLY
     ]
-    entry = [
+    entry_fields = [
         build_field("status", 0, "int"),
         build_field("snapshot_id", 1, "long" if version == 1 else make_optional_here("long")),
     ]
     if version > 1:
-        entry += [
+        entry_fields += [
             build_field("sequence_number", 3, make_optional_here("long")),
             build_field("file_sequence_number", 4, make_optional_here("long")),
         ]
-    entry.append(build_field("data_file", 2, {"type": "record", "name": "r2", "fields": file}))
-    return {"type": "record", "name": "manifest_entry", "fields": entry}
+    entry_fields.append(build_field("data_file", 2, {"type": "record", "name": "r2", "fields": file}))
+    return {"type": "record", "name": "manifest_entry", "fields": entry_fields}
 
 
 def read_by_fastavro(data: bytes, prefix: str = "") -> list[dict[str, Any]]:

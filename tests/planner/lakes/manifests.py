@@ -151,14 +151,14 @@ def build_entry_schema(version: int, style: Style, content: int, partition: dict
         other_fields.append(_build_field("content_offset", 144, "long", optional=True))
         other_fields.append(_build_field("content_size_in_bytes", 145, "long", optional=True))
     data += maps + other_fields
-    entry = [_build_field("status", 0, "int"), _build_field("snapshot_id", 1, "long", optional=version > 1)]
+    entry_fields = [_build_field("status", 0, "int"), _build_field("snapshot_id", 1, "long", optional=version > 1)]
     if version > 1:
-        entry.append(_build_field("sequence_number", 3, "long", optional=True))
-        entry.append(_build_field("file_sequence_number", 4, "long", optional=True))
+        entry_fields.append(_build_field("sequence_number", 3, "long", optional=True))
+        entry_fields.append(_build_field("file_sequence_number", 4, "long", optional=True))
     if style.shuffled:
         random.Random(style.seed).shuffle(data)
-    entry.append(_build_field("data_file", 2, {"type": "record", "name": "r2", "fields": data}))
-    return {"type": "record", "name": "manifest_entry", "fields": entry}
+    entry_fields.append(_build_field("data_file", 2, {"type": "record", "name": "r2", "fields": data}))
+    return {"type": "record", "name": "manifest_entry", "fields": entry_fields}
 
 
 def _list_by_column(metrics: dict[int, ColumnMetrics], name: str) -> list[dict[str, Any]] | None:
