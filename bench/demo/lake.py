@@ -121,12 +121,12 @@ def wait_for_indexes(client: IndexClient, progress: Progress) -> None:
     task = progress.add_task(f"the server builds {len(indexes)} bitmap indexes", total=None)
     maximum, until = 0, time.monotonic() + STALLED_S_MAX
     while time.monotonic() < until:
-        built = [client.index(table, name) for table, name in indexes]
-        indexed_files = sum(item.files for item in built)
-        progress.update(task, completed=indexed_files, total=sum(item.files_total for item in built))
+        summaries = [client.index(table, name) for table, name in indexes]
+        indexed_files = sum(item.files for item in summaries)
+        progress.update(task, completed=indexed_files, total=sum(item.files_total for item in summaries))
         if indexed_files > maximum:
             maximum, until = indexed_files, time.monotonic() + STALLED_S_MAX
-        if all(item.files == item.files_total for item in built):
+        if all(item.files == item.files_total for item in summaries):
             return
         time.sleep(0.5)
     raise DemoFailed(f"The server has indexed no file for {STALLED_S_MAX:g} s")

@@ -116,9 +116,9 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 
 def _report_sizes(report: Report, seamark_index: SeamarkIndex, index: dict[str, Any], count: int) -> None:
-    built = {OURS: seamark_index.seconds, SQL: index["seconds"]}
+    build_s = {OURS: seamark_index.seconds, SQL: index["seconds"]}
     sizes = {OURS: seamark_index.index.size_bytes / count, SQL: index["index_bytes"] / count}
-    report.rows.append(Row("index", "built, by command", "s", built, peer=SQL))
+    report.rows.append(Row("index", "built, by command", "s", build_s, peer=SQL))
     report.rows.append(Row("index", "an entry", "B", sizes, peer=SQL))
 
 

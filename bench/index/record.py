@@ -176,14 +176,14 @@ def _build_index(report: Report, folder: Path, keys: Values) -> Path:
     columns = [pa.array(part) for part in np.array_split(keys, FILES)]
     started_s = time.thread_time()
     entries = [build([keys_of(column, "long")]) for column in columns]
-    built = time.thread_time() - started_s
+    build_s = time.thread_time() - started_s
     data = folder / "column.parquet"
     pq.write_table(pa.table({"k": keys}), data, use_dictionary=False)
     started_s = time.thread_time()
     with pq.ParquetFile(data) as file:
         file.read(use_threads=False)
     read_s = time.thread_time() - started_s
-    rates = {OURS: len(keys) / built / 1e6, "parquet-read": len(keys) / read_s / 1e6}
+    rates = {OURS: len(keys) / build_s / 1e6, "parquet-read": len(keys) / read_s / 1e6}
     report.rows.append(Row("build", "from Arrow, one core", "M rows/s", rates, lower_is_better=False))
     parts = []
     for number, entry in enumerate(entries):

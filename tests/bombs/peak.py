@@ -27,8 +27,8 @@ for line in sys.stdin:
     function, *arguments = json.loads(line)
     if not (child := os.fork()):
         before = peak()
-        told = getattr(module, function)(*arguments)
-        print(json.dumps([peak() - before, str(told)]), flush=True)
+        outcome = getattr(module, function)(*arguments)
+        print(json.dumps([peak() - before, str(outcome)]), flush=True)
         os._exit(0)
     if os.waitpid(child, 0)[1]:
         print("null", flush=True)

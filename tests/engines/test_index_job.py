@@ -100,10 +100,12 @@ def wide_lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> 
             defined = ", ".join(f"'seamark.index.{name}' = '{text}'" for name, text in INDEXES.items())
             engines.sql(f"ALTER TABLE {{db}}.wide SET TBLPROPERTIES ({defined})")
             jobs = SparkWorkers(spark)
-            built = tuple(build(client, "db.wide", name, jobs, limits=GroupLimits(files=4)) for name in BY_SPARK)
+            reports = tuple(build(client, "db.wide", name, jobs, limits=GroupLimits(files=4)) for name in BY_SPARK)
             workers = InProcessWorkers()
-            built += tuple(build(client, "db.wide", name, workers, limits=GroupLimits(files=4)) for name in IN_PROCESS)
-            yield Lake(engines, client, before_rename, built)
+            reports += tuple(
+                build(client, "db.wide", name, workers, limits=GroupLimits(files=4)) for name in IN_PROCESS
+            )
+            yield Lake(engines, client, before_rename, reports)
         client.close()
 
 

@@ -89,16 +89,16 @@ def test_gzip_file_is_unpacked_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("version", [1, 2, 3])
 def test_pyiceberg_reads_our_metadata(version: int) -> None:
     m = build_rich_table(version)
-    theirs = TableMetadataUtil.parse_raw(encode_table(m).decode())
-    assert theirs.format_version == version
-    assert [s.snapshot_id for s in theirs.snapshots] == [11, 12, 13]
-    assert theirs.current_snapshot_id == 13
-    assert {name: ref.snapshot_id for name, ref in theirs.refs.items()} == {"main": 13, "v1": 11, "dev": 12}
-    assert [e.snapshot_id for e in theirs.snapshot_log] == [11, 12, 13]
-    assert theirs.metadata_log[0].metadata_file == SOURCE
-    assert theirs.statistics[0].blob_metadata[0].fields == []
-    assert theirs.last_partition_id == 1000
-    assert theirs.default_sort_order_id == 1
+    pyiceberg_metadata = TableMetadataUtil.parse_raw(encode_table(m).decode())
+    assert pyiceberg_metadata.format_version == version
+    assert [s.snapshot_id for s in pyiceberg_metadata.snapshots] == [11, 12, 13]
+    assert pyiceberg_metadata.current_snapshot_id == 13
+    assert {name: ref.snapshot_id for name, ref in pyiceberg_metadata.refs.items()} == {"main": 13, "v1": 11, "dev": 12}
+    assert [e.snapshot_id for e in pyiceberg_metadata.snapshot_log] == [11, 12, 13]
+    assert pyiceberg_metadata.metadata_log[0].metadata_file == SOURCE
+    assert pyiceberg_metadata.statistics[0].blob_metadata[0].fields == []
+    assert pyiceberg_metadata.last_partition_id == 1000
+    assert pyiceberg_metadata.default_sort_order_id == 1
 
 
 def test_each_version_has_exactly_the_fields_its_readers_need() -> None:

@@ -54,11 +54,11 @@ async def build_index_file(api: Api, chosen_range: range) -> Path:
     term = Term(1, "id", "identity", "long", "long")
     files = [build_ten_id_files(FILES)[number] for number in chosen_range]
     listed_files = [ListedFile(file.path, file.size, file.record_count) for file in files]
-    built = [
+    blobs = [
         bitmap.build(keys_of(pa.array(range(10 * number, 10 * number + 10, 2)), "long")) for number in chosen_range
     ]
     data = b"".join(
-        encode_index_file(build["table-uuid"], IndexDefinition("i", "bitmap", (term,)), listed_files, built)
+        encode_index_file(build["table-uuid"], IndexDefinition("i", "bitmap", (term,)), listed_files, blobs)
     )
     registration = write(build, f"{chosen_range.start}-{chosen_range.stop}.puffin", data)
     answer = await register(api, build, registration)

@@ -55,9 +55,9 @@ async def indexed_api(tmp_path: Path) -> AsyncIterator[Api]:
         build = await begin_build(api)
         term = Term(1, "id", "identity", "long", "long")
         listed_files = [ListedFile(one.path, one.size, one.record_count) for one in build_ten_id_files(FILES)]
-        built = [bitmap.build(keys_of(pa.array(range(10 * n, 10 * n + 10, 2)), "long")) for n in range(FILES)]
+        bitmaps = [bitmap.build(keys_of(pa.array(range(10 * n, 10 * n + 10, 2)), "long")) for n in range(FILES)]
         data = b"".join(
-            encode_index_file(build["table-uuid"], IndexDefinition("i", "bitmap", (term,)), listed_files, built)
+            encode_index_file(build["table-uuid"], IndexDefinition("i", "bitmap", (term,)), listed_files, bitmaps)
         )
         assert (await register(api, build, write(build, "i.puffin", data))).status == 200
         yield api

@@ -53,8 +53,8 @@ class CubeRig:
         """Return the outcome in the proxy's header."""
 
         def read_final_outcome() -> str:
-            said = post(self.proxy.port, sql, **{"X-Trino-User": user, "X-Trino-Schema": "cubed"})[0]
-            return "" if "recently" in said or "slow" in said else said.partition("; ms=")[0]
+            outcome = post(self.proxy.port, sql, **{"X-Trino-User": user, "X-Trino-Schema": "cubed"})[0]
+            return "" if "recently" in outcome or "slow" in outcome else outcome.partition("; ms=")[0]
 
         return str(eventually(read_final_outcome))
 

@@ -172,7 +172,9 @@ def test_every_commit_produces_the_metadata_of_pyiceberg(version: int, data: st.
         before = TableMetadataUtil.parse_raw(encode_table(m).decode())
         expected_metadata = update_table_metadata(before, tuple(UPDATE.validate_python(update) for update in updates))
         m = apply_json(m, updates, now_ms=m.last_updated_ms + 10)
-        ours = TableMetadataUtil.parse_raw(encode_table(m).decode())
+        own_metadata = TableMetadataUtil.parse_raw(encode_table(m).decode())
         expired = updates[0]["action"] == "remove-snapshots"
-        assert to_comparable(ours, expired=expired) == to_comparable(expected_metadata, expired=expired), updates
+        assert to_comparable(own_metadata, expired=expired) == to_comparable(expected_metadata, expired=expired), (
+            updates
+        )
     assert m.last_updated_ms >= NOW

@@ -390,9 +390,9 @@ def test_wrong_header_with_a_valid_checksum_is_rejected_or_harmless(
 
 
 def test_filters_can_be_sent_between_processes() -> None:
-    built = build(build_long_keys([1, 2, 3]))
-    document = pickle.loads(pickle.dumps(built))
-    assert encode_blob([document]) == encode_blob([built])
+    filters = build(build_long_keys([1, 2, 3]))
+    document = pickle.loads(pickle.dumps(filters))
+    assert encode_blob([document]) == encode_blob([filters])
 
 
 def test_impossible_filter_parameters_are_rejected() -> None:

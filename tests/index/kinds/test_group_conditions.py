@@ -77,8 +77,8 @@ def test_groups_with_a_needed_row_meet_the_condition() -> None:
         where = bind(parse_sql(text, COLUMNS).expression, COLUMNS, (), case_sensitive=True)
         condition = to_group_condition(where, terms)
         # A client sends the condition as JSON.
-        sent = parse_expression(expression_json(condition))
-        assert bind(sent, make_group_schema(terms), (), case_sensitive=True) == condition, (seed, text)
+        expression = parse_expression(expression_json(condition))
+        assert bind(expression, make_group_schema(terms), (), case_sensitive=True) == condition, (seed, text)
 
         def group_selected(selected: pa.Table, terms: Any = terms) -> pa.Table:
             values = {field.id: selected[field.name] for field in COLUMNS.fields}

@@ -274,10 +274,10 @@ def test_indexes_contain_plain_columns_of_encrypted_files(
     client.put_index("db.t", "ids", columns=["id"], kind="bitmap")
     client.put_index("db.t", "payloads", columns=["payload"], kind="bitmap")
     with closing(InProcessWorkers()) as workers:
-        built = build(client, "db.t", "ids", workers, limits=GroupLimits(files=1))
+        report = build(client, "db.t", "ids", workers, limits=GroupLimits(files=1))
         assert len(arrow_kms) == 1
         refusal = build(client, "db.t", "payloads", workers)
-    assert (built.files_not_indexed, built.progress.files_done, built.progress.index_files) == (0, 4, 4)
+    assert (report.files_not_indexed, report.progress.files_done, report.progress.index_files) == (0, 4, 4)
     assert (refusal.files_not_indexed, refusal.progress.files_done) == (4, 0)
     assert all("its column payload is encrypted" in reason for _, reason in refusal.skipped)
     upsert(client, "db.t", build_rows(rng, range(10, 20)), keys=["id"], file_keys=encrypted.build_keys())
