@@ -292,7 +292,7 @@ def _encode_blocks(data: bytes, ends: Ints, level: int) -> Iterator[bytes]:
 
 
 def _encode_entries(plan: _Plan, statistics: FileStatistics) -> list[Cells]:
-    """Return the fields of the entries in the order of `layout.entry_schema`.
+    """Return the fields of the entries in the order of `layout.build_entry_schema`.
 
     Branches of unions: 0 null, 2 value.
     """

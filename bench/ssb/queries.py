@@ -110,7 +110,7 @@ class Oracle:
         return self._db.execute(sql).fetchall()
 
     def prepare(self) -> None:
-        """Run all queries now, so that `difference` does not run them later."""
+        """Run all queries now, so that `describe_difference` does not run them later."""
         for sql in QUERIES.values():
             self._answer(sql)
 

@@ -169,7 +169,7 @@ def is_record(schema: Any) -> bool:
 
 
 def build_entry(schema: dict[str, Any], **changed: Any) -> dict[str, Any]:
-    """Return a plain row for a schema of `manifest_schema`: null if allowed, else a small value."""
+    """Return a plain row for a schema of `build_manifest_schema`: null if allowed, else a small value."""
     row: dict[str, Any] = {}
     for field in schema["fields"]:
         name, kind = field["name"], field["type"]
