@@ -4,8 +4,8 @@ There are two JVMs beside the driver's, whose tasks and Python workers may be ki
 
     python -m tests.faults.rigs.spark_job URL TABLE NOTES SEED SCRATCH
 
-`mortal_writer.build_batch` determines the batches. NOTES has the number of finished batches, NOTES.last says that the next
-batch is the last, and SCRATCH has Spark's event log.
+`mortal_writer.build_batch` determines the batches. NOTES has the number of finished batches; NOTES.last says that the
+next batch is the last, and SCRATCH has Spark's event log.
 """
 
 from __future__ import annotations
