@@ -19,7 +19,7 @@ from pathlib import Path
 
 from bench.measure import Sample, Worker, drive, repeat, run_alternately, warm_up
 from bench.planning.filters import build_small_filter
-from bench.planning.served import plan, register
+from bench.planning.served import register, request_plan
 from bench.planning.tables import CACHE, Table, generate_table
 from bench.report import OURS, Report
 from bench.targets import LOAD_CORE, SERVER_CORE, Target, pin_to_core
@@ -49,11 +49,11 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 
 async def _compare_plans(report: Report, folder: Path, planned_table: Table, rounds: int, seconds: float) -> None:
-    same_plan = plan(planned_table, build_small_filter(planned_table))
-    new_plans = (plan(planned_table, build_small_filter(planned_table, turn)) for turn in itertools.count(1))
+    same_plan = request_plan(planned_table, build_small_filter(planned_table))
+    new_plans = (request_plan(planned_table, build_small_filter(planned_table, turn)) for turn in itertools.count(1))
     with ExitStack() as stack:
-        history_server = stack.enter_context(_server(folder, OURS, {}))
-        plain_server = stack.enter_context(_server(folder, WITHOUT, {"SEAMARK_QUERY_HISTORY_DAYS": "0"}))
+        history_server = stack.enter_context(_run_server(folder, OURS, {}))
+        plain_server = stack.enter_context(_run_server(folder, WITHOUT, {"SEAMARK_QUERY_HISTORY_DAYS": "0"}))
         targets = (history_server, plain_server)
         for target in targets:
             await register(target, planned_table)
@@ -70,13 +70,13 @@ async def _compare_plans(report: Report, folder: Path, planned_table: Table, rou
         for case, piece in kinds.items():
             samples = await run_alternately(targets, rounds, piece)
             report.add(case, "server CPU", "µs", samples, lambda sample: sample.server_cpu_us, peer=WITHOUT)
-            report.add(case, "p50", "ms", samples, lambda sample: sample.quantile(0.5), peer=WITHOUT)
+            report.add(case, "p50", "ms", samples, lambda sample: sample.compute_quantile(0.5), peer=WITHOUT)
             report.add_failures(case, samples)
     report.notes.append(f"The goal: the history costs less than {COST_GOAL_PERCENT:g} % of a plan.")
 
 
 @contextmanager
-def _server(folder: Path, name: str, env: dict[str, str]) -> Iterator[Target]:
+def _run_server(folder: Path, name: str, env: dict[str, str]) -> Iterator[Target]:
     home = folder / name.replace(" ", "-")
     server = Seamark(home, warehouse=f"file://{CACHE}", env={"SEAMARK_LOG_LEVEL": "warning", **env})
     try:
@@ -105,9 +105,9 @@ class _PassingClock(SystemClock):
 async def _measure_database(report: Report, folder: Path, statements: int) -> None:
     """Record statements of some shapes over two months, with the housekeeping of each day, and measure the file."""
     clock, rng = _PassingClock(), random.Random(11)
-    async with _tables(folder / "seamark.db", clock) as store:
+    async with _open_tables(folder / "seamark.db", clock) as store:
         history = QueryHistory(Settings(), store, clock)
-        shapes = [_shape(number) for number in range(SHAPES)]
+        shapes = [_build_shape(number) for number in range(SHAPES)]
         weights = [1 / (1 + number) for number in range(SHAPES)]
         per_flush = statements // (DAYS * 24)
         for _ in range(DAYS * 24):
@@ -117,7 +117,7 @@ async def _measure_database(report: Report, folder: Path, statements: int) -> No
                 )
                 samplers = history.add(statement, None, 0.001)
                 if samplers is not None:
-                    samplers.append(_sample)
+                    samplers.append(_build_sample)
             await history.flush()
             clock.ahead_ms += HOUR_MS
             # Housekeeping distrusts a clock that jumps, so its work on older days is done here.
@@ -128,18 +128,18 @@ async def _measure_database(report: Report, folder: Path, statements: int) -> No
     report.bounds[case] = f"{size / 1e6:.1f} MB; the goal is {SIZE_GOAL_MB:g} MB"
 
 
-def _shape(number: int) -> QueryShape:
+def _build_shape(number: int) -> QueryShape:
     terms = tuple((ShapeTerm(1 + number % 7 + position, "gt-eq"),) for position in range(1 + number % 3))
     return QueryShape("trino", tuple(range(1, 5 + number)), terms)
 
 
-def _sample() -> StatementSample:
+def _build_sample() -> StatementSample:
     widths = RangeWidth(3, HIGH, 0.03125), RangeWidth(4, HIGH, 0.5)
     return StatementSample(FilterSample(widths), -1, -1)
 
 
 @asynccontextmanager
-async def _tables(path: Path, clock: SystemClock) -> AsyncIterator[PointerStore]:
+async def _open_tables(path: Path, clock: SystemClock) -> AsyncIterator[PointerStore]:
     async with open_store(f"sqlite:///{path}", clock=clock, queue_limit=10) as store:
         operations: list[Operation] = [CreateNamespace(("db",), {})]
         operations += [
