@@ -44,6 +44,7 @@ from seamark.metaserver.store.operations import OpenStream, RecordRemovalFlush, 
 from seamark.metaserver.streams.appends import ProducerKey, TableRows, TopicProducer
 from seamark.metaserver.streams.catalog_tables import CatalogTables
 from seamark.metaserver.streams.fresh_snapshots import with_fresh_snapshot
+from seamark.metaserver.streams.incoming.joined_appends import JoinedAppends
 from seamark.metaserver.streams.keyed_gets import KeyedGets
 from seamark.metaserver.streams.log_opening import LogElsewhere, LogSource
 from seamark.metaserver.streams.owners import StreamOwners
@@ -154,6 +155,7 @@ class Streams:
             open_table=self._open,
             flush_interval_ms=catalog.context.settings.stream_flush_interval_ms,
         )
+        self.joined_appends = JoinedAppends(self.append)
         self.pauses = Pauses()
         self.counts = StreamCounts()
         self.topic_counts = TopicCounts()
