@@ -155,7 +155,7 @@ class Streams:
             open_table=self._open,
             flush_interval_ms=catalog.context.settings.stream_flush_interval_ms,
         )
-        self.joined_appends = JoinedAppends(self.append)
+        self.joined_appends = JoinedAppends(self.append, appends_max=logs.groups_max)
         self.pauses = Pauses()
         self.counts = StreamCounts()
         self.topic_counts = TopicCounts()

@@ -1,9 +1,9 @@
 """Appends the rows of small requests to a table together.
 
 Most of the work for a request with few rows does not depend on their number: the arrays of the columns, the Arrow
-stream of a batch, and the entry of the log. So while an append to a table is in progress, the rows of further requests
-wait. They become one batch of the log, as appends that wait for the disk become one write. A request does not wait
-longer for this, because the disk makes the batch durable after the append in progress in any case.
+stream of a batch, and the entry of the log. So while as many appends to a table are in progress as its log writes
+at a time, the rows of further requests wait. They become one batch of the log, as appends that wait for the disk become
+one write. A request does not wait longer for this, because the log would not write its rows earlier.
 
 Each request has its own answer. If the batch is refused before it is stored, each request is appended alone. So a row
 that does not fit concerns only its own request, and the message has its number there.
@@ -28,10 +28,6 @@ _JOINED_ROWS_MAX = 2_000
 """The number of rows above which no further request joins a batch. They are prepared in some milliseconds."""
 _JOINED_BYTES_MAX = 1 << 20
 """The size of the bodies above which no further request joins a batch."""
-_APPENDS_MAX = 4
-"""The maximum number of appends of a table that are in progress."""
-_WAITING_MIN = 32
-"""The number of waiting requests from which they do not wait for the append in progress."""
 _ALONE = (BadRequest, TooLarge, TooManyRequests)
 """The errors that say that nothing is stored, and that may concern only some of the requests."""
 
@@ -78,9 +74,17 @@ class _TableQueue:
 class JoinedAppends:
     """Appends rows of concurrent requests together. An instance belongs to one event loop."""
 
-    def __init__(self, append: Callable[[Sequence[TableRows], None], Awaitable[Acknowledgement]]) -> None:
-        """Append by `append`, which has the form of `Streams.append`."""
+    def __init__(
+        self, append: Callable[[Sequence[TableRows], None], Awaitable[Acknowledgement]], *, appends_max: int
+    ) -> None:
+        """Create the appends.
+
+        Args:
+            append: Appends rows to the log, like `Streams.append`.
+            appends_max: The maximum number of appends of a table that are in progress.
+        """
         self._append_rows = append
+        self._appends_max = appends_max
         self._queues: dict[str, _TableQueue] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.request_count = 0
@@ -107,7 +111,7 @@ class JoinedAppends:
         request = _Request(loaded, preparation, rows, size_bytes, asyncio.get_running_loop().create_future())
         queue.waiting.append(request)
         self.request_count += 1
-        if not queue.append_count or (len(queue.waiting) >= _WAITING_MIN and queue.append_count < _APPENDS_MAX):
+        if queue.append_count < self._appends_max:
             queue.append_count += 1
             task = asyncio.create_task(self._run(uuid, queue), name=f"append {uuid}")
             self._tasks.add(task)
