@@ -14,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -60,8 +61,11 @@ _LITERALS_MAX = 64
 _LISTED_MAX = 2000
 _LISTED_AFTER_MS = 5000
 """The maximum age of unrecorded counts when all tables are listed. Older counts are recorded before the listing."""
-_MERGED = 1000
-_MERGE_AFTER_H = 48
+_CHANGED_ROWS_MAX = 1000
+"""The maximum number of rows that one transaction merges or removes."""
+DAY_HOURS, WEEK_HOURS = 24, 168
+MERGED_PERIODS = ((DAY_HOURS, 48), (WEEK_HOURS, 14 * DAY_HOURS))
+"""The periods into which older rows are merged: the hours of the period, and the age in hours of its end."""
 HOUR_MS = 3_600_000
 _log = structlog.get_logger("seamark.server")
 
@@ -308,8 +312,9 @@ class QueryHistory:
         return await self._store.query_totals(self._compute_first_hour(days), within, limit)
 
     def _compute_first_hour(self, days: int) -> int:
-        # A row of an older day has the first hour of the day.
-        return (self.hour // 24 - days) * 24
+        # A row of an older day or week has the first hour of its period.
+        first_hour = (self.hour // DAY_HOURS - days) * DAY_HOURS
+        return first_hour - first_hour % _find_period(days * DAY_HOURS)
 
     async def list_applied(self, uuid: str) -> list[AppliedAdvice]:
         """Return the applied proposals of a table, newest first."""
@@ -327,35 +332,56 @@ class QueryHistory:
         await self._store.transact([ChangeAppliedAdvice(advice, expected, APPLIED_MAX)])
 
     async def prune(self) -> int:
-        """Merge the hours of older days, and remove rows that are older than the setting allows.
+        """Merge the hours of older days and weeks, and remove rows that are older than the setting allows.
 
         Rows are removed even if the merge fails.
 
         Returns:
-            The number of removed rows.
+            The number of merged and removed rows.
 
         Raises:
             SeamarkError: The database refuses one of the changes.
         """
         clock_look = await look_at_clock(self._store, self._clock)
+
+        def find_hour(age_hours: int, period_hours: int) -> int:
+            """Return the first hour of the period in which the time that long ago is."""
+            hour = clock_look.ago(age_hours * HOUR_MS) // HOUR_MS
+            return hour - hour % period_hours
+
+        changes = [
+            partial(self._store.merge_query_hours, find_hour(age_hours, hours), _CHANGED_ROWS_MAX, hours)
+            for hours, age_hours in MERGED_PERIODS
+        ]
+        # A row of an older day or week has the first hour of its period, so whole periods are removed.
+        kept_hours = self.days * DAY_HOURS
+        before_hour = find_hour(kept_hours, _find_period(kept_hours))
+        changes.append(partial(self._store.prune_queries, before_hour, _CHANGED_ROWS_MAX))
         removed = 0
         failure: SeamarkError | None = None
-        for change, age_ms in (
-            (self._store.merge_query_hours, _MERGE_AFTER_H * HOUR_MS),
-            (self._store.prune_queries, self.days * 24 * HOUR_MS),
-        ):
-            # Rows of a whole day have the day's first hour.
-            before_hour = clock_look.ago(age_ms) // HOUR_MS // 24 * 24
+        for change in changes:
             try:
-                while count := await change(before_hour, _MERGED):
-                    removed += count
-                    if count < _MERGED:
-                        break
+                removed += await _repeat_until_done(change)
             except SeamarkError as error:
                 failure = error
         if failure is not None:
             raise failure
         return removed
+
+
+def _find_period(age_hours: int) -> int:
+    """Return the hours of the period into which rows of an age are merged."""
+    return max((hours for hours, merged_age in MERGED_PERIODS if age_hours >= merged_age), default=DAY_HOURS)
+
+
+async def _repeat_until_done(change: Callable[[], Awaitable[int]]) -> int:
+    """Repeat a change until it finds fewer rows than its limit, and return the number of changed rows."""
+    changed = 0
+    while count := await change():
+        changed += count
+        if count < _CHANGED_ROWS_MAX:
+            break
+    return changed
 
 
 def _group_records_by_table(counts: dict[_Key, _Counts]) -> dict[str, tuple[QueryRecord, ...]]:

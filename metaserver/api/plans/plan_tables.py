@@ -37,7 +37,10 @@ from seamark.metaserver.api.http.sql_texts import read_in_turn
 from seamark.metaserver.api.plans.joins import JoinOutcomes, Joins, add_joins, evaluate_joins, parse_filter
 from seamark.metaserver.api.plans.plan_leases import check_lease, grant_lease_s
 from seamark.metaserver.api.plans.statement_reads import (
-    AGGREGATED_COLUMNS_MAX,
+    REPORTED_COLUMNS_MAX,
+    REPORTED_KEYS_MAX,
+    ReportedAggregate,
+    ReportedUse,
     count_statement,
     history_of,
     sampler_of,
@@ -67,15 +70,6 @@ _IN_LOOP_FILES_MAX, _IN_LOOP_MANIFESTS_MAX = 100_000, 200
 _READ_BYTES = 1 << 20
 _DECLINED_BYTES, _DECLINED_EACH_BYTES = 1 << 20, 500
 """Memory of decoded requests, and of requests that get no plan table."""
-
-
-class ReportedAggregate(msgspec.Struct, frozen=True):
-    """An aggregate of the statement, for the query history."""
-
-    function: Annotated[str, msgspec.Meta(max_length=20, description="count, sum, min, max, avg, or another name.")]
-    column: Annotated[
-        str, msgspec.Meta(max_length=500, description="A column of the table, or empty if the argument is no column.")
-    ] = ""
 
 
 class PlanTableRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
@@ -120,17 +114,43 @@ class PlanTableRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=Tru
             "NaN. If something would mislead such a reader, a plan table is created for any kept-max."
         ),
     ] = False
+    engine: Annotated[
+        str,
+        msgspec.Meta(
+            max_length=20,
+            description="The engine that runs the statement, for the query history: spark, trino, duckdb or seamark. "
+            "Another name is recorded as `other`.",
+        ),
+    ] = ""
+    columns: Annotated[
+        list[str],
+        msgspec.Meta(
+            max_length=REPORTED_COLUMNS_MAX,
+            description="Columns that the statement reads, for the query history. Unknown names are left out.",
+        ),
+    ] = []
+    counts: Annotated[
+        bool, doc("Whether the statement counts in the query history. It does not count if it is only explained.")
+    ] = True
+    join_columns: Annotated[
+        list[str],
+        msgspec.Meta(
+            max_length=REPORTED_KEYS_MAX,
+            description="Columns by which the statement joins other tables, for the query history, in addition to "
+            "those of `joins`.",
+        ),
+    ] = []
     grouping: Annotated[
         list[str],
         msgspec.Meta(
-            max_length=AGGREGATED_COLUMNS_MAX,
+            max_length=REPORTED_KEYS_MAX,
             description="Columns by which the statement groups, for the query history. Unknown names are left out.",
         ),
     ] = []
     aggregates: Annotated[
         list[ReportedAggregate],
         msgspec.Meta(
-            max_length=AGGREGATED_COLUMNS_MAX,
+            max_length=REPORTED_KEYS_MAX,
             description="Aggregates of the statement, for the query history. Unknown columns are left out.",
         ),
     ] = []
@@ -234,15 +254,19 @@ def count_plan_table(
 ) -> None:
     """Count the statement of the request, even if its plan table was shared or not created."""
     assert loaded.entry is not None
-    if history_of(call) is None:
+    if history_of(call) is None or not body.counts:
         return
     engine = "duckdb" if body.hide_partitions else "other" if call.audience is None else "trino"
     shape = shape_of(
         bound_scan,
         engine,
-        joins=[column for join in body.joins for column in join.on],
-        grouping=body.grouping,
-        aggregates=[(aggregate.function, aggregate.column) for aggregate in body.aggregates],
+        select=body.columns,
+        use=ReportedUse(
+            body.engine,
+            body.grouping,
+            [*body.join_columns, *(column for join in body.joins for column in join.on)],
+            body.aggregates,
+        ),
     )
     considered_bytes = -1 if answer.considered_bytes is None else answer.considered_bytes
     count_statement(

@@ -239,7 +239,14 @@ async def _plan(
         counted = _CountedReads(
             await count_plan(call, loaded.entry, scan_plan, bound_scan.predicates, body.select),
             count_plan_statement(
-                call, loaded.entry, bound_scan, scan_plan, engine_of(call), plan_s, select=body.select
+                call,
+                loaded.entry,
+                bound_scan,
+                scan_plan,
+                engine_of(call),
+                plan_s,
+                select=body.select,
+                use=body.seamark.use,
             ),
         )
     credentials = await _vend_credentials(call, loaded)

@@ -183,22 +183,19 @@ def _make_namespace_condition(namespaces: Sequence[NamespacePath] | None, first:
     return f"({ranges})", [text for top in tops for text in (top, f"{top}{NAMESPACE_SEPARATOR}\U0010ffff")]
 
 
-HOURS_OF_DAY = 24
-
-
-def merge_query_hours(before_hour: int, limit: int) -> Steps[int]:
+def merge_query_hours(before_hour: int, limit: int, period_hours: int) -> Steps[int]:
     rows = yield StoreStatement(
         "DELETE FROM query_counts WHERE (uuid, fingerprint, hour) IN (SELECT uuid, fingerprint, hour "  # noqa: S608
-        f"FROM query_counts WHERE hour < $1 AND hour % {HOURS_OF_DAY} <> 0 ORDER BY hour LIMIT $2) "
+        "FROM query_counts WHERE hour < $1 AND hour % $3 <> 0 ORDER BY hour LIMIT $2) "
         f"RETURNING uuid, fingerprint, hour, {', '.join(_SUMS)}",
-        (before_hour, limit),
+        (before_hour, limit, period_hours),
     )
-    days: dict[tuple[str, str, int], list[int]] = {}
+    periods: dict[tuple[str, str, int], list[int]] = {}
     for uuid, fingerprint, hour, *sums in rows:
-        totals = days.setdefault((uuid, fingerprint, hour - hour % HOURS_OF_DAY), [0] * len(_SUMS))
+        totals = periods.setdefault((uuid, fingerprint, hour - hour % period_hours), [0] * len(_SUMS))
         for number, value in enumerate(sums):
             totals[number] += value
-    yield from _add_sums([(*key, totals) for key, totals in sorted(days.items())])
+    yield from _add_sums([(*key, totals) for key, totals in sorted(periods.items())])
     return len(rows)
 
 
