@@ -345,7 +345,7 @@ class QueryHistory:
         clock_look = await look_at_clock(self._store, self._clock)
 
         def find_hour(age_hours: int, period_hours: int) -> int:
-            """Return the first hour of the period in which the time that long ago is."""
+            """Return the first hour of the period in which rows are `age_hours` old."""
             hour = clock_look.ago(age_hours * HOUR_MS) // HOUR_MS
             return hour - hour % period_hours
 

@@ -127,7 +127,7 @@ class _Trials:
         """Change fields of a trial, and the time of its decision.
 
         Returns:
-            The trial as it is stored now.
+            The trial with its new text.
 
         Raises:
             CommitConflict: Another request has changed the trial.
@@ -143,7 +143,7 @@ class _Trials:
         If the trial has replaced a clustering, the properties of that clustering are set again.
 
         Returns:
-            The trial as it is stored now.
+            The trial with its new text.
 
         Raises:
             CommitConflict: A user has changed one of the properties, or another request has changed the trial.
