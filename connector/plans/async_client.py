@@ -84,6 +84,8 @@ class TablePlanResponse(msgspec.Struct, frozen=True, rename="kebab"):
 
     Otherwise None.
     """
+    statement: str = ""
+    """The fingerprint of the statement in the query history, or empty if it does not count."""
 
     @property
     def is_made(self) -> bool:

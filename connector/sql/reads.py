@@ -78,6 +78,8 @@ class PlannedTableRead:
     tasks: tuple[ScanTask, ...]
     joins: tuple[tuple[str, int], ...] = ()
     """The columns by which other tables have left out files, each with the number of keys."""
+    statement: str = ""
+    """The fingerprint of the statement in the query history, or empty if the read does not count."""
 
     @property
     def bytes(self) -> int:
@@ -209,19 +211,22 @@ def plan_reads(
     for number, (table, scan) in enumerate(zip(tables, scans, strict=True)):
         named_table = catalog.of_node[id(table.node)]
         used_joins: tuple[tuple[str, int], ...] = ()
+        statements: list[str] = []
         opened = named_table.opened
         where = TRUE if scan is None else _bind_filter(scan, opened)
         if number in planned:
-            name, used_joins = planned[number]
+            name, used_joins, statement = planned[number]
+            statements.append(statement)
             opened = open_table(client, (*named_table.name[:-1], name), CURRENT)
         tasks: tuple[ScanTask, ...] = ()
         if number not in skipped:
             columns = tuple(table.used) if counted_tables[number] else None
             # The statement is counted with the request for a plan table, even if no plan table was created.
             use = UNCOUNTED_USE.body() if number in counted_numbers else _describe_use(scan)
-            tasks = tuple(plan(client, opened, where, columns=columns, use=use))
+            tasks = tuple(plan(client, opened, where, columns=columns, use=use, note_statement=statements.append))
             catalog.counted_nodes.add(id(table.node))
-        reads.append(PlannedTableRead(table, named_table, opened, drop_functions(where), tasks, used_joins))
+        statement = next(iter(statements), "")
+        reads.append(PlannedTableRead(table, named_table, opened, drop_functions(where), tasks, used_joins, statement))
     return reads
 
 
@@ -311,12 +316,12 @@ def _find_scans(
 
 def _request_join_plans(
     client: SeamarkClient, scans: Mapping[int, Scan], tables: Sequence[StoredTable], catalog: StatementTables
-) -> tuple[dict[int, tuple[str, tuple[tuple[str, int], ...]]], set[int]]:
+) -> tuple[dict[int, tuple[str, tuple[tuple[str, int], ...], str]], set[int]]:
     """Request plan tables if joins can leave out files.
 
     Returns:
-        The names of the plan tables with the joins that were used, by the number of the reference; and the numbers of
-        all references for which a plan table was requested.
+        The names of the plan tables with the joins that were used and the fingerprint of the statement, by the number
+        of the reference; and the numbers of all references for which a plan table was requested.
     """
     if not any(scan.joins for scan in scans.values()):
         return {}, set()
@@ -340,7 +345,7 @@ def _request_join_plans(
         return {}, set()
     plans, answered = run_in_thread(_plan_tables(client, list(planned_scans.values()), dimensions))
     planned = {
-        numbers[at]: (plan.name, tuple(find_used_joins(dimensions.get(planned_scan, ()), plan)))
+        numbers[at]: (plan.name, tuple(find_used_joins(dimensions.get(planned_scan, ()), plan)), plan.statement)
         for at, planned_scan in planned_scans.items()
         if (plan := plans.get(planned_scan)) is not None and plan.name is not None
     }

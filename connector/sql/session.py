@@ -11,6 +11,7 @@ at its first use.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -48,6 +49,7 @@ from seamark.connector.sql.row_changes import ComputedRows, change_rows, insert_
 from seamark.connector.sql.scopes import StoredTable, UnsupportedInDuckDB
 from seamark.connector.sql.spark_engine import SparkStatements, spark_text
 from seamark.connector.sql.statement import Kind, SqlStatement, parse
+from seamark.connector.sql.statement_times import measure_time, report_times
 from seamark.connector.sql.trino_engine import TrinoAddress, TrinoRows
 from seamark.formats.iceberg.expressions.expression import TRUE
 
@@ -343,7 +345,7 @@ class SqlSession:
 
     def _run_query(self, planned: _PlannedStatement, query: DuckDBQuery) -> SqlResult:
         stack = ExitStack()
-        con = self._sandbox
+        con, started_s = self._sandbox, time.perf_counter()
         try:
             streams = stack.enter_context(register_tables(con, planned.reads))
             if isinstance(planned.cube, CubePlan):
@@ -359,7 +361,10 @@ class SqlSession:
             stack.close()
             raise
         types = tuple(str(kind) for _, kind in query.columns)
-        return SqlResult(rows.schema, types, iter(rows), planned.explanation, stack)
+        batches: Iterator[pa.RecordBatch] = iter(rows)
+        if not isinstance(planned.cube, CubePlan):  # An answer from a cube reads few of the planned rows.
+            batches = measure_time(batches, started_s, partial(report_times, self._client, planned.reads))
+        return SqlResult(rows.schema, types, batches, planned.explanation, stack)
 
     def _run_change(self, planned: _PlannedStatement, change: DuckDBChange) -> SqlResult:
         try:

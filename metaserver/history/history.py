@@ -58,11 +58,13 @@ _SAMPLERS_BYTES_MAX = 64 << 20
 """The memory that the filters and files of samplers may use between two flushes."""
 _LITERALS_MAX = 64
 """The number of statements of a shape whose filters are compared with each other between two flushes."""
+RUN_S_MAX = 1e6
+"""The seconds of a statement that are counted at most. Clients state this number, so it may be wrong."""
 _LISTED_MAX = 2000
 _LISTED_AFTER_MS = 5000
 """The maximum age of unrecorded counts when all tables are listed. Older counts are recorded before the listing."""
 _CHANGED_ROWS_MAX = 1000
-"""The maximum number of rows that one transaction merges or removes."""
+"""The maximum number of rows that a transaction merges or removes."""
 DAY_HOURS, WEEK_HOURS = 24, 168
 MERGED_PERIODS = ((DAY_HOURS, 48), (WEEK_HOURS, 14 * DAY_HOURS))
 """The periods into which older rows are merged: the hours of the period, and the age in hours of its end."""
@@ -107,6 +109,14 @@ class StatementSample(NamedTuple):
 
 
 StatementSampler = Callable[[], StatementSample | None]
+
+
+class StatementTime(NamedTuple):
+    """The time that an engine took for a statement, and the files and bytes that it read of one table."""
+
+    run_s: float
+    files: int
+    bytes: int
 
 
 class _Key(NamedTuple):
@@ -166,6 +176,8 @@ class QueryHistory:
         self._counts: dict[_Key, _Counts] = {}
         self._used: Counter[str | None] = Counter()
         """The used part of the limit, by principal."""
+        self._times: dict[tuple[str, str], QuerySums] = {}
+        """The sums of reported times, by the UUID of the table and the fingerprint of the shape."""
         self._is_full = False
         self._samplers_bytes = 0
         self._flushed_ms = 0
@@ -207,6 +219,25 @@ class QueryHistory:
         if read.literals and len(counts.literals) < _LITERALS_MAX:
             counts.literals.append(read.literals)
         return counts.samplers if len(counts.samplers) < SAMPLES_EACH else None
+
+    def add_time(self, uuid: str, fingerprint: str, time: StatementTime) -> None:
+        """Add the time that an engine took for a statement.
+
+        The time is lost if the history does not have the shape when the counts are recorded, or if too many other
+        times wait.
+        """
+        key = (uuid, fingerprint)
+        sums = self._times.get(key)
+        if sums is None and len(self._times) >= self._limit:
+            return
+        new = QuerySums(
+            *(0,) * 7,
+            timed=1,
+            run_us=int(min(time.run_s, RUN_S_MAX) * 1e6),
+            timed_files=min(time.files, _FILES_MAX),
+            timed_bytes=min(time.bytes, _BYTES_MAX),
+        )
+        self._times[key] = new if sums is None else add_sums([sums, new])
 
     def reserve(self, size: int) -> bool:
         """Reserve memory for the data that a sampler keeps until the next flush.
@@ -251,13 +282,14 @@ class QueryHistory:
         Raises:
             SeamarkError: The database refuses `_FAILURES_MAX` transactions in a row. The remaining statements are lost.
         """
-        if not self._counts:
+        if not self._counts and not self._times:
             return
         counts, self._counts, self._used, self._is_full = self._counts, {}, Counter(), False
+        times, self._times = self._times, {}
         self._samplers_bytes = 0
         self._flushed_ms = self._clock.now_ms()
         hour, failures = self.hour, 0
-        for uuid, records in (await asyncio.to_thread(_group_records_by_table, counts)).items():
+        for uuid, records in (await asyncio.to_thread(_group_records_by_table, counts, times)).items():
             for start in range(0, len(records), _RECORDS_MAX):
                 part = records[start : start + _RECORDS_MAX]
                 owned_max = self._shapes_max if all(not record.owner for record in part) else self._owner_shapes_max
@@ -384,7 +416,9 @@ async def _repeat_until_done(change: Callable[[], Awaitable[int]]) -> int:
     return changed
 
 
-def _group_records_by_table(counts: dict[_Key, _Counts]) -> dict[str, tuple[QueryRecord, ...]]:
+def _group_records_by_table(
+    counts: dict[_Key, _Counts], times: dict[tuple[str, str], QuerySums]
+) -> dict[str, tuple[QueryRecord, ...]]:
     tables: defaultdict[str, list[QueryRecord]] = defaultdict(list)
     for key, counted in counts.items():
         shape = key.shape
@@ -404,6 +438,9 @@ def _group_records_by_table(counts: dict[_Key, _Counts]) -> dict[str, tuple[Quer
             text = msgspec.json.encode(samples).decode() if samples else ""
             record = QueryRecord(shape.fingerprint, owner, shape.text, text, counted.sums())
         tables[key.uuid].append(record)
+    # A record of times has no shape. It is after the record with its shape.
+    for (uuid, fingerprint), sums in times.items():
+        tables[uuid].append(QueryRecord(fingerprint, "", "", "", sums))
     return {uuid: tuple(records) for uuid, records in tables.items()}
 
 

@@ -197,6 +197,10 @@ class PlanTableResponse(msgspec.Struct, rename="kebab"):
             "needs is not created. Then there is no plan table, and such a reader must not read the table."
         ),
     ] = msgspec.UNSET
+    statement: Annotated[
+        str | msgspec.UnsetType,
+        doc("The fingerprint of the statement in the query history, if it counts. `recordStatementTime` takes it."),
+    ] = msgspec.UNSET
 
 
 WRITER: web.AppKey[PlanWriter] = web.AppKey("plan-writer", PlanWriter)
@@ -238,10 +242,10 @@ async def make_plan_table(call: Call, data: bytes) -> PlanTableResponse:
     bound_scan = filters.apply_to(bound_scan)
     new_plan_table = NewPlanTable(call, loaded, body, bound_scan, holder)
     answer = await new_plan_table.find_or_make()
-    count_plan_table(call, loaded, body, bound_scan, answer, new_plan_table.sampler)
+    statement = count_plan_table(call, loaded, body, bound_scan, answer, new_plan_table.sampler)
     if holder is not None:
         answer = msgspec.structs.replace(answer, name=None)
-    return msgspec.structs.replace(answer, joins=outcomes)
+    return msgspec.structs.replace(answer, joins=outcomes, statement=statement)
 
 
 def count_plan_table(
@@ -251,11 +255,15 @@ def count_plan_table(
     bound_scan: BoundScan,
     answer: PlanTableResponse,
     sampler: StatementSampler | None,
-) -> None:
-    """Count the statement of the request, even if its plan table was shared or not created."""
+) -> str | msgspec.UnsetType:
+    """Count the statement of the request, even if its plan table was shared or not created.
+
+    Returns:
+        The fingerprint of the statement, or UNSET if it does not count.
+    """
     assert loaded.entry is not None
     if history_of(call) is None or not body.counts:
-        return
+        return msgspec.UNSET
     engine = "duckdb" if body.hide_partitions else "other" if call.audience is None else "trino"
     shape = shape_of(
         bound_scan,
@@ -282,6 +290,7 @@ def count_plan_table(
         ),
         sampler,
     )
+    return shape.fingerprint
 
 
 class _NamedSnapshot(msgspec.Struct, rename="kebab"):

@@ -45,7 +45,11 @@ def test_statement_is_recorded_with_its_columns_groupings_and_aggregates(client:
     assert sorted(shape["columns"]) == ["code", "day", "region"]
     assert (shape["grouping"], sorted(shape["aggregates"])) == (["region"], ["count(*)", "max(day)"])
     # Each run counts once. EXPLAIN does not count.
-    assert (shape["sums"]["statements"], shape["sums"]["files-before"]) == (2, 6)
+    sums = shape["sums"]
+    assert (sums["statements"], sums["files-before"]) == (2, 6)
+    # The engine reports the time of each run, and what it read.
+    assert (sums["timed-statements"], sums["timed-files"]) == (2, sums["files-after"])
+    assert sums["run-us"] > 0 < sums["timed-bytes"]
 
 
 def test_statement_with_a_join_counts_once_for_each_reference(client: IndexClient) -> None:
@@ -53,4 +57,5 @@ def test_statement_with_a_join_counts_once_for_each_reference(client: IndexClien
     shapes = list_new_shapes(client, statement)
     assert [shape["joins"] for shape in shapes] == [["id"], ["id"]]
     assert [shape["sums"]["statements"] for shape in shapes] == [1, 1]
+    assert [shape["sums"]["timed-statements"] for shape in shapes] == [1, 1]
     assert {shape["engine"] for shape in shapes} == {"seamark"}
