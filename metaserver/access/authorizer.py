@@ -62,7 +62,7 @@ def _make_rules() -> dict[str, Rule]:
         loadStream listStreams loadStreamPosition loadStreamTopic readRows getRows
         loadTableHealth loadTablePolicy listRunningJobs listRunningTableJobs
         listFiles listColumnStats loadColumnLayout listPartitions explain explainQuery
-        makePlanTable renewPlanTable leasePlanSnapshots
+        makePlanTable renewPlanTable leasePlanSnapshots recordStatementTime
         loadQueryHistory listQueryHistory adviseTable
         listIndexes loadIndex loadIndexBuild listIndexBuildFiles lookupKeys selectRows readCubeGroups
         makeCubePlan"""

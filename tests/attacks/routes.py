@@ -402,6 +402,7 @@ _BODIES: dict[str, _Body] = {
     "putTablePolicy": lambda n: {"properties": n.rng.choice(({}, {"seamark.compaction.enabled": n.place()}))},
     "putIndex": lambda n: {"kind": "bloom", "columns": ["id"]},
     "recordIndexAudit": lambda n: {"index-files": 1},
+    "recordStatementTime": lambda n: {"statement": "0" * 16, "seconds": 1.5, "files": 3, "bytes": 10_000},
     "recordAppliedAdvice": lambda n: {"proposal": _PROPOSAL},
     "applyAdvice": lambda n: {"id": n.place()},
     "finishAdviceStep": lambda n: {

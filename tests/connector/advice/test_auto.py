@@ -26,9 +26,10 @@ from seamark.connector.jobs.jobs import run_auto_advice, run_clustering
 from seamark.formats.iceberg.metadata.auto_advice import BYTES_PER_DAY
 from seamark.formats.iceberg.metadata.clustering import COLUMNS
 from seamark.metaserver.api.admin import advice_application
+from seamark.metaserver.history.history import QueryHistory
 from seamark.metaserver.planner.advice.trials import ShapeReads, Trial, judge
 from seamark.metaserver.services.running import ServicesState
-from seamark.metaserver.store.model import QueryShapeSums, QuerySums
+from seamark.metaserver.store.model import AppliedAdvice, QueryShapeSums, QuerySums
 from tests.connector.advice.workloads import TABLE, make_table, measure_planned_bytes, run_statements
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
@@ -220,6 +221,22 @@ def test_auto_applies_once_within_its_budget_although_two_replicas_take_steps(we
     with pytest.raises(NoSuchResource, match="no trial 1"):
         finish_advice_step(week.client, TABLE, next_step, "applied")
     assert "it was applied before, and its state is failed" in reason
+
+
+def test_report_of_a_job_reads_the_stored_trials_once(week: Week, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_statements(week.client, BY_DAY)
+    step = take_advice_step(week.client, TABLE)
+    read_trials, reads = QueryHistory.list_applied, []
+
+    async def count_read(history: QueryHistory, uuid: str) -> list[AppliedAdvice]:
+        reads.append(uuid)
+        return await read_trials(history, uuid)
+
+    monkeypatch.setattr(QueryHistory, "list_applied", count_read)
+    # The failed trial is changed twice: its properties are removed between the two changes.
+    answer = finish_advice_step(week.client, TABLE, step, "failed")
+    assert (answer["trial"]["state"], len(reads)) == ("failed", 1)
+    assert answer == week.trials[0]
 
 
 def test_job_that_fails_ends_its_trial(week: Week, monkeypatch: pytest.MonkeyPatch) -> None:

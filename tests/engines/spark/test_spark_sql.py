@@ -10,6 +10,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,8 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
 from sqlglot import transpile
 
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.policies import load_history
 from seamark.connector.plans.plan_requests import PlanRequests
 from seamark.connector.plans.quotes import backquote
 from seamark.connector.spark.query import queries as querying
@@ -64,6 +67,22 @@ def test_condition_on_a_dimension_leaves_files_of_the_facts_out(rig: Rig) -> Non
     assert rewrite.files < rewrite.considered_files / 2
     rewrite = rig.check_same("SELECT id FROM {db}.sales WHERE item IN (SELECT i_id FROM {db}.items WHERE size = 18)")
     assert "joins=db.sales.item:" in rewrite.summary
+
+
+def test_history_has_the_columns_groupings_and_aggregates_of_a_query(rig: Rig) -> None:
+    rig.rewrite(
+        "SELECT i.color, count(*), sum(s.id) / avg(s.price) FROM {db}.sales s JOIN {db}.items i ON s.item = i.i_id "
+        "WHERE i.size < 5 AND s.id < 100 GROUP BY ROLLUP (i.color)"
+    )
+    with closing(IndexClient(rig.server.base_url)) as client:
+        facts, dimension = (
+            next(shape for shape in load_history(client, f"db.{name}")["shapes"] if "count(*)" in shape["aggregates"])
+            for name in ("sales", "items")
+        )
+    assert (facts["engine"], "id < ?" in facts["conditions"], facts["joins"]) == ("spark", True, ["item"])
+    assert (sorted(facts["columns"]), facts["grouping"]) == (["id", "item", "price"], [])
+    assert sorted(facts["aggregates"]) == ["avg(price)", "count(*)", "sum(id)"]
+    assert (sorted(dimension["columns"]), dimension["grouping"]) == (["color", "i_id", "size"], ["color"])
 
 
 def test_query_reads_the_snapshots_that_were_planned(rig: Rig) -> None:
