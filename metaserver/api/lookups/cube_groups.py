@@ -101,7 +101,8 @@ async def read_cube_groups(call: Call, body: ReadCubeGroupsRequest) -> web.Respo
     loaded = await call.components.catalog.tables.load(call.namespace, call.name)
     definition = find_cube(call, loaded, body.definition_id)
     ids = await asyncio.to_thread(_parse_ids, body.files)
-    condition = await read_in_turn(call, len(bytes(body.filter)), partial(_read_condition, body, definition))
+    text = bytes(body.filter)
+    condition = await read_in_turn(call, len(text), partial(read_condition, text, definition))
     reading = await read_groups(call, loaded, definition, body.columns, ids, condition)
     return web.Response(body=await asyncio.to_thread(reading.encode), content_type=ARROW_STREAM)
 
@@ -188,15 +189,18 @@ def _functions_of(definition: IndexDefinition, columns: Sequence[str]) -> Mappin
     return {name: functions[name] for name in columns if name in functions}
 
 
-def _read_condition(body: ReadCubeGroupsRequest, definition: IndexDefinition) -> Expression:
+def read_condition(text: bytes, definition: IndexDefinition) -> Expression:
     """Return the bound condition on groups, or TRUE if its evaluation would take long.
 
     The query of the client has all its conditions, so more groups do not change its result.
 
+    Args:
+        text: An expression over the dimensions d0, d1, … in JSON, or an empty text.
+        definition: The definition of the cube.
+
     Raises:
         BadRequest: The condition is invalid.
     """
-    text = bytes(body.filter)
     if not text:
         return TRUE
     expression = parse_expression(decode_json(text, "The filter"))
@@ -273,7 +277,7 @@ class GroupReading:
         return bool(self._groups.num_rows > GROUPS_MAX or self._groups.nbytes > BYTES_MAX)
 
     def enqueue(self, part: GroupPart) -> bool:
-        """Remember the groups of some data files, and return whether they should be processed before the next ones."""
+        """Remember the groups of some data files, and return whether they should be processed before further groups."""
         self._waiting.append(part)
         self._waiting_rows += part.groups.rows
         self._waiting_bytes += part.groups.nbytes

@@ -122,7 +122,7 @@ class EncodedGroups:
 def _encode(array: pa.Array) -> _EncodedColumn | None:
     """Return an encoded column, or None if its values should not be encoded.
 
-    Floats stay as they are, because an encoded column would have one of the values 0.0 and -0.0, and one NaN.
+    Floats stay unchanged, because an encoded column would have one of the values 0.0 and -0.0, and one NaN.
     """
     if len(array) < _ENCODED_GROUPS_MIN or pa.types.is_floating(array.type):
         return None

@@ -13,7 +13,7 @@ from seamark.formats.iceberg.expressions.expression import TRUE, Expression
 from seamark.formats.iceberg.types.schema import Field, Schema
 from seamark.formats.index.definitions import define
 from seamark.metaserver.api.lookups import cube_groups
-from seamark.metaserver.api.lookups.cube_groups import GroupReading, ReadCubeGroupsRequest
+from seamark.metaserver.api.lookups.cube_groups import GroupReading
 from seamark.metaserver.planner.cubes.encoded_groups import EncodedGroups
 from seamark.metaserver.planner.cubes.segments import GroupPart
 
@@ -78,8 +78,7 @@ def test_condition_that_takes_long_leaves_out_no_groups() -> None:
         return read(condition)
 
     def read(condition: dict[str, Any]) -> Expression:
-        request = ReadCubeGroupsRequest(cube.id, ["d0"], "", msgspec.Raw(msgspec.json.encode(condition)))
-        return cube_groups._read_condition(request, cube)
+        return cube_groups.read_condition(msgspec.json.encode(condition), cube)
 
     assert read_values(1000) != TRUE
     assert read_values(1001) == TRUE
