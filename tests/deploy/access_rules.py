@@ -24,7 +24,7 @@ def _build_ruled_rule(user: str, table: str, **fields: Any) -> dict[str, Any]:
 
 
 def _build_cubed_rule(user: str, **fields: Any) -> dict[str, Any]:
-    return {"user": user, "schema": "cubed", "table": "orders", "privileges": ["SELECT"], **fields}
+    return {"user": user, "schema": "cubed", "table": "orders|areas", "privileges": ["SELECT"], **fields}
 
 
 def _build_column_masks(*columns: str) -> list[dict[str, Any]]:
@@ -52,6 +52,7 @@ RULES: dict[str, Any] = {
         _build_cubed_rule("rita", filter="country = 'FR'", columns=_build_column_masks("card")),
         _build_cubed_rule("dan", columns=[{"name": "card", "allow": False}]),
         _build_cubed_rule("sue", privileges=[]),
+        {"user": "rita|dan|sue", "schema": "cubed", "table": "sales|kinds", "privileges": ["SELECT"]},
         {"schema": "ruled", "privileges": ["SELECT"]},  # The catch-all rule, which includes the names of plans
         {"schema": "information_schema", "privileges": ["SELECT"]},
     ],

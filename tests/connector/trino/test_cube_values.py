@@ -98,7 +98,7 @@ async def test_parsing_and_writing_run_outside_of_the_event_loop(monkeypatch: py
     planned_scan: Any = SimpleNamespace(scan=scan, table=("db", "t"))
     until_s = asyncio.get_running_loop().time() + 60
     rewrite = await rewrite_over_cube(
-        client, StatementReader(), StatementText(text), planned_scan, make_statement(), table, until_s
+        client, StatementReader(), StatementText(text), planned_scan, make_statement(), table, (), until_s
     )
     assert rewrite.text.startswith("SELECT 1 FROM (VALUES (NULL, 0), ")
     assert set(threads) == {"find_scans", "write_values"}

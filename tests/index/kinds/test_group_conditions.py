@@ -20,7 +20,7 @@ from seamark.formats.index.keys.group_conditions import make_group_schema, renam
 from seamark.formats.index.keys.measures import parse_measure
 from seamark.formats.index.keys.terms import resolve
 from seamark.formats.index.kinds.cube import group_rows
-from seamark.metaserver.planner.cubes.aggregation import select_groups
+from seamark.metaserver.planner.cubes.encoded_groups import EncodedGroups
 from tests.seeds import examples, first_seed
 
 COLUMNS = Schema(
@@ -89,7 +89,10 @@ def test_groups_with_a_needed_row_meet_the_condition() -> None:
         needed = rows.filter(pa.array(evaluate_filter(where, columns, rows.num_rows)))
         keys = [f"d{number}" for number in range(len(terms))]
         groups = group_selected(rows)
-        selected = select_groups(groups, condition)
+        selected = EncodedGroups(groups).select(condition, groups.column_names)
+        many = EncodedGroups(pa.concat_tables([groups] * 256)).select(condition, groups.column_names)
+        assert many.num_rows == 256 * selected.num_rows, "encoded columns give another result"
+        assert str(many.slice(0, selected.num_rows).to_pylist()) == str(selected.to_pylist())
         left_out += selected.num_rows < groups.num_rows
         missing = {str(row) for row in group_selected(needed).select(keys).to_pylist()}
         missing -= {str(row) for row in selected.select(keys).to_pylist()}

@@ -17,6 +17,7 @@ import pytest
 
 from seamark.cache.memory import MemoryCache
 from seamark.cache.opening import open_stack
+from seamark.formats.iceberg.expressions.expression import TRUE
 from seamark.formats.iceberg.types.schema import Field, Schema
 from seamark.formats.index.definitions import IndexDefinition
 from seamark.formats.index.keys.measures import parse_measure
@@ -121,7 +122,7 @@ async def read_parts(segments: Segments, numbers: Sequence[int]) -> tuple[list[i
     files, sums = list[int](), Counter[tuple[str, int]]()
     async for part in segments.read_parts(ENTRY, DEFINITION, hash_file_ids(numbers)):
         files += [numbers[file] for file in part.files.tolist()]
-        sums.update(sum_groups(part.table))
+        sums.update(sum_groups(part.groups.select(TRUE, part.groups.schema.names)))
     return sorted(files), sums
 
 
