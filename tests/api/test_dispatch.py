@@ -11,8 +11,9 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
 from seamark.formats.runtime.errors import Forbidden
-from seamark.metaserver.access.authorizer import Authorizer
+from seamark.metaserver.access.authorizer import GrantAuthorizer
 from seamark.metaserver.access.principal import Principal
+from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.http.components import COMPONENTS, ServerComponents
 from seamark.metaserver.api.http.dispatch import Call, Check, Endpoint, Route
 from seamark.metaserver.api.http.keys import PRINCIPAL
@@ -30,7 +31,7 @@ def _build_route(check: Check) -> Route:
 
 def _build_request(*grants: Grant) -> web.Request:
     app = web.Application()
-    app[COMPONENTS] = cast(ServerComponents, SimpleNamespace(authorizer=Authorizer(), settings=Settings()))
+    app[COMPONENTS] = cast(ServerComponents, SimpleNamespace(authorizer=GrantAuthorizer(None), settings=Settings()))
     request = make_mocked_request("POST", "/x", app=app)
     request[PRINCIPAL] = Principal("p", grants)
     return request
@@ -40,7 +41,7 @@ def _build_endpoint(check: Check, allowed: tuple[str, ...] | None) -> Endpoint:
     @_build_route(check)
     async def handler(call: Call) -> web.Response:
         if allowed is not None:
-            call.allow(allowed)
+            await call.allow(Securable(allowed))
         return web.Response(status=204)
 
     return handler

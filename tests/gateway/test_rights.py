@@ -18,7 +18,7 @@ from seamark.metaserver.access.gateway_keys import ObjectGrant
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.gateway.ownership import GrantChecker
 from seamark.metaserver.server import gateway
-from seamark.metaserver.store.model import AccessToken, Claim
+from seamark.metaserver.store.model import AccessToken, Claim, Entry, EntryKind
 from seamark.metaserver.store.model import Grant as RoleGrant
 from seamark.metaserver.store.open import open_store
 from tests.gateway.rig import SCHEMA, Keys, read_keys
@@ -288,6 +288,10 @@ class _Claims:
     async def names_of(self, uuid: str, *, dropped: bool = True, namespace: tuple[str, ...] | None = None) -> int:
         return int(uuid != "staged" and (dropped or uuid not in self.dropped) and namespace in (None, self.namespace))
 
+    async def entries_of(self, uuid: str) -> list[Entry]:
+        live = uuid != "staged" and uuid not in self.dropped
+        return [Entry(EntryKind.TABLE, self.namespace, "t", uuid, "", None, 1, 0, 0)] if live else []
+
     async def claims(self, uuid: str) -> list[Claim]:
         self.calls += 1
         return [Claim(uuid=uuid, location=location, shared=False) for location in self.by_uuid.get(uuid, [])]
@@ -349,6 +353,9 @@ class _Logins(_Claims):
 
     async def grants(self, principal: str) -> list[RoleGrant]:
         return self._grants.get(principal, [])
+
+    async def list_owned(self, *_: object) -> list[RoleGrant]:
+        return []
 
     async def token_named(self, name: str) -> AccessToken | None:
         return AccessToken("i", name, "d", 0, None, None) if name in self._grants else None

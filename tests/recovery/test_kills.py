@@ -75,7 +75,9 @@ def test_killed_restore_and_migration_leave_the_old_state(catalog: tuple[Path, d
     backed_up = read_sqlite_content(database)
     for _ in range(KILLS):
         with closing(sqlite3.connect(database)) as connection, connection:
-            connection.execute("INSERT OR IGNORE INTO grants VALUES ('after the backup', '', 'reader')")
+            connection.execute(
+                "INSERT OR IGNORE INTO grants VALUES ('after the backup', 'reader', '', 'namespace', '', 0)"
+            )
         later_content = read_sqlite_content(database)
         delay_s = rng.uniform(0, 1.5 * lasts_s)
         kill_command(tmp_path, delay_s, "restore", str(file), "--home", str(home), "--overwrite")

@@ -8,8 +8,9 @@ import pytest
 
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import Unauthenticated
-from seamark.metaserver.access.authorizer import Authorizer
+from seamark.metaserver.access.authorizer import GrantAuthorizer
 from seamark.metaserver.access.keyring import Keyring, SigningKey
+from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.access.worker_tokens import ServiceTokens
 from tests.server.rig import OffsetClock
 
@@ -20,16 +21,16 @@ def build_keyring(root: bytes = b"r" * 32) -> Keyring:
     return Keyring([SigningKey(b"12345678", 0, root)], SystemClock())
 
 
-def test_service_token_is_a_writer_of_its_namespace_only() -> None:
+async def test_service_token_is_a_writer_of_its_namespace_only() -> None:
     tokens = ServiceTokens(build_keyring(), SystemClock())
     principal, _ = tokens.principal(tokens.issue(("shop", "eu"), 60))
-    authorizer = Authorizer()
-    assert authorizer.allows(principal, "commitChange", ("shop", "eu"))
-    assert authorizer.allows(principal, "registerIndexFiles", ("shop", "eu", "deep"))
+    authorizer = GrantAuthorizer(None)
+    assert await authorizer.allows(principal, "commitChange", Securable(("shop", "eu"), "table", "t"))
+    assert await authorizer.allows(principal, "registerIndexFiles", Securable(("shop", "eu", "deep"), "table", "t"))
     for namespace in ((), ("shop",), ("shop", "us"), ("other",)):
-        assert not authorizer.allows(principal, "loadTable", namespace)
+        assert not await authorizer.allows(principal, "loadTable", Securable(namespace, "table", "t"))
     for operation in ("purgeDropped", "addGrant", "createToken", "registerTable"):
-        assert not authorizer.allows(principal, operation, ("shop", "eu"))
+        assert not await authorizer.allows(principal, operation, Securable(("shop", "eu")))
 
 
 def test_service_token_expires() -> None:

@@ -78,7 +78,7 @@ async def append_rows(call: Call, body: bytes) -> AppendedRows:
     missing = decoded.missing
     make_preparation = partial(RowTarget.make_preparation, is_envelope=is_envelope, left_out=missing.empty)
     if missing.types:
-        widened = widen_target(call, target, call.namespace, missing.types)
+        widened = await widen_target(call, target, call.securable, missing.types)
         check_columns(decoded.row_count, widened.loaded.metadata)
         check = partial(_prepare, decoded, make_preparation(widened, call))
         if is_quick:
