@@ -83,7 +83,7 @@ def _make_rules() -> dict[str, Rule]:
         rules[name] = Rule(Role.READER, Scope.LOGIN)
     for name in ("listNamespaces", "namespaceExists"):
         rules[name] = Rule(Role.READER, Scope.SEEN)
-    for name in ("registerTable", "registerView"):
+    for name in ("registerTable", "registerView", "importTable", "importView"):
         rules[name] = Rule(Role.WRITER, Scope.CATALOG)
     for name in ("createToken", "revokeToken"):
         rules[name] = Rule(Role.ADMIN, Scope.CATALOG)

@@ -385,6 +385,8 @@ _BODIES: dict[str, _Body] = {
     "explain": lambda n: {"where": "id > 0", "files": True, "joins": [n.join()]},
     "explainQuery": lambda n: {"query": n.query(), "dialect": n.rng.choice(("trino", "duckdb")), "namespace": [EVIL]},
     "putNamespace": lambda n: {"properties": n.rng.choice(({}, {"location": n.place()}, {n.place(): "x"}))},
+    "importTable": lambda n: {"metadata-location": n.place(), "dry-run": n.rng.random() < 0.5},
+    "importView": lambda n: {"metadata-location": n.place(), "keep-owner": True},
     "putTablePolicy": lambda n: {"properties": n.rng.choice(({}, {"seamark.compaction.enabled": n.place()}))},
     "putIndex": lambda n: {"kind": "bloom", "columns": ["id"]},
     "recordIndexAudit": lambda n: {"index-files": 1},
