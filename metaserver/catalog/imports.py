@@ -22,6 +22,7 @@ from seamark.metaserver.catalog.pointers import make_entry, table_uuid
 from seamark.metaserver.catalog.tables import Tables
 from seamark.metaserver.catalog.values import Caller
 from seamark.metaserver.catalog.views import Views
+from seamark.metaserver.objects.warehouse import Warehouse
 from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
 
 
@@ -52,7 +53,12 @@ class Imports:
             return existing, False
         metadata = await self._tables.check_registrable(location)
         check_client_properties(await self._context.documents.read_stored_properties(location), "An imported table")
-        self._check_table(metadata, location)
+        if ALLOWED_LOCATIONS in metadata.properties:
+            raise BadRequest(
+                f"The metadata file {location} has the property {ALLOWED_LOCATIONS}, which an import does not take "
+                "from another catalog; remove it there, and set it after the import"
+            )
+        check_table_locations(self._context.warehouse, metadata, location)
         entry = make_entry(namespace, name, table_uuid(metadata), location, self._context.clock.now_ms())
         await self._check_unnamed(entry)
         if dry_run:
@@ -83,7 +89,7 @@ class Imports:
         except Corrupt as error:
             raise BadRequest(f"Cannot import {location}: {error.message}") from None
         check_client_properties(await self._context.documents.read_stored_properties(location), "An imported view")
-        self._check_location(metadata, location)
+        check_view_locations(self._context.warehouse, metadata, location)
         if borrows_rights(metadata) and not keep_owner:
             raise BadRequest(
                 f"The view {show(namespace, name)} runs with the rights of the user in its properties, which is a user "
@@ -124,38 +130,39 @@ class Imports:
                 f"cannot become {show(entry.namespace, entry.name)}; import each {entry.kind.value} under one name"
             )
 
-    def _check_location(self, metadata: TableMetadata | ViewMetadata, location: str) -> list[Location]:
-        """Return the locations in which the entry may name files.
 
-        Raises:
-            BadRequest: A location is outside the warehouse, or the metadata file is outside these locations.
-        """
-        warehouse = self._context.warehouse
-        own_locations = [warehouse.parse(metadata.location, "The location in the metadata file")]
-        own_locations += [
-            warehouse.parse(metadata.properties[name], f"The property {name}")
-            for name in PATH_PROPERTIES
-            if name in metadata.properties
-        ]
-        _check_inside(own_locations, location, "The metadata file")
-        return own_locations
+def check_table_locations(warehouse: Warehouse, metadata: TableMetadata, location: str) -> None:
+    """Check that a table of another catalog names only files in its own locations, and that these are in the warehouse.
 
-    def _check_table(self, metadata: TableMetadata, location: str) -> None:
-        """Check that a table names only files in its own locations.
+    Planning checks the files in its manifests.
 
-        Planning checks the files in its manifests.
+    Raises:
+        BadRequest: A location is elsewhere.
+    """
+    own_locations = _check_own_locations(warehouse, metadata, location)
+    for description, path in _list_files(metadata):
+        _check_inside(own_locations, path, description)
 
-        Raises:
-            BadRequest: A file is elsewhere, or the table allows itself files elsewhere.
-        """
-        if ALLOWED_LOCATIONS in metadata.properties:
-            raise BadRequest(
-                f"The metadata file {location} has the property {ALLOWED_LOCATIONS}, which an import does not take "
-                "from another catalog; remove it there, and set it after the import"
-            )
-        own_locations = self._check_location(metadata, location)
-        for description, path in _list_files(metadata):
-            _check_inside(own_locations, path, description)
+
+def check_view_locations(warehouse: Warehouse, metadata: ViewMetadata, location: str) -> None:
+    """Check the locations of a view of another catalog, as `check_table_locations` checks those of a table."""
+    _check_own_locations(warehouse, metadata, location)
+
+
+def _check_own_locations(warehouse: Warehouse, metadata: TableMetadata | ViewMetadata, location: str) -> list[Location]:
+    """Return the locations in which the entry may name files.
+
+    Raises:
+        BadRequest: A location is outside the warehouse, or the metadata file is outside these locations.
+    """
+    own_locations = [warehouse.parse(metadata.location, "The location in the metadata file")]
+    own_locations += [
+        warehouse.parse(metadata.properties[name], f"The property {name}")
+        for name in PATH_PROPERTIES
+        if name in metadata.properties
+    ]
+    _check_inside(own_locations, location, "The metadata file")
+    return own_locations
 
 
 def _list_files(metadata: TableMetadata) -> Iterator[tuple[str, str]]:
