@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 
 from seamark.connector.moving.hadoop_warehouse import HadoopSource
@@ -13,7 +14,8 @@ def open_source(address: str, properties: Mapping[str, str], connections: int, *
     """Open a catalog by its address.
 
     Args:
-        address: The URL of a REST catalog, or the folder of a Hadoop warehouse.
+        address: The URL of a REST catalog, `thrift://HOST:PORT` of a Hive metastore, or the folder of a Hadoop
+            warehouse.
         properties: The properties of PyIceberg for the catalog and its storage.
         connections: The maximum number of requests at the same time.
         is_flat: Whether to list only namespaces of one level of a REST catalog.
@@ -24,4 +26,9 @@ def open_source(address: str, properties: Mapping[str, str], connections: int, *
     """
     if address.startswith(("http://", "https://")):
         return RestSource({**properties, "uri": address}, connections, is_flat=is_flat)
+    if address.startswith("thrift://"):
+        # The libraries of the metastore are imported only for it.
+        hive_metastore = importlib.import_module("seamark.connector.moving.hive_metastore")
+        source: Source = hive_metastore.HiveSource(address, properties.get("ugi", ""))
+        return source
     return HadoopSource(address, properties)
