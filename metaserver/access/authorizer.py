@@ -69,7 +69,8 @@ def _make_rules() -> dict[str, Rule]:
     writer = """createNamespace dropNamespace updateProperties createTable updateTable dropTable unregisterTable
         expireSnapshots removeOrphanFiles rewriteManifests renameTable createView replaceView dropView renameView
         commitTransaction commitChange undrop putFunction dropFunction
-        putNamespace putTablePolicy putIndex dropIndex startIndexBuild registerIndexFiles finishIndexBuild
+        putNamespace putTable putView putTablePolicy
+        putIndex dropIndex startIndexBuild registerIndexFiles finishIndexBuild
         flushRows pauseStream resumeStream drainStream
         recordAppliedAdvice applyAdvice takeAdviceStep finishAdviceStep
         quarantineIndexFile rebuildIndexRegistry listUnheldFiles recordIndexAudit"""

@@ -385,6 +385,13 @@ _BODIES: dict[str, _Body] = {
     "explain": lambda n: {"where": "id > 0", "files": True, "joins": [n.join()]},
     "explainQuery": lambda n: {"query": n.query(), "dialect": n.rng.choice(("trino", "duckdb")), "namespace": [EVIL]},
     "putNamespace": lambda n: {"properties": n.rng.choice(({}, {"location": n.place()}, {n.place(): "x"}))},
+    "putTable": lambda n: {"schema": SCHEMA, "location": n.place(), "properties": {"write.data.path": n.place()}},
+    "putView": lambda n: {
+        "schema": SCHEMA,
+        "representations": [{"sql": n.query(), "dialect": "trino"}],
+        "default-namespace": n.namespace(),
+        "properties": {"trino.run-as-owner": "root"},
+    },
     "importTable": lambda n: {"metadata-location": n.place(), "dry-run": n.rng.random() < 0.5},
     "importView": lambda n: {"metadata-location": n.place(), "keep-owner": True},
     "putTablePolicy": lambda n: {"properties": n.rng.choice(({}, {"seamark.compaction.enabled": n.place()}))},

@@ -24,13 +24,19 @@ from seamark.connector.client.catalog import (
 )
 from seamark.connector.client.errors import AccessDenied, InvalidRequest, NoSuchResource, Refused, Unavailable
 from seamark.connector.client.indexes import IndexClient
-from seamark.connector.client.warehouses import create_warehouse, make_warehouse_url
+from seamark.connector.client.warehouses import (
+    change_warehouse,
+    create_warehouse,
+    drop_warehouse,
+    load_warehouse,
+    make_warehouse_url,
+)
 from seamark.connector.index.builds import InProcessWorkers, build
 from seamark.connector.read.scans import scan
 from tests.api.client import SCHEMA, VIEW_VERSION
 from tests.connector.server_thread import ServerThread
 from tests.moving.random_names import fill_with_odd_names
-from tests.moving.test_import import COLUMNS, append_ids
+from tests.moving.test_import import COLUMNS, append_ids, import_all
 
 
 @dataclass
@@ -181,6 +187,35 @@ def test_other_catalog_must_be_allowed_by_the_operator(federation: Federation, t
     for uri in ("http://127.0.0.1:1", "http://169.254.169.254/latest", f"{federation.origin.url}/v1"):
         with pytest.raises(InvalidRequest, match="warehouse_endpoints"):
             create_warehouse(federation.server, "evil", (tmp_path / "evil").as_uri(), {"federation_uri": uri}, {})
+
+
+def test_drop_of_a_federated_warehouse_leaves_the_files_of_the_other_catalog(
+    federation: Federation, lake: Path
+) -> None:
+    server = federation.server
+    assert read_ids(federation.shown) == [1, 2]
+    files = list_files(lake)
+    with pytest.raises(InvalidRequest, match="cannot begin or cease"):
+        change_warehouse(server, "other", {}, None)
+    drop_warehouse(server, "other")
+    assert list_files(lake) == files
+    create_warehouse(server, "lake", lake.as_uri(), {}, {})
+    moved = IndexClient(make_warehouse_url(server.url, "lake"))
+    assert import_all(moved, federation.origin.url)["shop.orders"] == "imported"
+    assert read_ids(moved) == [1, 2]
+    moved.close()
+
+
+def test_token_of_the_other_catalog_is_sent_and_never_shown(federation: Federation, tmp_path: Path) -> None:
+    server = federation.server
+    settings = {"federation_uri": federation.origin.url, "federation_fresh_s": 0}
+    changed = change_warehouse(server, "other", settings, {"federation_token": "a-secret-token"})
+    assert changed["has-credentials"]
+    assert "a-secret-token" not in json.dumps(changed) + json.dumps(load_warehouse(server, "other"))
+    database = b"".join(path.read_bytes() for path in (tmp_path / "server").glob("seamark.db*"))
+    assert b"a-secret-token" not in database
+    # The other server has no logins, so it accepts each token.
+    assert read_ids(federation.shown) == [1, 2]
 
 
 class ListedTable:

@@ -111,7 +111,7 @@ class Mirrors:
             return entry.metadata_location
         try:
             mirror = await self._context.documents.table(entry.metadata_location)
-        except NotFound:  # Somebody has deleted the mirror.
+        except NotFound:  # The mirror was deleted.
             return ""
         return mirror.properties.get(_SOURCE, "")
 
@@ -149,7 +149,7 @@ class Mirrors:
         former = await self._find_former(new, entry)
         before = None
         if former is not None:
-            with suppress(NotFound):  # Somebody has deleted the mirror.
+            with suppress(NotFound):  # The mirror was deleted.
                 before = await self._context.documents.table(former.metadata_location)
         mirror, unused_files = self._make_mirror(metadata, location, new.uuid, former, before)
         document, suffix = compress("none", encode_table(mirror))
