@@ -241,7 +241,7 @@ def _drop(entry: Entry) -> list[Operation]:
 
 
 def _drop_replaced(new: Entry, entry: Entry | None) -> list[Operation]:
-    """Return the operations that remove the table or view that had the name before, if it was another one."""
+    """Return the operations that remove the table or view that had the name before, if it was a different entry."""
     return [] if entry is None or entry.uuid == new.uuid else _drop(entry)
 
 
