@@ -102,7 +102,7 @@ def _make_rules() -> dict[str, Rule]:
             recordAppliedAdvice applyAdvice takeAdviceStep finishAdviceStep""",
         WRITE: "updateProperties updateTable commitTransaction commitChange replaceView flushRows",
         CREATE: "createNamespace createTable createView undrop",
-        CREATE | WRITE: "putNamespace putFunction",
+        CREATE | WRITE: "putNamespace putFunction putTable putView",
         DROP: "dropNamespace dropTable unregisterTable dropView dropFunction",
         # Who moves a table into a namespace lets the readers of the namespace read it.
         DROP | WRITE: "renameTable renameView",
@@ -116,7 +116,7 @@ def _make_rules() -> dict[str, Rule]:
         rules[name] = Rule(BROWSE, Scope.SEEN)
     for name in ("listTables", "listViews", "listFunctions"):
         rules[name] = Rule(BROWSE, Scope.LISTING)
-    for name in ("registerTable", "registerView"):
+    for name in ("registerTable", "registerView", "importTable", "importView"):
         rules[name] = Rule(CREATE | WRITE, Scope.CATALOG)
     for name in ("runStatement", "cancelStatement", "aggregate"):
         rules[name] = Rule(READ, recorded=True)

@@ -133,6 +133,7 @@ def test_environment_variables_of_the_pages_are_settings() -> None:
         "SEAMARK_TRINO_PASSWORD",
     }  # They are variables of seamark sql.
     known_environment_names |= {
+        "SEAMARK_CATALOG_TOKEN",  # A variable of seamark import and seamark export.
         "SEAMARK_PLANS",
         "SEAMARK_URI",
     }  # They are variables of seamark trino-proxy and of deploy/trino/run.sh.

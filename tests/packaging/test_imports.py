@@ -19,6 +19,7 @@ EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 
 COMMANDS_OF_DEMO = ("seamark.commands.demo",)
 COMMANDS_OF_SQL = ("seamark.commands.sql",)
+COMMANDS_OF_MOVES = ("seamark.commands.moving",)
 PARTS = {
     "client": ((), ("seamark", "seamark.connector", "seamark.formats", "seamark.cache.memory")),
     "spark": (("spark",), ("seamark.spark", "seamark.connector.spark")),
@@ -35,12 +36,14 @@ PARTS = {
     ),
     "server": (("server", "otel"), ("seamark.commands", "seamark.metaserver", "seamark.formats", "seamark.cache")),
     "demo": (("server", "demo"), COMMANDS_OF_DEMO),
+    "moving": (("moving",), ("seamark.connector.moving", *COMMANDS_OF_MOVES)),
 }
 """By part: the extras that it needs, and the packages whose modules can all be imported with them."""
 ELSEWHERE = (
     "seamark.connector.analysis",
     "seamark.connector.cubes",
     "seamark.connector.duckdb",
+    "seamark.connector.moving",
     "seamark.connector.spark",
     "seamark.connector.trino",
     "seamark.connector.plans",
@@ -49,7 +52,8 @@ ELSEWHERE = (
     "seamark.formats.runtime.protocol_errors",
 )
 """Modules of the client's packages that need the libraries of an extra"""
-COMMANDS_OF_TRINO = ("seamark.commands.trino_proxy",)
+COMMANDS_OF_OTHERS = ("seamark.commands.trino_proxy", *COMMANDS_OF_DEMO, *COMMANDS_OF_SQL, *COMMANDS_OF_MOVES)
+"""Commands that need the libraries of other extras than that of the server"""
 
 IMPORT_ALL = """
 import importlib, sys
@@ -126,7 +130,7 @@ def list_modules_of(part: str) -> list[str]:
         for name in names:
             if part == "client" and name.startswith(ELSEWHERE):
                 continue
-            if part == "server" and name.startswith(COMMANDS_OF_TRINO + COMMANDS_OF_DEMO + COMMANDS_OF_SQL):
+            if part == "server" and name.startswith(COMMANDS_OF_OTHERS):
                 continue
             actual_names.append(name)
     return actual_names

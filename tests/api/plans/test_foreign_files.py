@@ -322,6 +322,21 @@ async def test_manifest_that_names_a_file_of_another_table_is_not_planned(lake: 
     assert SECRET in (await lake.plan("wendy", "mine")).raw.decode()
 
 
+@pytest.mark.parametrize("is_mixed", [True, False], ids=["beside own files", "alone"])
+async def test_file_of_another_table_whose_path_has_no_scheme_is_not_planned(lake: Lake, is_mixed: bool) -> None:
+    """Readers open a path without a scheme on their machine, so it names the same file."""
+    own_folder, foreign_folder = await lake.folder("mine"), await lake.folder("theirs")
+    files = [build_data_file(f"{foreign_folder}/data/{SECRET}.parquet", 1, 9)]
+    if is_mixed:
+        files.append(build_data_file(f"file://{own_folder}/data/a.parquet", 1, 9))
+    naming = write_manifest(own_folder / "metadata" / "own.avro", files, 7)
+    list_location = write_manifest_list(own_folder / "metadata" / "l.avro", [naming])
+    assert (await lake.commit("root", "mine", 7, list_location)).status == 200
+    answer = await lake.plan("wendy", "mine")
+    assert answer.error[0] == 403
+    assert SECRET not in answer.raw.decode().replace(str(foreign_folder), "")
+
+
 async def test_only_an_unconfined_writer_may_add_files_outside_all_tables(lake: Lake, tmp_path: Path) -> None:
     own_folder = await lake.folder("mine")
     legacy = f"file://{tmp_path}/warehouse/legacy/hive/p=1/a.parquet"
