@@ -126,12 +126,12 @@ async def test_put_creates_a_table_and_a_repeat_changes_nothing(api: Api) -> Non
     body = {"schema": SCHEMA, "partition-spec": spec, "properties": {"owner": "ann"}}
     created = await api("PUT", TABLE, body)
     assert created.status == 200, created.raw
-    before = await instants(api)
+    before = await count_instants(api)
     assert (await api("PUT", TABLE, body)).json == created.json
-    assert await instants(api) == before
+    assert await count_instants(api) == before
     changed = await api("PUT", TABLE, {**body, "properties": {"team": "data"}})
     assert changed.json["uuid"] == created.json["uuid"]
-    assert {"owner": "ann", "team": "data"}.items() <= (await table_properties(api)).items()
+    assert {"owner": "ann", "team": "data"}.items() <= (await read_table_properties(api)).items()
 
 
 async def test_put_refuses_another_schema_of_a_table(api: Api) -> None:
@@ -154,9 +154,9 @@ async def test_put_refuses_another_schema_of_a_table(api: Api) -> None:
 async def test_put_creates_and_replaces_a_view_and_a_repeat_changes_nothing(api: Api) -> None:
     created = await api("PUT", VIEW, declare_view("SELECT 1", owner="ann"))
     assert created.status == 200, created.raw
-    before = await instants(api)
+    before = await count_instants(api)
     assert (await api("PUT", VIEW, declare_view("SELECT 1", owner="ann"))).json == created.json
-    assert await instants(api) == before
+    assert await count_instants(api) == before
     assert (await api("PUT", VIEW, declare_view("SELECT 2"))).json["uuid"] == created.json["uuid"]
     metadata = (await api("GET", "/v1/namespaces/db/views/v")).json["metadata"]
     current = next(one for one in metadata["versions"] if one["version-id"] == metadata["current-version-id"])
