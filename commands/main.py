@@ -50,6 +50,16 @@ _COMMANDS = {
     "view": DeferredCommand(
         "seamark.commands.catalog.views:view", "List, show, rename and drop views. Engines create views."
     ),
+    "import": DeferredCommand(
+        "seamark.commands.moving.import_tables:import_tables",
+        "Register the tables and views of another catalog, whose files stay where they are.",
+        "moving",
+    ),
+    "export": DeferredCommand(
+        "seamark.commands.moving.export_tables:export_tables",
+        "Register the tables and views in another catalog. Their files stay where they are.",
+        "moving",
+    ),
     "undrop": DeferredCommand(
         "seamark.commands.catalog.tables:undrop",
         "Restore the dropped table or view TABLE; without TABLE, list what can be restored.",

@@ -94,7 +94,7 @@ def _make_rules() -> dict[str, Rule]:
             listIndexes loadIndex loadIndexBuild""",
         PLAN: """planTableScan fetchPlanningResult cancelPlanning fetchScanTasks reportMetrics listTableMetrics
             listFiles listColumnStats loadColumnLayout listPartitions explain explainQuery
-            makePlanTable renewPlanTable leasePlanSnapshots""",
+            makePlanTable renewPlanTable leasePlanSnapshots recordStatementTime""",
         READ: """loadCredentials signRequest readRows getRows lookupKeys selectRows readCubeGroups makeCubePlan
             loadQueryHistory listQueryHistory adviseTable listIndexBuildFiles""",
         MAINTAIN: """expireSnapshots removeOrphanFiles rewriteManifests putTablePolicy putIndex dropIndex
@@ -103,7 +103,7 @@ def _make_rules() -> dict[str, Rule]:
             recordAppliedAdvice applyAdvice takeAdviceStep finishAdviceStep""",
         WRITE: "updateProperties updateTable commitTransaction commitChange replaceView flushRows",
         CREATE: "createNamespace createTable createView undrop",
-        CREATE | WRITE: "putNamespace putFunction",
+        CREATE | WRITE: "putNamespace putFunction putTable putView",
         DROP: "dropNamespace dropTable unregisterTable dropView dropFunction",
         # Who moves a table into a namespace lets the readers of the namespace read it.
         DROP | WRITE: "renameTable renameView",
@@ -117,7 +117,7 @@ def _make_rules() -> dict[str, Rule]:
         rules[name] = Rule(BROWSE, Scope.SEEN)
     for name in ("listTables", "listViews", "listFunctions"):
         rules[name] = Rule(BROWSE, Scope.LISTING)
-    for name in ("registerTable", "registerView"):
+    for name in ("registerTable", "registerView", "importTable", "importView"):
         rules[name] = Rule(CREATE | WRITE, Scope.CATALOG)
     for name in ("runStatement", "cancelStatement", "aggregate"):
         rules[name] = Rule(READ, recorded=True)

@@ -159,6 +159,12 @@ class OpaAuthorizer(Authorizer):
         self._grants = grants
         self._policy = policy
 
+    async def require(
+        self, principal: Principal, operation: str, securable: Securable, shown_name: str | None = None
+    ) -> None:
+        await self._grants.require(principal, operation, securable, shown_name)
+        await super().require(principal, operation, securable, shown_name)
+
     async def allows(self, principal: Principal, operation: str, securable: Securable) -> bool:
         if not await self._grants.allows(principal, operation, securable):
             return False
@@ -177,6 +183,9 @@ class OpaAuthorizer(Authorizer):
             results[place] = is_allowed
         return results
 
+    async def require_somewhere(self, principal: Principal, operation: str) -> None:
+        await self._grants.require_somewhere(principal, operation)
+
     async def allows_somewhere(self, principal: Principal, operation: str) -> bool:
         # The policy decides about each object when the request names it.
         return await self._grants.allows_somewhere(principal, operation)
@@ -190,8 +199,6 @@ class OpaAuthorizer(Authorizer):
         return [is_seen and next(decisions) for is_seen in seen]
 
     async def explain_refusal(self, principal: Principal, operation: str, securable: Securable) -> str:
-        if not await self._grants.allows(principal, operation, securable):
-            return await self._grants.explain_refusal(principal, operation, securable)
         return f"{principal.name} may not {operation} here: the policy of Open Policy Agent does not allow it"
 
     def is_uniform(self, principal: Principal, operation: str, namespace: NamespacePath) -> bool:

@@ -123,7 +123,7 @@ class Tables:
         current = await self._context.store.entry(EntryKind.TABLE, namespace, name)
         if current is None or not overwrite:
             await check_name_free(self._context, namespace, name)
-        metadata = await self._check_registrable(location)
+        metadata = await self.check_registrable(location)
         check_lasting(location, metadata)
         self._context.warehouse.check(metadata.location, "The location in the metadata file")
         check_client_properties(await self._context.documents.read_stored_properties(location), "A registered table")
@@ -157,7 +157,7 @@ class Tables:
         A concurrent purge or cleaning commit may have missed the new name.
         """
         try:
-            await self._check_registrable(entry.metadata_location)
+            await self.check_registrable(entry.metadata_location)
         except (NotFound, BadRequest):
             unregistered = self._context.instant(caller, entry, "unregister", requested_ms=self._context.clock.now_ms())
             drop = DropEntry(
@@ -238,7 +238,14 @@ class Tables:
         check_encrypted_columns(metadata, None)
         return structs.replace(metadata, properties=record_setters(caller.principal_name, metadata.properties, {}))
 
-    async def _check_registrable(self, location: str) -> TableMetadata:
+    async def check_registrable(self, location: str) -> TableMetadata:
+        """Return the metadata in a file that a client named.
+
+        Raises:
+            NotFound: The file does not exist.
+            BadRequest: The file is outside the warehouse or invalid, or the files of its table are being purged.
+        """
+        self._context.warehouse.check(location, "metadata-location")
         # Check the storage, because the cache may still contain a file that no longer exists.
         if not await self._context.objects.exists(location):
             raise NotFound(f"Cannot register {location}: the file does not exist")

@@ -281,6 +281,10 @@ class QuerySums(msgspec.Struct, frozen=True):
         bytes_in: The bytes of the snapshots that these statements read.
         bytes_left: The bytes that remained after pruning, for these statements.
         plan_us: The duration of planning, in microseconds.
+        timed: The number of statements whose engine has reported its time.
+        run_us: The time that the engine took for these statements, in microseconds.
+        timed_files: The files that remained after pruning, for these statements.
+        timed_bytes: The bytes that remained after pruning, for these statements.
     """
 
     statements: int
@@ -290,6 +294,10 @@ class QuerySums(msgspec.Struct, frozen=True):
     bytes_in: int
     bytes_left: int
     plan_us: int
+    timed: int = 0
+    run_us: int = 0
+    timed_files: int = 0
+    timed_bytes: int = 0
 
 
 class QueryRecord(msgspec.Struct, frozen=True):
@@ -298,7 +306,7 @@ class QueryRecord(msgspec.Struct, frozen=True):
     Attributes:
         fingerprint: The digest of the shape.
         owner: A digest of the principal, by which the number of shapes is limited.
-        shape: The shape as JSON (`history/shapes.py`).
+        shape: The shape as JSON (`history/shapes.py`). If it is empty, the sums are added only to a stored shape.
         samples: Samples of the compared values as JSON (`history/samples.py`). The store keeps the newest.
     """
 

@@ -342,8 +342,17 @@ class PointerStore(Protocol):
             limit: The maximum number of tables.
         """
 
-    async def merge_query_hours(self, before_hour: int, limit: int) -> int:
-        """Add the hours before `before_hour` up to days, and return the number of hours that were added."""
+    async def merge_query_hours(self, before_hour: int, limit: int, period_hours: int) -> int:
+        """Add sums before `before_hour` to the sums of the first hour of their period.
+
+        Args:
+            before_hour: The first hour whose sums are not merged; the first hour of a period.
+            limit: The maximum number of rows that are merged.
+            period_hours: The length of a period. Periods begin at multiples of it, in hours since the epoch.
+
+        Returns:
+            The number of merged rows.
+        """
 
     async def prune_queries(self, before_hour: int, limit: int) -> int:
         """Remove the sums of hours before `before_hour`, and shapes without sums; return the number of removed rows."""

@@ -17,12 +17,12 @@ from tests.server.rig import OffsetClock
 PREFIX = ServiceTokens.prefix
 
 
-def a_keyring(root: bytes = b"r" * 32) -> Keyring:
+def build_keyring(root: bytes = b"r" * 32) -> Keyring:
     return Keyring([SigningKey(b"12345678", 0, root)], SystemClock())
 
 
 async def test_service_token_is_a_writer_of_its_namespace_only() -> None:
-    tokens = ServiceTokens(a_keyring(), SystemClock())
+    tokens = ServiceTokens(build_keyring(), SystemClock())
     principal, _ = tokens.principal(tokens.issue(("shop", "eu"), 60))
     authorizer = GrantAuthorizer(None)
     assert await authorizer.allows(principal, "commitChange", Securable(("shop", "eu"), "table", "t"))
@@ -35,7 +35,7 @@ async def test_service_token_is_a_writer_of_its_namespace_only() -> None:
 
 def test_service_token_expires() -> None:
     clock = OffsetClock()
-    tokens = ServiceTokens(a_keyring(), clock)
+    tokens = ServiceTokens(build_keyring(), clock)
     token = tokens.issue(("shop",), 60)
     clock.ahead_ms = 59_000
     tokens.principal(token)
@@ -45,7 +45,7 @@ def test_service_token_expires() -> None:
 
 
 def test_other_text_is_not_accepted_as_a_service_token() -> None:
-    tokens = ServiceTokens(a_keyring(), SystemClock())
+    tokens = ServiceTokens(build_keyring(), SystemClock())
     token = tokens.issue(("shop",), 60)
     raw = base64.urlsafe_b64decode(token.removeprefix(PREFIX) + "==")
     forged_tokens = [raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :] for at in range(len(raw))]
@@ -62,4 +62,4 @@ def test_other_text_is_not_accepted_as_a_service_token() -> None:
         with pytest.raises(Unauthenticated):
             tokens.principal(text)
     with pytest.raises(Unauthenticated):
-        ServiceTokens(a_keyring(b"other" + b"r" * 27), SystemClock()).principal(token)
+        ServiceTokens(build_keyring(b"other" + b"r" * 27), SystemClock()).principal(token)

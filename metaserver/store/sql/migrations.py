@@ -205,6 +205,28 @@ _QUERY_HISTORY = (
     ) {table}""",
 )
 
+_QUERY_SUMS = (
+    # The texts of `query_counts` took most of the space: each row, and each row of its index, had the UUID and the
+    # fingerprint. A row of `query_sums` has the number of its shape instead. Shapes of this time get small numbers.
+    """CREATE TABLE query_sums (
+        number {int} NOT NULL, hour {int} NOT NULL, statements {int} NOT NULL, files_in {int} NOT NULL,
+        files_left {int} NOT NULL, sized {int} NOT NULL, bytes_in {int} NOT NULL, bytes_left {int} NOT NULL,
+        plan_us {int} NOT NULL, timed {int} NOT NULL, run_us {int} NOT NULL, timed_files {int} NOT NULL,
+        timed_bytes {int} NOT NULL, PRIMARY KEY (number, hour)
+    ) {table}""",
+    "CREATE INDEX query_sums_by_hour ON query_sums (hour)",
+    "ALTER TABLE query_shapes ADD COLUMN number {int} NOT NULL DEFAULT 0",
+    "INSERT INTO query_shapes (uuid, fingerprint, owner, shape, samples) "
+    "SELECT DISTINCT uuid, '', '', '', '' FROM query_counts WHERE fingerprint = ''",
+    "UPDATE query_shapes SET number = (SELECT count(*) FROM query_shapes AS earlier WHERE earlier.uuid < "
+    "query_shapes.uuid OR (earlier.uuid = query_shapes.uuid AND earlier.fingerprint <= query_shapes.fingerprint))",
+    "CREATE UNIQUE INDEX query_shapes_by_number ON query_shapes (number)",
+    "INSERT INTO query_sums SELECT number, hour, statements, files_in, files_left, sized, bytes_in, bytes_left, "
+    "plan_us, 0, 0, 0, 0 FROM query_counts JOIN query_shapes ON query_shapes.uuid = query_counts.uuid "
+    "AND query_shapes.fingerprint = query_counts.fingerprint",
+    "DROP TABLE query_counts",
+)
+
 _WAREHOUSES = (
     """CREATE TABLE warehouses (
         name {text} PRIMARY KEY, id {text} NOT NULL UNIQUE, location {text} NOT NULL, location_key {text} NOT NULL,
@@ -251,6 +273,7 @@ MIGRATIONS: tuple[dict[str, tuple[str, ...]], ...] = (
     {"": _REMOVAL_FLUSHES},
     {"": _QUERY_HISTORY},
     {"": _WAREHOUSES},
+    {"": _QUERY_SUMS},
     {"": _OBJECT_GRANTS},
 )
 """The migrations. Step n is MIGRATIONS[n - 1].
