@@ -81,16 +81,22 @@ def holds_everywhere(grants: Sequence[Grant], bits: int) -> bool:
     return not any(grant.deny and bits & DENIED.get(grant.role, ALL) for grant in grants)
 
 
+def _list_browsing(grants: Sequence[Grant]) -> list[Grant]:
+    """Return the grants that let browse their object, and that no denial takes away."""
+    browsing = [grant for grant in grants if not grant.deny and ALLOWED.get(grant.role, 0) & BROWSE]
+    if not any(grant.deny for grant in grants):  # A login may have a thousand grants: compare them only with denials.
+        return browsing
+    return [grant for grant in browsing if holds(grants, securable_of(grant), BROWSE)]
+
+
 def sees(grants: Sequence[Grant], namespace: NamespacePath) -> bool:
     """Return whether a listing may have the namespace: the grants let browse it, or an object in it."""
     if holds(grants, Securable(namespace), BROWSE):
         return True
+    depth = len(namespace)
     return any(
-        not grant.deny
-        and grant.kind != SERVER
-        and grant.namespace[: len(namespace)] == namespace
-        and holds(grants, securable_of(grant), BROWSE)
-        for grant in grants
+        grant.namespace[:depth] == namespace and grant.kind != SERVER
+        for grant in _list_browsing([grant for grant in grants if grant.deny or grant.namespace[:depth] == namespace])
     )
 
 
@@ -105,25 +111,25 @@ def list_visible_children(grants: Sequence[Grant], parent: NamespacePath) -> fro
     depth = len(parent)
     return frozenset(
         grant.namespace[depth]
-        for grant in grants
-        if len(grant.namespace) > depth
-        and grant.namespace[:depth] == parent
-        and not grant.deny
-        and holds(grants, securable_of(grant), BROWSE)
+        for grant in _list_browsing(grants)
+        if len(grant.namespace) > depth and grant.namespace[:depth] == parent
     )
 
 
 def has_visible_entry(grants: Sequence[Grant], namespace: NamespacePath) -> bool:
     """Return whether a grant on a table, view or function in the namespace lets browse it."""
-    return any(
-        grant.name and not grant.deny and grant.namespace == namespace and holds(grants, securable_of(grant), BROWSE)
-        for grant in grants
-    )
+    return any(grant.name and grant.namespace == namespace for grant in _list_browsing(grants))
 
 
 def list_namespaces_with(grants: Sequence[Grant], bits: int) -> list[NamespacePath]:
-    """Return the namespaces with grants on them that give all of these privileges there."""
-    paths = dict.fromkeys(grant.namespace for grant in grants if not (grant.deny or grant.name))
+    """Return the namespaces whose own grants give all of these privileges, and no denial takes one away."""
+    allowed_on: dict[NamespacePath, int] = {}
+    for grant in grants:
+        if not (grant.deny or grant.name):
+            allowed_on[grant.namespace] = allowed_on.get(grant.namespace, 0) | ALLOWED.get(grant.role, 0)
+    paths = [path for path, allowed in allowed_on.items() if not bits & ~allowed]
+    if not any(grant.deny for grant in grants):
+        return paths
     return [path for path in paths if holds(grants, Securable(path), bits)]
 
 

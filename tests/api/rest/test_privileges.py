@@ -199,9 +199,8 @@ async def test_only_an_admin_of_the_server_changes_the_members_of_a_role(house: 
     assert await list_names(house, "guest") == ["t", "u"]
 
 
-@pytest.mark.parametrize(
-    "grant",
-    [
+async def test_contradictory_grant_is_rejected(house: House) -> None:
+    grants: list[dict[str, Any]] = [
         {"role": "reader", "privilege": "read"},
         {},
         {"privilege": "reader"},
@@ -213,8 +212,7 @@ async def test_only_an_admin_of_the_server_changes_the_members_of_a_role(house: 
         {"role": "role:", "namespace": []},
         {"role": "role:analysts", "namespace": ["db"]},
         {"role": "role:analysts", "deny": True},
-    ],
-)
-async def test_contradictory_grant_is_rejected(grant: dict[str, Any], house: House) -> None:
-    answer = await house("root", "PUT", "/api/v1/grants", {"principal": "ann", **grant})
-    assert answer.error[0] == 400, answer.raw
+    ]
+    for grant in grants:
+        answer = await house("root", "PUT", "/api/v1/grants", {"principal": "ann", **grant})
+        assert answer.error[0] == 400, grant
