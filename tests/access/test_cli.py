@@ -154,6 +154,45 @@ def test_grants_are_added_and_removed(tmp_path: Path) -> None:
     assert "oidc:bob" not in run_seamark(tmp_path, "grant", "list").stdout
 
 
+def test_commands_grant_and_deny_privileges_on_single_objects(tmp_path: Path) -> None:
+    table = ("--namespace", r"shop\.eu", "--table", "orders")
+    added = run_seamark(tmp_path, "grant", "add", "role:analysts", "read", *table)
+    assert added.stdout == "role:analysts has read on table shop\\.eu.orders\n"
+    denied = run_seamark(tmp_path, "grant", "add", "ann", "browse", *table, "--deny", "--json")
+    document = {"principal": "ann", "role": "browse", "namespace": ["shop.eu"]}
+    assert json.loads(denied.stdout) == [{**document, "kind": "table", "name": "orders", "deny": True}]
+    assert run_seamark(tmp_path, "grant", "add", "ann", "browse", "--server").exit_code == 0
+    assert run_seamark(tmp_path, "role", "add-member", "analysts", "ann").exit_code == 0
+    rows = json.loads(run_seamark(tmp_path, "grant", "list", "ann", "--json").stdout)
+    assert {(row["role"], row["namespace"]) for row in rows} == {
+        ("browse", "(the server)"),
+        ("deny browse", r"shop\.eu, table orders"),
+        ("role:analysts", "(the whole catalog)"),
+    }
+    assert json.loads(run_seamark(tmp_path, "role", "list", "--json").stdout) == [
+        {"role": "analysts", "members": "ann"}
+    ]
+    assert run_seamark(tmp_path, "grant", "remove", "ann", "browse", *table, "--deny").exit_code == 0
+    assert run_seamark(tmp_path, "role", "remove-member", "analysts", "ann").exit_code == 0
+    assert [row["role"] for row in json.loads(run_seamark(tmp_path, "grant", "list", "ann", "--json").stdout)] == [
+        "browse"
+    ]
+
+
+def test_command_for_a_grant_names_one_object(tmp_path: Path) -> None:
+    for options, message in (
+        (("read", "--table", "t"), "--table requires one --namespace"),
+        (("read", "--namespace", "a", "--table", "t", "--view", "v"), "use only one of"),
+        (("read", "--namespace", "a", "--server"), "leave out --namespace"),
+        (("reader", "--deny"), "Only a privilege can be denied"),
+        (("role:x", "--namespace", "a"), "leave out the object"),
+        (("reading",), "is not a role"),
+    ):
+        refusal = run_seamark(tmp_path, "grant", "add", "ann", *options)
+        assert refusal.exit_code != 0
+        assert message in refusal.stderr, options
+
+
 def test_operators_commands_are_audited(tmp_path: Path) -> None:
     run_seamark(tmp_path, "token", "create", "ann", "--role", "reader")
     run_seamark(tmp_path, "grant", "add", "ann", "writer", "--namespace", "a")
