@@ -463,6 +463,19 @@ class Seamark:
         path = f"{await self._make_path(table, 'tables')}/metrics"
         await self._ask("POST", path, msgspec.json.encode(body), headers={"Content-Type": "application/json"})
 
+    async def report_time(self, table: Name, statement: str, *, seconds: float, files: int, size_bytes: int) -> None:
+        """Report the time that an engine took for a statement.
+
+        Args:
+            table: A table that the statement read.
+            statement: The fingerprint of the statement, from the plan of the table.
+            seconds: The time that the engine took.
+            files: The files of the table that the engine read.
+            size_bytes: The bytes of these files.
+        """
+        body = {"statement": statement, "seconds": seconds, "files": files, "bytes": size_bytes}
+        await self._ask("POST", f"{table_path(table)}/history/times", msgspec.json.encode(body))
+
     async def view(self, name: Name) -> View | None:
         """Return the current view, or None if there is no such view or it has no text in Trino's dialect."""
         try:
