@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench.measure import Sample, Worker, drive, repeat, run_alternately, warm_up
 from bench.planning.filters import build_small_filter
-from bench.planning.served import plan, register
+from bench.planning.served import register, request_plan
 from bench.planning.tables import CACHE, Table, generate_table
 from bench.report import OURS, Report
 from bench.targets import LOAD_CORE, SERVER_CORE, Target, pin_to_core
@@ -33,11 +33,11 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 
 async def _compare_plans(report: Report, folder: Path, planned_table: Table, rounds: int, seconds: float) -> None:
-    same_plan = plan(planned_table, build_small_filter(planned_table))
-    new_plans = (plan(planned_table, build_small_filter(planned_table, turn)) for turn in itertools.count(1))
+    same_plan = request_plan(planned_table, build_small_filter(planned_table))
+    new_plans = (request_plan(planned_table, build_small_filter(planned_table, turn)) for turn in itertools.count(1))
     with ExitStack() as stack:
-        history_server = stack.enter_context(_server(folder, OURS, {}))
-        plain_server = stack.enter_context(_server(folder, WITHOUT, {"SEAMARK_QUERY_HISTORY_DAYS": "0"}))
+        history_server = stack.enter_context(_run_server(folder, OURS, {}))
+        plain_server = stack.enter_context(_run_server(folder, WITHOUT, {"SEAMARK_QUERY_HISTORY_DAYS": "0"}))
         targets = (history_server, plain_server)
         for target in targets:
             await register(target, planned_table)
@@ -54,13 +54,13 @@ async def _compare_plans(report: Report, folder: Path, planned_table: Table, rou
         for case, piece in kinds.items():
             samples = await run_alternately(targets, rounds, piece)
             report.add(case, "server CPU", "µs", samples, lambda sample: sample.server_cpu_us, peer=WITHOUT)
-            report.add(case, "p50", "ms", samples, lambda sample: sample.quantile(0.5), peer=WITHOUT)
+            report.add(case, "p50", "ms", samples, lambda sample: sample.compute_quantile(0.5), peer=WITHOUT)
             report.add_failures(case, samples)
     report.notes.append(f"The goal: the history costs less than {COST_GOAL_PERCENT:g} % of a plan.")
 
 
 @contextmanager
-def _server(folder: Path, name: str, env: dict[str, str]) -> Iterator[Target]:
+def _run_server(folder: Path, name: str, env: dict[str, str]) -> Iterator[Target]:
     home = folder / name.replace(" ", "-")
     server = Seamark(home, warehouse=f"file://{CACHE}", env={"SEAMARK_LOG_LEVEL": "warning", **env})
     try:

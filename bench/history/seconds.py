@@ -19,7 +19,7 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.policies import load_advice
 from seamark.connector.jobs.advice import apply_proposal
 from seamark.connector.sql.session import SqlSession
-from tests.connector.advice.workloads import TABLE, make_table, random_workload
+from tests.connector.advice.workloads import TABLE, draw_workload, make_table
 from tests.connector.server_thread import ServerThread
 from tests.server.rig import OffsetClock
 
@@ -67,7 +67,7 @@ def _apply_first(home: Path, seed: int) -> tuple[str, float, float, float]:
         with closing(IndexClient(server.url)) as client:
             rng = np.random.default_rng(seed)
             make_table(client, rng, FILES, ROWS)
-            wheres = random_workload(rng).draw(rng, STATEMENTS)
+            wheres = draw_workload(rng).draw(rng, STATEMENTS)
             _run(server.url, wheres)
             proposals = load_advice(client, TABLE)["proposals"]
             best = next(proposal for proposal in proposals if proposal["change"]["kind"] != "none")

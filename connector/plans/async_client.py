@@ -25,7 +25,7 @@ from seamark.connector.client.errors import NoSuchResource, ServerFailed, Unreac
 from seamark.connector.client.names import check_url, hide_credentials, standard_path, standard_root, table_path
 from seamark.connector.plans.conditions import Like
 from seamark.connector.plans.scan import NO_USE, TableUse
-from seamark.formats.iceberg.expressions.expression import Expression
+from seamark.formats.iceberg.expressions.expression import TRUE, Expression
 from seamark.formats.iceberg.expressions.expression_json import expression_json
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.properties import count_of
@@ -188,6 +188,7 @@ class CubePlanRequest:
         definition_id: The id of the cube.
         columns: The columns of the cube's entries.
         unless: A condition on rows. A file that may have a row that meets it is not answered from the cube.
+        group_filter: A condition on groups (`group_conditions.py`). The server leaves out other groups.
         groups_max: The maximum number of groups. With more groups, the cube is not used.
     """
 
@@ -200,6 +201,7 @@ class CubePlanRequest:
     ref: str | None = None
     hide_partitions: bool = False
     groups_max: int = 1_000_000
+    group_filter: Expression = TRUE
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +279,8 @@ class KnownTable:
     """The snapshots of branches and tags."""
     cube_metadata: TableMetadata | None = field(default=None, kw_only=True)
     """The metadata of a table that may have cubes, or None."""
+    fields: tuple[tuple[int, str, str], ...] = field(default=(), kw_only=True)
+    """The id, name and type of each column of a primitive type."""
 
     def snapshot_of(self, ref: str | None) -> int | None:
         """Return the snapshot of a branch or tag, or the current snapshot if `ref` is None.
@@ -287,6 +291,7 @@ class KnownTable:
 
 
 class _Field(msgspec.Struct):
+    id: int
     name: str
     type: Any
 
@@ -430,6 +435,7 @@ class Seamark:
             body |= {"filter": expression_json(request.filter)}
         if request.unless is not None:
             body |= {"unless": expression_json(request.unless)}
+        body |= {} if request.group_filter == TRUE else {"group-filter": expression_json(request.group_filter)}
         body |= {} if request.snapshot_id is None else {"snapshot-id": request.snapshot_id}
         body |= {} if request.ref is None else {"ref": request.ref}
         body |= {"hide-partitions": True} if request.hide_partitions else {}
@@ -464,14 +470,9 @@ class Seamark:
         await self._ask("POST", path, msgspec.json.encode(body), headers={"Content-Type": "application/json"})
 
     async def report_time(self, table: Name, statement: str, *, seconds: float, files: int, size_bytes: int) -> None:
-        """Report the time that an engine took for a statement.
+        """Report the time that an engine took for a statement, and what it read of the table.
 
-        Args:
-            table: A table that the statement read.
-            statement: The fingerprint of the statement, from the plan of the table.
-            seconds: The time that the engine took.
-            files: The files of the table that the engine read.
-            size_bytes: The bytes of these files.
+        `statement` is the fingerprint from the plan of the table (`TablePlanResponse`).
         """
         body = {"statement": statement, "seconds": seconds, "files": files, "bytes": size_bytes}
         await self._ask("POST", f"{table_path(table)}/history/times", msgspec.json.encode(body))
@@ -556,6 +557,7 @@ class Seamark:
             *(_read_total(snapshot, name) for name in ("total-files-size", "total-data-files")),
             refs={name: ref.snapshot_id for name, ref in metadata.refs.items()},
             cube_metadata=cube_metadata,
+            fields=tuple((one.id, one.name, one.type) for one in schema.fields if isinstance(one.type, str)),
         )
         if version:
             size = _BYTES_PER_COLUMN * (1 + len(schema.fields) + len(metadata.refs))

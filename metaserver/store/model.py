@@ -391,15 +391,37 @@ class AccessToken(msgspec.Struct, frozen=True):
     revoked_ms: int | None = None
 
 
-class Grant(msgspec.Struct, frozen=True):
-    """A role (reader, writer, admin) of a principal on a namespace and all namespaces below it.
+SERVER, NAMESPACE = "server", "namespace"
+TABLE, VIEW, FUNCTION = "table", "view", "function"
+"""The kinds of objects on which principals have grants. A warehouse is the namespace without levels."""
 
-    The empty path is the whole catalog.
+
+class Grant(msgspec.Struct, frozen=True):
+    """A privilege or a role of a principal on an object and on everything in it.
+
+    A principal is a login, a group, or a role of the operator (`role:analysts`). The role of a grant is a privilege
+    (`read`), a fixed role (`reader`), or a role of the operator, of which the principal is then a member.
     """
 
     principal: str
     role: str
     namespace: NamespacePath = ()
+    """The namespace, or the namespace of the table, view or function. The empty path is the whole catalog."""
+    kind: str = NAMESPACE
+    name: str = ""
+    """The name of the table, view or function; empty for other kinds."""
+    deny: bool = False
+    """Whether the privilege is denied. A denial is stronger than all other grants."""
+
+    def describe(self) -> str:
+        """Return the grant for messages."""
+        if self.kind == SERVER:
+            place = "the server"
+        elif self.name:
+            place = f"{self.kind} {'.'.join((*self.namespace, self.name))}"
+        else:
+            place = ".".join(self.namespace) or "the whole catalog"
+        return f"{'denial of ' if self.deny else ''}{self.role} for {self.principal} on {place}"
 
 
 STREAM_OWNER_PROTOCOL = 0

@@ -270,10 +270,29 @@ class PointerStore(Protocol):
 
     async def tokens(self) -> list[AccessToken]: ...
 
-    async def grants(self, principal: str | None) -> list[Grant]: ...
+    async def grants(self, principal: str | None) -> list[Grant]:
+        """Return the grants of a principal without those that make it the owner of a table, view or function.
+
+        If `principal` is None, return all grants.
+        """
 
     async def grants_of_any(self, principals: tuple[str, ...]) -> list[Grant]:
-        """Return the grants of all these principals. There are at most `GROUPS_MAX` principals."""
+        """Return the grants of all these principals, as `grants` does. There are at most `GROUPS_MAX` principals."""
+
+    async def list_owned(self, principals: tuple[str, ...], namespace: NamespacePath, name: str | None) -> list[Grant]:
+        """Return the grants that make one of these principals the owner of an entry of the namespace.
+
+        Args:
+            principals: The principals. Only the first `GROUPS_MAX` count.
+            namespace: The namespace of the entries.
+            name: The name of the entry. None: all entries of the namespace.
+        """
+
+    async def owns_any(self, principals: tuple[str, ...]) -> bool:
+        """Return whether one of these principals owns a table, view or function.
+
+        Only the first `GROUPS_MAX` principals count.
+        """
 
     async def audit(self, since: str | None, limit: int) -> list[AuditRecord]:
         """Return the audit records after `since`, in order of id."""

@@ -13,11 +13,12 @@ import msgspec
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.runtime.errors import BadRequest
+from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.history.history import HOUR_MS, RUN_S_MAX, StatementTime
 from seamark.metaserver.history.shapes import QueryShape, ShapeTerm
-from seamark.metaserver.store.model import QueryShapeSums, QuerySums
+from seamark.metaserver.store.model import TABLE, QueryShapeSums, QuerySums
 
 DAYS, DAYS_MAX = 30, 3650
 SHAPES_MAX = 2000
@@ -129,10 +130,12 @@ async def list_query_history(call: Call) -> ReadTables:
     history = call.components.history
     readable = call.components.authorizer.list_readable_namespaces(call.principal)
     totals_of_tables = await history.of_tables(days, _TABLES_MAX, readable) if history.is_on else []
+    readable_totals = await call.select(
+        totals_of_tables, lambda totals: Securable(totals.namespace, TABLE, totals.name)
+    )
     tables = [
         ReadTable(list(totals.namespace), totals.name, totals.shapes, _to_sums(totals.sums))
-        for totals in totals_of_tables
-        if call.may(totals.namespace)
+        for totals in readable_totals
     ]
     return ReadTables(days, tables)
 

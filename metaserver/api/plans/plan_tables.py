@@ -47,6 +47,7 @@ from seamark.metaserver.api.plans.statement_reads import (
     shape_of,
 )
 from seamark.metaserver.catalog.plans.plan_tables import Holder, digest_of, make_plan_snapshot, plan_name
+from seamark.metaserver.catalog.pointers import files_folder
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.history.history import StatementRead, StatementSampler
 from seamark.metaserver.planner.lookup.lookup import files_at, lookup
@@ -458,7 +459,8 @@ class NewPlanTable:
         metadata, snapshot, name = self._bound_scan.metadata, self._bound_scan.snapshot, answer.name
         assert snapshot is not None
         assert name is not None
-        location = f"{metadata.location.rstrip('/')}/{PLANS_FOLDER}/{digest_of(name)}"
+        folder = files_folder(app[COMPONENTS].settings, metadata)
+        location = f"{folder}/{PLANS_FOLDER}/{digest_of(name)}"
         written = await app[WRITER].write(manifests, metadata, snapshot, location, plan_id)
         files = tuple(path for path, _ in written.files)
         plan_table = StoredPlanTable(

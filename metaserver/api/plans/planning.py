@@ -172,6 +172,7 @@ async def plan_table_scan(call: Call, body: bytes) -> Answer:
         header("Accept-Encoding"),
         header(DELEGATION),
         header(RESIDUALS),
+        await call.may(call.securable, "loadCredentials"),
     )
     cached = app[ANSWERS].get(key)
     if cached is not None:

@@ -238,6 +238,24 @@ _WAREHOUSES = (
     "INSERT INTO catalog_state (id, closed) VALUES ('', 0)",
 )
 
+_OBJECT_GRANTS = (
+    # Neither database can change a primary key, so the table is copied. The rows of earlier versions are on namespaces.
+    "ALTER TABLE grants RENAME TO namespace_grants",
+    """CREATE TABLE grants (
+        principal {text} NOT NULL, role {text} NOT NULL, namespace {text} NOT NULL, kind {text} NOT NULL,
+        name {text} NOT NULL, deny {int} NOT NULL, PRIMARY KEY (principal, namespace, name, kind, role, deny)
+    ) {table}""",
+    "INSERT INTO grants (principal, role, namespace, kind, name, deny) "
+    "SELECT principal, role, namespace, 'namespace', '', 0 FROM namespace_grants",
+    "DROP TABLE namespace_grants",
+    "CREATE INDEX grants_by_entry ON grants (namespace, name) WHERE name <> ''",
+    # The grants on dropped entries, which undrop restores.
+    """CREATE TABLE dropped_grants (
+        dropped_id {text} NOT NULL, principal {text} NOT NULL, role {text} NOT NULL, kind {text} NOT NULL,
+        deny {int} NOT NULL, PRIMARY KEY (dropped_id, principal, role, kind, deny)
+    ) {table}""",
+)
+
 MIGRATIONS: tuple[dict[str, tuple[str, ...]], ...] = (
     {"": _FIRST, "PostgreSQL": _FIRST_POSTGRES},
     {"": _INDEX_FILES},
@@ -255,6 +273,7 @@ MIGRATIONS: tuple[dict[str, tuple[str, ...]], ...] = (
     {"": _QUERY_HISTORY},
     {"": _WAREHOUSES},
     {"": _QUERY_SUMS},
+    {"": _OBJECT_GRANTS},
 )
 """The migrations. Step n is MIGRATIONS[n - 1].
 
