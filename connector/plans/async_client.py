@@ -470,10 +470,7 @@ class Seamark:
         await self._ask("POST", path, msgspec.json.encode(body), headers={"Content-Type": "application/json"})
 
     async def report_time(self, table: Name, statement: str, *, seconds: float, files: int, size_bytes: int) -> None:
-        """Report the time that an engine took for a statement, and what it read of the table.
-
-        `statement` is the fingerprint from the plan of the table (`TablePlanResponse`).
-        """
+        """Report the time of an engine for a statement, by the fingerprint of its plan, and what it read of a table."""
         body = {"statement": statement, "seconds": seconds, "files": files, "bytes": size_bytes}
         await self._ask("POST", f"{table_path(table)}/history/times", msgspec.json.encode(body))
 
