@@ -65,7 +65,7 @@ def find_answered(shapes: Mapping[str, RecordedShape], cubes: Iterable[IndexDefi
             if measure.operand is None or isinstance(measure.operand, ColumnOperand)
         }
         for fingerprint, recorded in shapes.items():
-            aggregates = {(one.function, one.column_id) for one in recorded.shape.aggregates}
+            aggregates = {(aggregate.function, aggregate.column_id) for aggregate in recorded.shape.aggregates}
             if _has_cube(recorded) and dimensions >= _find_dimensions(recorded) and measured >= aggregates:
                 answered.add(fingerprint)
     return frozenset(answered)
@@ -117,8 +117,8 @@ def _has_cube(recorded: RecordedShape) -> bool:
         and not shape.joins
         and bool(shape.aggregates)
         and all(
-            one.function in AGGREGATE_FUNCTIONS and (one.column_id > 0 or one.function == "count")
-            for one in shape.aggregates
+            aggregate.function in AGGREGATE_FUNCTIONS and (aggregate.column_id > 0 or aggregate.function == "count")
+            for aggregate in shape.aggregates
         )
         and all(term.transform == "identity" for conjunct in shape.conjuncts for term in conjunct)
     )

@@ -194,7 +194,7 @@ def measure(state: AdvisedTable) -> Reads:
 class _Advisor:
     def __init__(self, state: AdvisedTable) -> None:
         self._state = state
-        self._indexes = [one for one in read_definitions(state.metadata).enabled if one.kind in FALSE_SHARES]
+        self._indexes = [index for index in read_definitions(state.metadata).enabled if index.kind in FALSE_SHARES]
         cubes = [index for index in read_definitions(state.metadata).enabled if index.kind == CUBE]
         self._answered = find_answered(state.shapes, cubes)
         self._layout = make_current_layout(state.files, state.sample)
@@ -216,8 +216,12 @@ class _Advisor:
         proposals += self._propose_cubes()
         proposals += self._propose_file_size()
         proposals += self._propose_pin()
-        useful = [one for one in proposals if one.kind in _USEFUL_WITHOUT_FEWER_BYTES or self._is_useful(one)]
-        useful.sort(key=lambda one: (not one.pays, -_compute_net_bytes(one), one.id))
+        useful = [
+            proposal
+            for proposal in proposals
+            if proposal.kind in _USEFUL_WITHOUT_FEWER_BYTES or self._is_useful(proposal)
+        ]
+        useful.sort(key=lambda proposal: (not proposal.pays, -_compute_net_bytes(proposal), proposal.id))
         # Proposals that cannot pay come last. If no proposal pays, there is nothing to propose.
         return _drop_weaker(useful)[:PROPOSALS_MAX] if useful and useful[0].pays else []
 
@@ -245,7 +249,9 @@ class _Advisor:
 
     def _propose_clusterings(self) -> Iterator[Proposal]:
         # The property separates names by commas, and a dot refers to a joined table.
-        columns = [one for one in self._rank_compared_columns() if not set(self._name(one)) & set(",.")]
+        columns = [
+            column_id for column_id in self._rank_compared_columns() if not set(self._name(column_id)) & set(",.")
+        ]
         try:
             own = ClusteringLayout.of(self._state.metadata.properties)
         except BadRequest:
@@ -441,7 +447,9 @@ class _Advisor:
     def _propose_cube(
         self, candidate: CubeCandidate, dimensions: list[str], measures: list[str], index_name: str, files: int
     ) -> Proposal:
-        is_answered = np.array([one.fingerprint in candidate.fingerprints for one in self._state.statements])
+        is_answered = np.array(
+            [statement.fingerprint in candidate.fingerprints for statement in self._state.statements]
+        )
         cube_bytes = candidate.entry_bytes * files
         shares = self._buckets * self._indexed
         size_shares = np.where(is_answered, cube_bytes / self._state.total_bytes, self._current * shares)
@@ -528,7 +536,7 @@ class _Advisor:
                     statement, self._state.sample, sampled_ids, self._state.files.files, FALSE_SHARES[kind]
                 )
                 shares[number] = min(shares[number], share)
-        shares[[one.fingerprint in self._answered for one in self._state.statements]] = 0.0
+        shares[[statement.fingerprint in self._answered for statement in self._state.statements]] = 0.0
         return shares
 
     def _estimate_bucket_shares(self, more: dict[int, int]) -> Shares:

@@ -61,7 +61,9 @@ def test_sort_order_and_pin_follow_the_proposals_that_save_more(
     assert orders[0]["predicted"]["bytes"] < 0.7 * orders[0]["before"]["bytes"]
     assert list_proposals(client, "pin") == []
     monkeypatch.setattr(advice, "_find_pinnable_bytes", lambda _: 1 << 40)
-    paying = [one for one in load_advice(client, TABLE)["proposals"] if (one["pays-after-days"] or 0) <= 30]
-    assert [one["kind"] for one in paying].index("pin") == len(paying) - 1 > 0
+    proposals = load_advice(client, TABLE)["proposals"]
+    days = [proposal["pays-after-days"] for proposal in proposals]
+    paying = [proposal for proposal, count in zip(proposals, days, strict=True) if count is not None and count <= 30]
+    assert [proposal["kind"] for proposal in paying].index("pin") == len(paying) - 1 > 0
     assert paying[-1]["predicted"] == paying[-1]["before"]
     assert paying[-1]["commands"] == ["ALTER TABLE db.t SET TBLPROPERTIES ('seamark.cache.pinned'='true')"]
