@@ -42,8 +42,8 @@ _NEGATIONS = {
 _NEGATED = {**_NEGATIONS, **{negated: op for op, negated in _NEGATIONS.items()}}
 
 
-class ShapeTerm(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """A comparison of a column.
+class ShapeTerm(msgspec.Struct, frozen=True, array_like=True, order=True, cache_hash=True):
+    """A comparison of a column. The hash is cached, because the instances are shared by all shapes.
 
     Attributes:
         transform: The name of the transform or function, without its parameter.
