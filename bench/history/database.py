@@ -47,6 +47,12 @@ class _PassingClock(SystemClock):
         return super().now_ms() + self.ahead_ms
 
 
+async def run(folder: Path, *, quick: bool = False) -> Report:
+    report = Report("planning_history_database", "How large is the database of the query history?", peer="no peer")
+    await measure_database(report, folder, STATEMENTS // 20 if quick else STATEMENTS)
+    return report
+
+
 async def measure_database(report: Report, folder: Path, statements: int = STATEMENTS) -> float:
     """Record statements of a skewed workload, and return the size of the database in megabytes."""
     clock, rng = _PassingClock(), random.Random(SEED)

@@ -3,8 +3,6 @@
 Two servers run in one process each: with the query history, and with `query_history_days` 0. The load alternates
 between them. A plan is requested again and again, which is answered with cached bytes, and with a filter that is new
 each time, which is parsed, bound, planned and written each time. The CPU time of the server is the figure to trust.
-
-The second part measures the database (`database.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from bench.history.database import STATEMENTS, measure_database
 from bench.measure import Sample, Worker, drive, repeat, run_alternately, warm_up
 from bench.planning.filters import build_small_filter
 from bench.planning.served import register, request_plan
@@ -32,7 +29,6 @@ COST_GOAL_PERCENT = 2.0
 async def run(folder: Path, *, quick: bool = False) -> Report:
     report = Report("planning_history", "What does the query history cost a plan?", peer=WITHOUT)
     await _compare_plans(report, folder, generate_table(2_000 if quick else 10_000), 2 if quick else 12, 0.5)
-    await measure_database(report, folder, STATEMENTS // 20 if quick else STATEMENTS)
     return report
 
 

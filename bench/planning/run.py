@@ -6,7 +6,7 @@ nothing. Tables are made below .cache/bench/planning when they are not there: 40
 
 from __future__ import annotations
 
-from bench.history import advisor, plans
+from bench.history import advisor, database, plans, seconds
 from bench.planning import cold, http, lookup, memory, warm
 from bench.run import Bench, build_parser, choose_names, run_benches
 
@@ -16,7 +16,9 @@ BENCHES: dict[str, Bench] = {
     "memory": memory.run,
     "http": http.run,
     "history": plans.run,
+    "history-database": database.run,
     "advisor": advisor.run,
+    "advisor-seconds": seconds.run,
     "lookup": lookup.run,
 }
 BENCHES_WITH_SIZES = {"warm", "cold", "memory"}

@@ -128,9 +128,13 @@ def _show_applied(applied: dict[str, Any]) -> None:
     rows = [("before", proposal["before"]), ("predicted", proposal["predicted"]), ("measured", applied["measured"])]
     rows.append(("statements since then", applied["recorded"]))
     print_rows(
-        ("an average statement", "files", "bytes"),
-        ((name, f"{reads['files']:,.1f}", show_size(reads["bytes"])) for name, reads in rows if reads is not None),
-        right_aligned=("files", "bytes"),
+        ("an average statement", "files", "bytes", "time"),
+        (
+            (name, f"{reads['files']:,.1f}", show_size(reads["bytes"]), f"{reads['seconds']:.2f} s")
+            for name, reads in rows
+            if reads is not None
+        ),
+        right_aligned=("files", "bytes", "time"),
     )
     trial = applied["trial"]
     if trial is not None:

@@ -15,7 +15,7 @@ from seamark.commands.terminal import print_json, print_rows, say, show_count, s
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.policies import list_read_tables, load_history
 
-_NUMBERS = ("statements", "files", "bytes", "planning")
+_NUMBERS = ("statements", "files", "bytes", "planning", "time")
 
 
 @click.command()
@@ -73,10 +73,12 @@ def _list_tables(client: IndexClient, days: int, limit: int, *, as_json: bool) -
     )
 
 
-def _show_sums(sums: dict[str, Any]) -> tuple[str, str, str, str]:
+def _show_sums(sums: dict[str, Any]) -> tuple[str, ...]:
     statements, sized = sums["statements"], sums["sized-statements"]
     files = f"{sums['files-before'] / statements:,.0f} → {sums['files-after'] / statements:,.0f}"
     sizes = "unknown"
     if sized:
         sizes = f"{show_size(sums['bytes-before'] // sized)} → {show_size(sums['bytes-after'] // sized)}"
-    return f"{statements:,}", files, sizes, f"{sums['planning-us'] / statements / 1000:,.1f} ms"
+    planning = f"{sums['planning-us'] / statements / 1000:,.1f} ms"
+    timed = sums["timed-statements"]
+    return f"{statements:,}", files, sizes, planning, f"{sums['run-us'] / timed / 1e6:,.2f} s" if timed else "unknown"

@@ -11,6 +11,9 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.names import Name, table_path
 from seamark.connector.client.updates import update_table
 
+_REPORT_S = 2.0
+"""The timeout of a report, for which a statement waits at its end."""
+
 
 def load_policy(client: SeamarkClient, table: Name) -> dict[str, Any]:
     """Return the policy of a table: `runs`, and the effective `properties` with the place where each is set.
@@ -134,7 +137,8 @@ def report_statement_time(
         size_bytes: The bytes of these files.
     """
     body = {"statement": statement, "seconds": seconds, "files": files, "bytes": size_bytes}
-    client._request("POST", f"{table_path(table)}/history/times", {}, json.dumps(body).encode(), repeatable=False)
+    path = f"{table_path(table)}/history/times"
+    client._request("POST", path, {}, json.dumps(body).encode(), repeatable=False, timeout_s=_REPORT_S)
 
 
 def list_read_tables(client: SeamarkClient, *, days: int | None = None) -> Any:

@@ -49,6 +49,10 @@ def apply_proposal(client: IndexClient, table: Name, proposal: Mapping[str, Any]
         case "add-index":
             client.put_index(table, change["index-name"], kind=change["index-kind"], columns=change["columns"])
             run_indexing(client, table)
+        case "add-cube":
+            columns, measures = change["columns"], change["measures"]
+            client.put_index(table, change["index-name"], kind=change["index-kind"], columns=columns, measures=measures)
+            run_indexing(client, table)
         case "drop-index":
             client.drop_index(table, change["index-name"])
         case _:

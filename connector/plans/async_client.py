@@ -469,6 +469,11 @@ class Seamark:
         path = f"{await self._make_path(table, 'tables')}/metrics"
         await self._ask("POST", path, msgspec.json.encode(body), headers={"Content-Type": "application/json"})
 
+    async def report_time(self, table: Name, statement: str, *, seconds: float, files: int, size_bytes: int) -> None:
+        """Report the time of an engine for a statement, by the fingerprint of its plan, and what it read of a table."""
+        body = {"statement": statement, "seconds": seconds, "files": files, "bytes": size_bytes}
+        await self._ask("POST", f"{table_path(table)}/history/times", msgspec.json.encode(body))
+
     async def view(self, name: Name) -> View | None:
         """Return the current view, or None if there is no such view or it has no text in Trino's dialect."""
         try:

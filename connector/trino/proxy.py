@@ -58,6 +58,7 @@ from seamark.connector.trino.protocol.metrics import ProxyMetrics
 from seamark.connector.trino.protocol.plan_withdrawal import PlanSnapshotRef
 from seamark.connector.trino.protocol.queued_statements import QueuedStatements
 from seamark.connector.trino.protocol.sessions import prepare
+from seamark.connector.trino.protocol.statement_times import PlannedRead, StatementTimes
 from seamark.connector.trino.protocol.table_statements import PATH as TABLE_STATEMENTS
 from seamark.connector.trino.protocol.table_statements import (
     NotAllowed,
@@ -161,6 +162,7 @@ class Proxy:
         rewriter: Rewriter,
         tables: TableStatements,
         reports: ColumnReports,
+        times: StatementTimes,
         counts: ProxyMetrics,
     ) -> None:
         self._settings = settings
@@ -170,7 +172,7 @@ class Proxy:
         self._counts = counts
         self._answered = {number: counts.requests.labels(f"{number}xx") for number in range(1, 10)}
         self._logs_all = structlog.get_logger("seamark.trino-proxy").bind().is_enabled_for(logging.DEBUG)
-        self._tables, self._reports = tables, reports
+        self._tables, self._reports, self._times = tables, reports, times
         self._logins = AcceptedLogins(forwarder.send)
         self._waiting = QueuedStatements(settings.lease_s)
         self._cancelling: set[asyncio.Task[None]] = set()
@@ -247,7 +249,9 @@ class Proxy:
             coordinator = self._coordinators.from_referer(request.headers.get("Referer", ""))
         candidates = [coordinator] if coordinator else self._coordinators.all
         body = content.iter_any() if request.body_exists else None
-        return await self._forwarder.forward(request, candidates, target, body), ""
+        response = await self._forwarder.forward(request, candidates, target, body)
+        self._times.note_page(request.method, path)
+        return response, ""
 
     def count_unreadable(self) -> None:
         """Count a request that was refused because it is not HTTP."""
@@ -401,6 +405,7 @@ class Proxy:
         reads = partial(self._judge, coordinator, follow_headers, rewriting.used, plans=rewriting.plans)
         judge = reads if self._settings.rules else None
         async with self._follow_statement(coordinator, follow_headers, self._settings.hold_s, judge) as held_statement:
+            sent_s = time.monotonic()
             first = await self._forwarder.send("POST", coordinator, target, headers, body)
             answer = await held_statement.wait_for_planning(first, response_headers(first, {PLAN_HEADER: _PLANNED}))
         if isinstance(answer, Failure):
@@ -412,6 +417,10 @@ class Proxy:
             continues_at = target_of(answer.next_uri, follow_headers.get("X-Forwarded-Prefix", ""))
             self._waiting.add(continues_at, rewriting.plans, begun_s)
         self._rewriter.release(rewriting, is_analysed=is_analysed)
+        if answer.is_allowed:
+            next_uri = answer.next_uri
+            page = None if next_uri is None else target_of(next_uri, follow_headers.get("X-Forwarded-Prefix", ""))
+            self._times.start(page, rewriting.reads, sent_s)
         if answer.is_allowed and (judge is None or answer.decision is RuleDecision.NO_RULES):
             answer.headers[PLAN_HEADER] = rewriting.summary if self._settings.plan_header else _REWRITTEN
         return _make_response(answer)
@@ -542,6 +551,13 @@ async def open_proxy(settings: ProxySettings) -> AsyncIterator[Proxy]:
         client = await stack.enter_async_context(seamark)
         reports = ColumnReports(client.report_scan)
         stack.push_async_callback(reports.close)
+
+        async def send_time(read: PlannedRead, seconds: float) -> None:
+            statement, size_bytes = read.statement, read.bytes
+            await client.report_time(read.table, statement, seconds=seconds, files=read.files, size_bytes=size_bytes)
+
+        times = StatementTimes(send_time)
+        stack.push_async_callback(times.close)
         rewriter = Rewriter(client, settings.catalogs, settings.limits)
         stack.push_async_callback(rewriter.close)
         forwarder = Forwarder(http, trust_forwarded=settings.trust_forwarded)
@@ -553,7 +569,7 @@ async def open_proxy(settings: ProxySettings) -> AsyncIterator[Proxy]:
             authorities=settings.authorities,
         )
         stack.push_async_callback(tables.close)
-        proxy = Proxy(settings, coordinators, forwarder, rewriter, tables, reports, ProxyMetrics())
+        proxy = Proxy(settings, coordinators, forwarder, rewriter, tables, reports, times, ProxyMetrics())
         stack.push_async_callback(proxy.close)
         yield proxy
 

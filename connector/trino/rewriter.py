@@ -70,6 +70,7 @@ from seamark.connector.trino.protocol.sessions import (
     is_hinted_off,
     session_of,
 )
+from seamark.connector.trino.protocol.statement_times import PlannedRead
 from seamark.formats.protocol.wire import PLAN_MARK, PLANS_FOLDER
 
 TEXT_CHARACTERS_MAX = 1_000_000
@@ -147,6 +148,8 @@ class RewriteResult(RewrittenStatement):
     """A hash of the sender, and of the tables and columns that the statement reads."""
     rights_check: str = ""
     """A query without rows that must succeed before `statement` is sent, because the statement contains groups."""
+    reads: Sequence[PlannedRead] = ()
+    """What `statement` reads of each table, for the query history."""
     is_wasted: bool = False
     """Whether every plan kept too many files of its table. A repeated statement will probably not get better plans."""
 
@@ -637,6 +640,7 @@ def _build_result(
         sorted(plan_ids),
         _plan_inputs(plans, dimensions, views),
         depends_on_data=True,
+        reads=[PlannedRead(planned.table, plan.statement, plan.files, plan.bytes) for planned, plan in plans.items()],
     )
 
 

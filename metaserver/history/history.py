@@ -178,6 +178,8 @@ class QueryHistory:
         """The used part of the limit, by principal."""
         self._times: dict[tuple[str, str], QuerySums] = {}
         """The sums of reported times, by the UUID of the table and the fingerprint of the shape."""
+        self._times_used: Counter[str | None] = Counter()
+        """The number of `_times` that each principal has reported first."""
         self._is_full = False
         self._samplers_bytes = 0
         self._flushed_ms = 0
@@ -220,16 +222,25 @@ class QueryHistory:
             counts.literals.append(read.literals)
         return counts.samplers if len(counts.samplers) < SAMPLES_EACH else None
 
-    def add_time(self, uuid: str, fingerprint: str, time: StatementTime) -> None:
+    def add_time(self, uuid: str, fingerprint: str, principal: str | None, time: StatementTime) -> None:
         """Add the time that an engine took for a statement.
 
         The time is lost if the history does not have the shape when the counts are recorded, or if too many other
-        times wait.
+        times wait. As with shapes, one principal can use half of the limit.
+
+        Args:
+            uuid: The UUID of the table.
+            fingerprint: The shape of the statement.
+            principal: See `add`.
+            time: The time, and what the statement read.
         """
         key = (uuid, fingerprint)
         sums = self._times.get(key)
-        if sums is None and len(self._times) >= self._limit:
-            return
+        if sums is None:
+            share = self._limit if principal is None else max(1, self._limit // 2)
+            if len(self._times) >= self._limit or self._times_used[principal] >= share:
+                return
+            self._times_used[principal] += 1
         new = QuerySums(
             *(0,) * 7,
             timed=1,
@@ -285,7 +296,7 @@ class QueryHistory:
         if not self._counts and not self._times:
             return
         counts, self._counts, self._used, self._is_full = self._counts, {}, Counter(), False
-        times, self._times = self._times, {}
+        times, self._times, self._times_used = self._times, {}, Counter()
         self._samplers_bytes = 0
         self._flushed_ms = self._clock.now_ms()
         hour, failures = self.hour, 0

@@ -42,8 +42,8 @@ _NEGATIONS = {
 _NEGATED = {**_NEGATIONS, **{negated: op for op, negated in _NEGATIONS.items()}}
 
 
-class ShapeTerm(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """A comparison of a column.
+class ShapeTerm(msgspec.Struct, frozen=True, array_like=True, order=True, cache_hash=True):
+    """A comparison of a column. The hash is cached, because the instances are shared by all shapes.
 
     Attributes:
         transform: The name of the transform or function, without its parameter.
@@ -94,7 +94,7 @@ class QueryShape(msgspec.Struct, frozen=True, cache_hash=True):
     @property
     def fingerprint(self) -> str:
         """The digest of the shape, 16 hexadecimal digits."""
-        return hashlib.sha256(self.text.encode()).hexdigest()[:16]
+        return _digest_shape(self)
 
     @property
     def compared_columns(self) -> frozenset[int]:
@@ -108,6 +108,11 @@ class QueryShape(msgspec.Struct, frozen=True, cache_hash=True):
             return from_json(text, QueryShape)
         except msgspec.MsgspecError:
             return None
+
+
+@lru_cache(maxsize=4096)
+def _digest_shape(shape: QueryShape) -> str:
+    return hashlib.sha256(shape.text.encode()).hexdigest()[:16]
 
 
 def columns_of_shape(ids: Iterable[int]) -> tuple[int, ...]:

@@ -28,12 +28,12 @@ from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.history.history import QueryHistory
 from seamark.metaserver.history.samples import FilterSample
 from seamark.metaserver.history.shapes import QueryShape
+from seamark.metaserver.planner.advice.current_layout import add_bounds
 from seamark.metaserver.planner.advice.engine_times import EngineTimes
 from seamark.metaserver.planner.advice.proposals import (
     AdvisedTable,
     Proposal,
     Reads,
-    add_bounds,
     make_proposals,
     measure,
 )
@@ -201,6 +201,8 @@ async def read_state(
             corrections=corrections,
             time_corrections=time_corrections,
             times=times,
+            shapes={record.fingerprint: record for record in recorded},
+            pinnable_bytes=_find_pinnable_bytes(call),
         )
 
     return build
@@ -212,9 +214,9 @@ def _read_shapes(shapes: Sequence[QueryShapeSums], metadata: TableMetadata) -> l
 
 
 def _to_recorded(shape_sums: QueryShapeSums, metadata: TableMetadata) -> RecordedShape | None:
-    """Return a shape with its samples, or None if it compares nothing or cannot be read."""
+    """Return a shape with its samples, or None if it neither compares nor aggregates, or cannot be read."""
     shape = QueryShape.parse(shape_sums.shape) if shape_sums.shape else None
-    if shape is None or not shape.conjuncts:
+    if shape is None or not (shape.conjuncts or shape.aggregates):
         return None
     try:
         samples = from_json(shape_sums.samples, list[FilterSample]) if shape_sums.samples else []
@@ -233,10 +235,10 @@ def _bind(filter_json: str, metadata: TableMetadata) -> Expression | None:
 
 
 def _find_compared_columns(recorded: Sequence[RecordedShape], metadata: TableMetadata) -> dict[int, str]:
-    """Return the types of the columns that the most statements compare, by id."""
+    """Return the types of the columns that the most statements compare or group by, by id."""
     counts: dict[int, int] = {}
     for record in recorded:
-        for column_id in record.shape.compared_columns:
+        for column_id in record.shape.compared_columns | frozenset(record.shape.grouping):
             counts[column_id] = counts.get(column_id, 0) + record.statements
     by_id = metadata.current_schema.index.by_id
     columns: dict[int, str] = {}
@@ -286,6 +288,14 @@ def _to_reads(sums: QuerySums) -> Reads | None:
     files = sums.files_left / sums.statements
     size = sums.bytes_left // sums.sized if sums.sized else 0
     return make_reads(files, size, [sums])
+
+
+def _find_pinnable_bytes(call: Call) -> int:
+    """Return the bytes that the gateway can pin in its cache, or 0 without a gateway with a cache on a disk."""
+    settings = call.components.settings
+    if not settings.gateway_port:
+        return 0
+    return settings.gateway_cache_disk_bytes * settings.gateway_cache_pinned_percent // 100
 
 
 def _find_unused_indexes(call: Call, loaded: LoadedTable) -> list[str]:

@@ -13,6 +13,7 @@ import msgspec
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.runtime.errors import BadRequest
+from seamark.metaserver.access.principal import ANONYMOUS
 from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
@@ -168,7 +169,8 @@ async def record_statement_time(call: Call, body: StatementTimeReport) -> None:
     history = call.components.history
     if history.is_on:
         time = StatementTime(body.seconds, body.files, body.bytes)
-        history.add_time(loaded.entry.uuid, body.statement, time)
+        principal = None if call.principal is ANONYMOUS else call.principal.name
+        history.add_time(loaded.entry.uuid, body.statement, principal, time)
 
 
 def read_number(call: Call, name: str, default: int, maximum: int) -> int:

@@ -173,14 +173,19 @@ def shape_of(
     by_name = bound_scan.schema.index.by_name
     names = () if select is None or len(select) > _NAMES_MAX else select
     # Names in SQL ignore case. Most names are exact, so the second dictionary is rarely needed.
-    reported = (*names, *use.grouping, *use.join_columns, *(one.column for one in use.aggregates if one.column))
+    reported = (
+        *names,
+        *use.grouping,
+        *use.join_columns,
+        *(aggregate.column for aggregate in use.aggregates if aggregate.column),
+    )
     if not by_name.keys() >= set(reported):
         by_name = {name.lower(): number for name, number in by_name.items()} | by_name
         by_name |= {name: by_name[name.lower()] for name in reported if name.lower() in by_name}
     functions = {
-        Aggregate(one.function if one.function in AGGREGATE_FUNCTIONS else OTHER_FUNCTION, column_id)
-        for one in use.aggregates
-        if (column_id := by_name.get(one.column) if one.column else 0) is not None
+        Aggregate(aggregate.function if aggregate.function in AGGREGATE_FUNCTIONS else OTHER_FUNCTION, column_id)
+        for aggregate in use.aggregates
+        if (column_id := by_name.get(aggregate.column) if aggregate.column else 0) is not None
     }
     return QueryShape(
         engine,

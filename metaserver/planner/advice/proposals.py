@@ -14,9 +14,8 @@ import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, combinations
+from itertools import chain, combinations, permutations
 from itertools import count as count_from
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -28,11 +27,13 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT, count_of
 from seamark.formats.index.definitions import IndexDefinition, define, read_definitions
 from seamark.formats.index.kinds.bloom import FPP
-from seamark.formats.index.packing import MISSING
 from seamark.formats.runtime.errors import BadRequest
+from seamark.metaserver.planner.advice.cube_candidates import CubeCandidate, find_answered, find_cube_candidates
+from seamark.metaserver.planner.advice.current_layout import make_current_layout
 from seamark.metaserver.planner.advice.engine_times import SCAN_BYTES_PER_S, EngineTimes
 from seamark.metaserver.planner.advice.replay import (
     DrawnStatement,
+    RecordedShape,
     Shares,
     SimulatedLayout,
     compute_curve_order,
@@ -42,11 +43,13 @@ from seamark.metaserver.planner.advice.replay import (
     cut_layout,
 )
 from seamark.metaserver.planner.advice.row_samples import RowSample, SampledColumn
-from seamark.metaserver.planner.lookup.lookup import FoundFiles, RequestedColumn, Strings
+from seamark.metaserver.planner.lookup.lookup import FoundFiles
 
 HORIZON_DAYS = 30
 COLUMNS_MAX, CLUSTERED_MAX = 5, 3
 """The compared columns of which layouts are simulated, and the columns of one layout."""
+_SORTED_MAX = 3
+"""The compared columns of which sort orders are simulated."""
 REWRITE_BYTES_PER_S = 50_000_000
 PROPOSALS_MAX = 20
 GAIN_MIN_FRACTION = 0.02
@@ -55,12 +58,14 @@ _CELL_FILES_FACTOR = 1.25
 """A file of a clustering by several columns ends between two cells of the curve, mostly before the target size."""
 _INDEX_BYTES_PER_ROW = {"bloom": 1.5, "bitmap": 1.0}
 _BITMAP_VALUES_MAX = 1000
-_CURRENT_FILES_MAX = 20_000
-_BOUNDS_MAX = 20_000
-"""The maximum number of bounds that become values of a sampled column."""
 _BUCKETS = (16, 64, 256)
 _FEW_VALUES_MAX = 200
 _DAY_UNITS = {"date": 1, "timestamp": 86_400_000_000, "timestamptz": 86_400_000_000}
+_USEFUL_WITHOUT_FEWER_BYTES = ("drop-index", "file-size", "pin")
+_PINNED_READS_PER_DAY_MIN = 10
+"""A table is worth pinning in the gateway's cache if statements read its bytes at least this number of times a day."""
+_CACHE_PINNED = "seamark.cache.pinned"
+CUBE = "cube"
 FALSE_SHARES = {"bloom": FPP, "bitmap": 0.0, "record": 0.0}
 
 
@@ -76,12 +81,13 @@ class ProposedChange(msgspec.Struct, frozen=True, rename="kebab"):
     """The change that a client makes to apply a proposal.
 
     Attributes:
-        kind: `cluster`, `add-index`, `drop-index`, `compact`, or `none` for a change that is made by hand.
-        columns: The columns of the clustering or of the index.
+        kind: `cluster`, `add-index`, `add-cube`, `drop-index`, `compact`, or `none` for a change that is made by hand.
+        columns: The columns of the clustering, the index, the cube or the sort order.
         curve: The curve of the clustering.
         target_file_bytes: The new target size of files, or None to keep the present target.
         index_kind: The kind of the new index.
         index_name: The name of the index.
+        measures: The measures of the new cube.
     """
 
     kind: str = "none"
@@ -90,6 +96,7 @@ class ProposedChange(msgspec.Struct, frozen=True, rename="kebab"):
     target_file_bytes: int | None = None
     index_kind: str = ""
     index_name: str = ""
+    measures: list[str] = []
 
 
 class Proposal(msgspec.Struct, frozen=True, rename="kebab"):
@@ -97,7 +104,7 @@ class Proposal(msgspec.Struct, frozen=True, rename="kebab"):
 
     Attributes:
         id: A digest of the change, the same as long as the change is proposed.
-        kind: cluster, index, drop-index, partition, bucket, file-size.
+        kind: cluster, index, drop-index, cube, partition, bucket, sort-order, file-size, pin.
         title: The change in words.
         commands: The commands or statements that make the change.
         change: The change that a client makes to apply the proposal.
@@ -149,6 +156,8 @@ class AdvisedTable:
         time_corrections: The factor by which the predicted seconds of each kind of proposal are multiplied, because
             engines have reported times after earlier proposals of this kind.
         times: The times that engines have reported.
+        shapes: The shapes of the drawn statements, by their fingerprints.
+        pinnable_bytes: The bytes of the table that the gateway can pin in its cache, or 0 without such a cache.
     """
 
     name: str
@@ -163,6 +172,8 @@ class AdvisedTable:
     corrections: Mapping[str, float] = field(default_factory=dict)
     time_corrections: Mapping[str, float] = field(default_factory=dict)
     times: EngineTimes = field(default_factory=EngineTimes)
+    shapes: Mapping[str, RecordedShape] = field(default_factory=dict)
+    pinnable_bytes: int = 0
 
     @property
     def target_bytes(self) -> int:
@@ -183,7 +194,9 @@ def measure(state: AdvisedTable) -> Reads:
 class _Advisor:
     def __init__(self, state: AdvisedTable) -> None:
         self._state = state
-        self._indexes = [one for one in read_definitions(state.metadata).enabled if one.kind in FALSE_SHARES]
+        self._indexes = [index for index in read_definitions(state.metadata).enabled if index.kind in FALSE_SHARES]
+        cubes = [index for index in read_definitions(state.metadata).enabled if index.kind == CUBE]
+        self._answered = find_answered(state.shapes, cubes)
         self._layout = make_current_layout(state.files, state.sample)
         self._current, self._current_files = compute_read_shares(self._layout, state.statements)
         self._buckets = self._estimate_bucket_shares({})
@@ -199,9 +212,16 @@ class _Advisor:
             *self._propose_partitions(),
         ]
         proposals += self._propose_buckets()
+        proposals += self._propose_sort_orders()
+        proposals += self._propose_cubes()
         proposals += self._propose_file_size()
-        useful = [one for one in proposals if one.kind in ("drop-index", "file-size") or self._is_useful(one)]
-        useful.sort(key=lambda one: (not one.pays, -_compute_net_bytes(one), one.id))
+        proposals += self._propose_pin()
+        useful = [
+            proposal
+            for proposal in proposals
+            if proposal.kind in _USEFUL_WITHOUT_FEWER_BYTES or self._is_useful(proposal)
+        ]
+        useful.sort(key=lambda proposal: (not proposal.pays, -_compute_net_bytes(proposal), proposal.id))
         # Proposals that cannot pay come last. If no proposal pays, there is nothing to propose.
         return _drop_weaker(useful)[:PROPOSALS_MAX] if useful and useful[0].pays else []
 
@@ -229,7 +249,9 @@ class _Advisor:
 
     def _propose_clusterings(self) -> Iterator[Proposal]:
         # The property separates names by commas, and a dot refers to a joined table.
-        columns = [one for one in self._rank_compared_columns() if not set(self._name(one)) & set(",.")]
+        columns = [
+            column_id for column_id in self._rank_compared_columns() if not set(self._name(column_id)) & set(",.")
+        ]
         try:
             own = ClusteringLayout.of(self._state.metadata.properties)
         except BadRequest:
@@ -377,6 +399,93 @@ class _Advisor:
                 2 * self._state.total_bytes,
             )
 
+    def _propose_sort_orders(self) -> Iterator[Proposal]:
+        """Propose Iceberg's sort order by two columns. By one column, it is the same as a clustering."""
+        if self._state.metadata.default_sort_order_id:
+            return
+        columns = self._rank_compared_columns()[:_SORTED_MAX]
+        files = math.ceil(self._state.total_bytes / self._state.target_bytes)
+        for chosen in permutations(columns, 2):
+            names = [self._name(column_id) for column_id in chosen]
+            order = compute_curve_order(self._state.sample, chosen, LINEAR)
+            fields = ", ".join(_quote_path(name) for name in names)
+            table = _quote_path(self._state.name)
+            literal = self._state.name.replace("'", "''")
+            yield self._rewrite(
+                "sort-order",
+                f"Sort by {', '.join(names)}",
+                [
+                    f"ALTER TABLE {table} WRITE ORDERED BY {fields}",
+                    f"CALL system.rewrite_data_files(table => '{literal}', strategy => 'sort', "
+                    "options => map('rewrite-all', 'true'))",
+                ],
+                ProposedChange(columns=names),
+                cut_layout(self._state.sample, order, files),
+                files,
+            )
+
+    def _propose_cubes(self) -> Iterator[Proposal]:
+        files = max(1, self._state.files.files)
+        rows_per_file = max(1, self._state.rows // files)
+        schema = self._state.metadata.current_schema
+        open_shapes = {name: shape for name, shape in self._state.shapes.items() if name not in self._answered}
+        for candidate in find_cube_candidates(open_shapes, self._state.sample, rows_per_file):
+            if not all(column_id in schema.index.by_id for column_id in candidate.column_ids):
+                continue
+            dimensions = [self._name(column_id) for column_id in candidate.dimensions]
+            measures = [
+                f"{measure.function}({self._name(measure.column_id) if measure.column_id else '*'})"
+                for measure in candidate.measures
+            ]
+            index_name = self._choose_index_name("_and_".join(dimensions))
+            try:
+                define(index_name, CUBE, dimensions, schema, measures=measures)
+            except BadRequest:  # A cube cannot have such a column, or the name of a column needs quotes.
+                continue
+            yield self._propose_cube(candidate, dimensions, measures, index_name, files)
+
+    def _propose_cube(
+        self, candidate: CubeCandidate, dimensions: list[str], measures: list[str], index_name: str, files: int
+    ) -> Proposal:
+        is_answered = np.array(
+            [statement.fingerprint in candidate.fingerprints for statement in self._state.statements]
+        )
+        cube_bytes = candidate.entry_bytes * files
+        shares = self._buckets * self._indexed
+        size_shares = np.where(is_answered, cube_bytes / self._state.total_bytes, self._current * shares)
+        file_shares = np.where(is_answered, 0.0, self._current_files * shares)
+        table = self._state.name
+        columns = max(1, len(self._state.metadata.current_schema.fields))
+        read_bytes = int(self._state.total_bytes * min(1.0, len(candidate.column_ids) / columns))
+        options = ["--columns", ",".join(dimensions), "--measures", ",".join(measures), "--name", index_name]
+        return self._propose(
+            "cube",
+            f"Add a cube by {', '.join(dimensions)} with {', '.join(measures)}",
+            [
+                shlex.join(["seamark", "index", "create", table, "--kind", CUBE, *options]),
+                shlex.join(["seamark", "run", "index", table]),
+            ],
+            ProposedChange("add-cube", dimensions, index_kind=CUBE, index_name=index_name, measures=measures),
+            self._reads(size_shares, file_shares, files),
+            read_bytes + int(cube_bytes),
+        )
+
+    def _propose_pin(self) -> Iterator[Proposal]:
+        """Propose to pin the table in the gateway's cache. Statements read as much, but from the cache."""
+        total = self._state.total_bytes
+        if _CACHE_PINNED in self._state.metadata.properties or not 0 < total <= self._state.pinnable_bytes:
+            return
+        reads_per_day = self.before.bytes * self._state.statements_per_day / total
+        if reads_per_day >= _PINNED_READS_PER_DAY_MIN:
+            yield self._propose(
+                "pin",
+                f"Pin the table in the gateway's cache: statements read its bytes {reads_per_day:,.0f} times a day",
+                [f"ALTER TABLE {_quote_path(self._state.name)} SET TBLPROPERTIES ('{_CACHE_PINNED}'='true')"],
+                ProposedChange(),
+                self.before,
+                0,
+            )
+
     def _propose_file_size(self) -> Iterator[Proposal]:
         files, total = self._state.files.files, self._state.total_bytes
         wanted = math.ceil(total / self._state.target_bytes)
@@ -405,8 +514,8 @@ class _Advisor:
             transform: The transform as Spark writes it, with `{}` for the column.
             name: The name of the column.
         """
-        field = transform.format(".".join(map(_quote, name.split("."))))
-        table = ".".join(map(_quote, self._state.name.split(".")))
+        field = transform.format(_quote_path(name))
+        table = _quote_path(self._state.name)
         literal = self._state.name.replace("'", "''")
         rewrite = f"CALL system.rewrite_data_files(table => '{literal}', options => map('rewrite-all', 'true'))"
         return [f"ALTER TABLE {table} ADD PARTITION FIELD {field}", rewrite]
@@ -427,6 +536,7 @@ class _Advisor:
                     statement, self._state.sample, sampled_ids, self._state.files.files, FALSE_SHARES[kind]
                 )
                 shares[number] = min(shares[number], share)
+        shares[[statement.fingerprint in self._answered for statement in self._state.statements]] = 0.0
         return shares
 
     def _estimate_bucket_shares(self, more: dict[int, int]) -> Shares:
@@ -515,6 +625,11 @@ def _quote(name: str) -> str:
     return name if name.isascii() and name.isidentifier() else "`" + name.replace("`", "``") + "`"
 
 
+def _quote_path(name: str) -> str:
+    """Return a name with dots for a statement of Spark."""
+    return ".".join(map(_quote, name.split(".")))
+
+
 def _compute_net_bytes(proposal: Proposal) -> int:
     """Return the bytes that a proposal saves in the horizon, less its cost."""
     return proposal.saved_bytes_per_day * HORIZON_DAYS - proposal.cost_bytes
@@ -538,76 +653,3 @@ def _partition_codes(column: SampledColumn) -> tuple[str, npt.NDArray[np.int64]]
     if len(column.values) <= _FEW_VALUES_MAX:
         return "identity", np.arange(len(column.values), dtype=np.int64)
     return None
-
-
-def add_bounds(sample: RowSample, files: FoundFiles) -> RowSample:
-    """Return the sample with the bounds of all files as further values of its columns.
-
-    The sampled files of a clustered table have only some of the values. A range between two sampled values would then
-    match no file, although there are files with these values. If there are more than `_BOUNDS_MAX` bounds, evenly
-    spaced bounds are used.
-    """
-    columns = {}
-    for column_id, column in sample.columns.items():
-        stats = files.stats(RequestedColumn(column_id, column.kind))
-        bounds = [_list_distinct_bounds(stats.bounds(side)) for side in ("lower", "upper")]
-        more = np.unique(np.concatenate([*bounds, column.values[:0]]))
-        if len(more) > _BOUNDS_MAX:
-            more = more[np.linspace(0, len(more) - 1, _BOUNDS_MAX).astype(np.int64)]
-        columns[column_id] = column.with_values(more)
-    return RowSample(columns, sample.files, sample.rows)
-
-
-def _list_distinct_bounds(bounds: object) -> npt.NDArray[Any]:
-    """Return the different bounds of a side, without missing bounds."""
-    if isinstance(bounds, Strings):
-        texts = {text for text in bounds.values() if text is not None}
-        values = np.empty(len(texts), dtype=object)
-        values[:] = sorted(texts)
-        return values
-    numbers = np.asarray(bounds)
-    return np.unique(numbers[np.isfinite(numbers) if numbers.dtype == np.float64 else numbers != MISSING])
-
-
-def make_current_layout(files: FoundFiles, sample: RowSample) -> SimulatedLayout:
-    """Return the layout of a table's files, by their column bounds. A file without bounds may have any value."""
-    lower, upper, nulls = {}, {}, {}
-    records, sizes = files.longs("record_count"), files.longs("file_size_in_bytes").astype(np.float64)
-    picked = np.arange(files.files)
-    if files.files > _CURRENT_FILES_MAX:
-        picked = np.sort(np.random.default_rng(files.files).choice(files.files, _CURRENT_FILES_MAX, replace=False))
-    for column_id, column in sample.columns.items():
-        stats = files.stats(RequestedColumn(column_id, column.kind))
-        count = len(column.values)
-        low = _codes_of_bounds(stats.bounds("lower"), column, "left", picked)
-        high = _codes_of_bounds(stats.bounds("upper"), column, "right", picked)
-        null_counts = stats.counts("null_value_counts")[picked]
-        nulls_only = null_counts == records[picked]
-        lower[column_id] = np.where(low < 0, 1, low + 1).astype(np.int32)
-        upper[column_id] = np.where(nulls_only, 0, np.where(high < 0, count, high)).astype(np.int32)
-        nulls[column_id] = null_counts != 0
-    weights = sizes[picked] / max(1.0, sizes[picked].sum())
-    return SimulatedLayout(lower, upper, nulls, weights)
-
-
-def _codes_of_bounds(
-    bounds: object, column: SampledColumn, side: str, picked: npt.NDArray[np.int64]
-) -> npt.NDArray[np.int64]:
-    """Return the number of distinct values below each bound of the picked files, int64[picked].
-
-    The number is -1 for a file without a bound.
-
-    If `side` is `left`, a value that equals the bound does not count. If it is `right`, the value counts.
-    """
-    if isinstance(bounds, Strings):
-        all_texts = bounds.values()
-        texts = [all_texts[number] for number in picked.tolist()]
-        has_bound = np.array([text is not None for text in texts], dtype=np.bool_)
-        places = np.array([np.searchsorted(column.values, text or b"", side) for text in texts], dtype=np.int64)  # type: ignore[call-overload]
-        if side == "right":  # Upper bounds of strings may be cut and incremented, so the next value may occur, too.
-            places = np.minimum(places, len(column.values))
-    else:
-        numbers = np.asarray(bounds)[picked]
-        has_bound = np.isfinite(numbers) if numbers.dtype == np.float64 else numbers != MISSING
-        places = np.searchsorted(column.values, numbers, side).astype(np.int64)  # type: ignore[call-overload]
-    return np.where(has_bound, places, -1)

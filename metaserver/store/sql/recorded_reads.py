@@ -160,7 +160,8 @@ def query_shapes(uuid: str, since_hour: int, limit: int) -> Steps[list[model.Que
     rows = yield StoreStatement(
         f"SELECT fingerprint, shape, samples, first, last, {', '.join(_SUMS)} FROM "  # noqa: S608
         f"(SELECT number AS counted_number, min(hour) AS first, max(hour) AS last, {_TOTALS} FROM query_sums "
-        "WHERE hour >= $2 AND number IN (SELECT number FROM query_shapes WHERE uuid = $1) GROUP BY number) AS counted "
+        "WHERE hour >= $2 AND number IN (SELECT number FROM query_shapes WHERE uuid = $1) GROUP BY number "
+        "HAVING sum(statements) > 0) AS counted "
         "JOIN query_shapes ON query_shapes.number = counted_number "
         "ORDER BY statements DESC, fingerprint LIMIT $3",
         (uuid, since_hour, limit),
@@ -182,7 +183,7 @@ def query_totals(since_hour: int, within: Sequence[NamespacePath] | None, limit:
         f"(SELECT uuid, count(DISTINCT query_sums.number) AS shapes, {_TOTALS} FROM query_sums "
         "JOIN query_shapes ON query_shapes.number = query_sums.number WHERE hour >= $1 "
         f"AND uuid IN (SELECT uuid FROM entries WHERE kind = 'table' AND {readable}) "
-        "GROUP BY uuid ORDER BY statements DESC, uuid LIMIT $2) AS counted "
+        "GROUP BY uuid HAVING sum(statements) > 0 ORDER BY statements DESC, uuid LIMIT $2) AS counted "
         f"JOIN entries ON entries.uuid = counted.uuid AND kind = 'table' AND {readable} "
         "ORDER BY statements DESC, counted.uuid, namespace, name",
         (since_hour, limit, *parameters),

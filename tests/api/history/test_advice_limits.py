@@ -15,7 +15,8 @@ from seamark.metaserver.api.admin import advice
 from seamark.metaserver.history.samples import FilterSample, compute_repeats
 from seamark.metaserver.history.shapes import QueryShape, ShapeTerm
 from seamark.metaserver.planner.advice import row_samples
-from seamark.metaserver.planner.advice.proposals import Proposal, ProposedChange, Reads, add_bounds
+from seamark.metaserver.planner.advice.current_layout import add_bounds
+from seamark.metaserver.planner.advice.proposals import Proposal, ProposedChange, Reads
 from seamark.metaserver.planner.advice.replay import DRAWS_EACH, RecordedShape, draw_statements
 from seamark.metaserver.planner.advice.row_samples import RowSample, SampledColumn
 from seamark.metaserver.planner.advice.trials import AppliedProposal, compute_corrections

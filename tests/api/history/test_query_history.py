@@ -14,6 +14,7 @@ from seamark.formats.runtime.errors import StorageError
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.api.plans import statement_reads
 from seamark.metaserver.history import history as query_history
+from seamark.metaserver.history.history import StatementTime
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import AddQueryRecords
@@ -347,3 +348,12 @@ async def test_times_of_engines_add_up_for_statements_that_the_history_has(api_w
     assert (sums["run-us"], sums["timed-files"], sums["timed-bytes"]) == (3_500_000, 6, 3000)
     for wrong in ({"seconds": 0}, {"seconds": 1e300}, {"statement": "x"}, {"files": -1}, {"bytes": 1 << 60}):
         assert (await api_with_files("POST", times, report | wrong)).status == 400
+
+
+async def test_times_of_one_principal_leave_room_for_others(tmp_path: Path) -> None:
+    async with running(tmp_path, query_history_waiting=4) as server:
+        history, time = server.components.history, StatementTime(1.0, 1, 1)
+        for number in range(9):
+            history.add_time("uuid", f"{number:016}", "mallory", time)
+        history.add_time("uuid", "f" * 16, "rita", time)
+        assert list(history._times) == [("uuid", f"{0:016}"), ("uuid", f"{1:016}"), ("uuid", "f" * 16)]

@@ -37,24 +37,35 @@ class Workload:
         return [self.conditions[number](rng) for number in condition_numbers]
 
 
-def make_rows(rng: np.random.Generator) -> pa.Table:
+def make_rows(rng: np.random.Generator, rows: int = ROWS) -> pa.Table:
     """Return the rows of one file: all columns cover their whole range in each file."""
     weights = 1.0 / np.arange(1, CODES + 1)
     return pa.table(
         {
-            "id": rng.integers(0, 1 << 40, ROWS),
-            "code": [f"c{code:04d}" for code in rng.choice(CODES, ROWS, p=weights / weights.sum())],
-            "region": rng.integers(0, REGIONS, ROWS),
-            "amount": np.exp(rng.standard_normal(ROWS)),
-            "day": rng.integers(0, 365, ROWS),
-            "note": [f"{number:x}" * 3 for number in rng.integers(0, 1 << 40, ROWS)],
+            "id": rng.integers(0, 1 << 40, rows),
+            "code": [f"c{code:04d}" for code in rng.choice(CODES, rows, p=weights / weights.sum())],
+            "region": rng.integers(0, REGIONS, rows),
+            "amount": np.exp(rng.standard_normal(rows)),
+            "day": rng.integers(0, 365, rows),
+            "note": [f"{number:x}" * 3 for number in rng.integers(0, 1 << 40, rows)],
         }
     )
 
 
-def make_table(client: IndexClient, rng: np.random.Generator, files: int = FILES) -> pa.Table:
-    """Create `db.t` without a layout, and return its rows. Its target file size is the size of its files."""
-    parts = [make_rows(rng) for _ in range(files)]
+def make_table(client: IndexClient, rng: np.random.Generator, files: int = FILES, rows: int = ROWS) -> pa.Table:
+    """Create `db.t` without a layout, and return its rows. Its target file size is the size of its files.
+
+    Args:
+        client: The client.
+        rng: The generator of the values.
+        files: The number of files.
+        rows: The number of rows of a file.
+    """
+    return create_table(client, [make_rows(rng, rows) for _ in range(files)])
+
+
+def create_table(client: IndexClient, parts: Sequence[pa.Table]) -> pa.Table:
+    """Create `db.t` with a file for each part, and return all rows. Its target file size is the size of its files."""
     with open_catalog(client.url) as catalog:
         catalog.create_namespace_if_not_exists("db")
         catalog.create_table(TABLE, schema=parts[0].schema)

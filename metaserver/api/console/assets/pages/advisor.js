@@ -58,6 +58,7 @@ function Applied({ applied, now }) {
       { title: "An average statement", cell: ([title]) => title },
       { title: "Files", number: true, cell: ([, reads]) => decimal(reads.files) },
       { title: "Bytes", number: true, cell: ([, reads]) => size(reads.bytes) },
+      { title: "Time", number: true, cell: ([, reads]) => `${reads.seconds.toFixed(2)} s` },
     ]} />
   <//>`;
 }

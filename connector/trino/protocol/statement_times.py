@@ -1,0 +1,137 @@
+"""Measures the times of rewritten statements, and reports them to Seamark for the query history.
+
+The proxy does not read the pages of a statement, so it does not see the last page. A statement has ended when its
+client has requested no page for `_IDLE_S`. Its time ends with the response to the last request. It contains the time
+that a client takes between two pages, so it is accurate for the short results of most analytical queries. The number of
+measured statements is bounded. A report that fails is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import structlog
+
+from seamark.connector.client.errors import ClientError
+from seamark.connector.plans.async_client import Name
+
+_IDLE_S = 20.0
+_STATEMENTS_MAX = 1000
+"""The maximum number of statements that are measured at once."""
+_REPORT_S = 10.0
+_PAGES = ["", "v1", "statement"]
+_SECONDS_MIN = 1e-6
+_log = structlog.get_logger("seamark.trino-proxy")
+
+
+class PlannedRead(NamedTuple):
+    """What a statement reads of one table by its plan.
+
+    `statement` is the fingerprint of the statement in the query history.
+    """
+
+    table: Name
+    statement: str
+    files: int
+    bytes: int
+
+
+Send = Callable[[PlannedRead, float], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class _Measured:
+    reads: Sequence[PlannedRead]
+    began_s: float
+    ended_s: float
+
+
+class StatementTimes:
+    """The measured statements of one event loop."""
+
+    def __init__(self, send: Send) -> None:
+        """Create the times.
+
+        Args:
+            send: A function that reports the seconds of a statement for one table.
+        """
+        self._send = send
+        self._measured: dict[str, _Measured] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._reports: set[asyncio.Task[None]] = set()
+
+    def start(self, target: str | None, reads: Sequence[PlannedRead], began_s: float) -> None:
+        """Measure a statement whose next page is at `target`. Without a next page, the statement has ended.
+
+        Args:
+            target: The path of the next page, or None.
+            reads: What the statement reads. Only reads that count in the query history are reported.
+            began_s: The time at which the statement was sent, on a monotonic clock.
+        """
+        counted_reads = [read for read in reads if read.statement]
+        query = None if target is None else _find_query_id(target)
+        if not counted_reads or len(self._measured) >= _STATEMENTS_MAX:
+            return
+        measured = _Measured(counted_reads, began_s, time.monotonic())
+        if query is None:
+            self._start_report(measured)
+        elif query not in self._measured:
+            self._measured[query] = measured
+            self._check_later(query, _IDLE_S)
+
+    def note_page(self, method: str, target: str) -> None:
+        """Note that a client has received a page. After a DELETE, the statement is not measured."""
+        query = _find_query_id(target) if self._measured else None
+        if query is None or query not in self._measured:
+            return
+        if method == "DELETE":
+            del self._measured[query]
+            self._timers.pop(query).cancel()
+        else:
+            self._measured[query].ended_s = time.monotonic()
+
+    async def close(self) -> None:
+        """Report the statements that were measured, and wait for the reports."""
+        for timer in self._timers.values():
+            timer.cancel()
+        for measured in self._measured.values():
+            self._start_report(measured)
+        self._measured.clear()
+        await asyncio.gather(*self._reports, return_exceptions=True)
+
+    def _check_later(self, query: str, delay_s: float) -> None:
+        self._timers[query] = asyncio.get_running_loop().call_later(delay_s, self._check, query)
+
+    def _check(self, query: str) -> None:
+        """Report a statement whose client has requested no page for `_IDLE_S`."""
+        measured = self._measured[query]
+        left_s = measured.ended_s + _IDLE_S - time.monotonic()
+        if left_s > 0:
+            self._check_later(query, left_s)
+        else:
+            del self._measured[query], self._timers[query]
+            self._start_report(measured)
+
+    def _start_report(self, measured: _Measured) -> None:
+        task = asyncio.create_task(self._report(measured))
+        self._reports.add(task)
+        task.add_done_callback(self._reports.discard)
+
+    async def _report(self, measured: _Measured) -> None:
+        seconds = max(_SECONDS_MIN, measured.ended_s - measured.began_s)
+        try:
+            async with asyncio.timeout(_REPORT_S):
+                for read in measured.reads:
+                    await self._send(read, seconds)
+        except (ClientError, TimeoutError) as error:
+            _log.debug("time not reported", error=str(error) or type(error).__name__)
+
+
+def _find_query_id(target: str) -> str | None:
+    """Return the query id in the path of a page, or None for another path."""
+    parts = target.split("/", 5)
+    return parts[4] if len(parts) == 6 and parts[:3] == _PAGES else None

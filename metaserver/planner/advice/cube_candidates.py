@@ -1,0 +1,145 @@
+"""Finds cubes that would answer recorded aggregate queries.
+
+A cube answers a query if the grouping keys and the compared columns are dimensions, and the aggregates are measures
+(`connector/cubes`). The candidates are the cube of each shape, and the union of several of them. A cube that does not
+shrink the rows of a file by the factor `SHRINK` is no candidate, because `seamark index create` refuses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from seamark.formats.index.definitions import IndexDefinition
+from seamark.formats.index.keys.measures import ColumnOperand
+from seamark.formats.index.kinds.cube import SHRINK
+from seamark.metaserver.history.shapes import AGGREGATE_FUNCTIONS, Aggregate
+from seamark.metaserver.planner.advice.replay import RecordedShape
+from seamark.metaserver.planner.advice.row_samples import RowSample
+
+SHAPES_MAX = 10
+"""The shapes, the most frequent, whose cubes are candidates."""
+DIMENSIONS_MAX = 8
+_ENGINES = frozenset({"seamark", "duckdb"})
+"""The engines that use cubes by default. The Trino proxy and `seamark.spark.sql` use them only if a user wants it."""
+_VALUE_BYTES = 8
+_SEED = 23
+
+
+@dataclass(frozen=True)
+class CubeCandidate:
+    """A cube that answers some shapes.
+
+    Attributes:
+        dimensions: The ids of the columns that are its dimensions, sorted.
+        measures: Its measures.
+        fingerprints: The shapes that it answers.
+        groups: The estimated number of groups of one data file.
+    """
+
+    dimensions: tuple[int, ...]
+    measures: tuple[Aggregate, ...]
+    fingerprints: frozenset[str]
+    groups: float
+
+    @property
+    def column_ids(self) -> set[int]:
+        return {*self.dimensions, *(measure.column_id for measure in self.measures)} - {0}
+
+    @property
+    def entry_bytes(self) -> float:
+        """The estimated bytes of the groups of one data file. A measure has a value and a count."""
+        return self.groups * _VALUE_BYTES * (len(self.dimensions) + 2 * len(self.measures))
+
+
+def find_answered(shapes: Mapping[str, RecordedShape], cubes: Iterable[IndexDefinition]) -> frozenset[str]:
+    """Return the fingerprints of the shapes that the cubes of the table answer."""
+    answered = set()
+    for cube in cubes:
+        dimensions = set(cube.column_ids)
+        measured = {
+            (measure.function, measure.operand.column_id if isinstance(measure.operand, ColumnOperand) else 0)
+            for measure in cube.measures
+            if measure.operand is None or isinstance(measure.operand, ColumnOperand)
+        }
+        for fingerprint, recorded in shapes.items():
+            aggregates = {(aggregate.function, aggregate.column_id) for aggregate in recorded.shape.aggregates}
+            if _has_cube(recorded) and dimensions >= _find_dimensions(recorded) and measured >= aggregates:
+                answered.add(fingerprint)
+    return frozenset(answered)
+
+
+def find_cube_candidates(
+    shapes: Mapping[str, RecordedShape], sample: RowSample, rows_per_file: int
+) -> list[CubeCandidate]:
+    """Return the cubes that shrink the rows enough.
+
+    Args:
+        shapes: The shapes by their fingerprints.
+        sample: The sampled rows. A dimension that is not sampled is no candidate.
+        rows_per_file: The rows of an average file.
+    """
+    frequent = sorted(
+        (recorded for recorded in shapes.values() if _has_cube(recorded)),
+        key=lambda recorded: (-recorded.statements, recorded.fingerprint),
+    )[:SHAPES_MAX]
+    sets: list[frozenset[int]] = []
+    union: frozenset[int] = frozenset()
+    for recorded in frequent:
+        dimensions = _find_dimensions(recorded)
+        sets.append(dimensions)
+        if _estimate_shrink(union | dimensions, sample, rows_per_file) >= SHRINK:
+            union |= dimensions
+    return [
+        _make_candidate(dimensions, frequent, sample, rows_per_file)
+        for dimensions in dict.fromkeys([union, *sets])
+        if dimensions and _estimate_shrink(dimensions, sample, rows_per_file) >= SHRINK
+    ]
+
+
+def _make_candidate(
+    dimensions: frozenset[int], shapes: Sequence[RecordedShape], sample: RowSample, rows_per_file: int
+) -> CubeCandidate:
+    answered = [recorded for recorded in shapes if dimensions >= _find_dimensions(recorded)]
+    measures = {aggregate for recorded in answered for aggregate in recorded.shape.aggregates}
+    groups = rows_per_file / _estimate_shrink(dimensions, sample, rows_per_file)
+    fingerprints = frozenset(recorded.fingerprint for recorded in answered)
+    return CubeCandidate(tuple(sorted(dimensions)), tuple(sorted(measures)), fingerprints, groups)
+
+
+def _has_cube(recorded: RecordedShape) -> bool:
+    """Return whether a cube can answer statements of the shape."""
+    shape = recorded.shape
+    return (
+        shape.engine in _ENGINES
+        and not shape.joins
+        and bool(shape.aggregates)
+        and all(
+            aggregate.function in AGGREGATE_FUNCTIONS and (aggregate.column_id > 0 or aggregate.function == "count")
+            for aggregate in shape.aggregates
+        )
+        and all(term.transform == "identity" for conjunct in shape.conjuncts for term in conjunct)
+    )
+
+
+def _find_dimensions(recorded: RecordedShape) -> frozenset[int]:
+    return recorded.shape.compared_columns | frozenset(recorded.shape.grouping)
+
+
+def _estimate_shrink(dimensions: frozenset[int], sample: RowSample, rows_per_file: int) -> float:
+    """Return the estimated number of rows for each group of a file, or 0 if a dimension is not sampled."""
+    if not dimensions <= sample.columns.keys() or len(dimensions) > DIMENSIONS_MAX or not sample.rows:
+        return 0.0
+    rows = min(sample.rows, rows_per_file)
+    picked = np.random.default_rng(_SEED).permutation(sample.rows)[:rows]
+    keys = np.zeros(rows, dtype=np.int64)
+    for column_id in dimensions:
+        column = sample.columns[column_id]
+        # The keys are numbered again for each column, so they stay small.
+        _, keys = np.unique(keys * (len(column.values) + 1) + column.codes[picked], return_inverse=True)
+    groups = int(keys.max()) + 1
+    # A file with more rows than the sample has more groups, but not more than there are combinations of values.
+    combinations = float(np.prod([len(sample.columns[column_id].values) + 1.0 for column_id in dimensions]))
+    return rows_per_file / min(combinations, groups * rows_per_file / rows)

@@ -1,0 +1,91 @@
+"""The layout of a table's files as the manifests describe it, for a comparison with simulated layouts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seamark.formats.index.packing import MISSING
+from seamark.metaserver.planner.advice.replay import SimulatedLayout
+from seamark.metaserver.planner.advice.row_samples import RowSample, SampledColumn
+from seamark.metaserver.planner.lookup.lookup import FoundFiles, RequestedColumn, Strings
+
+_CURRENT_FILES_MAX = 20_000
+"""The maximum number of files whose bounds are read. Of more files, some are drawn."""
+_BOUNDS_MAX = 20_000
+"""The maximum number of bounds that become values of a sampled column."""
+
+
+def add_bounds(sample: RowSample, files: FoundFiles) -> RowSample:
+    """Return the sample with the bounds of all files as further values of its columns.
+
+    The sampled files of a clustered table have only some of the values. A range between two sampled values would then
+    match no file, although there are files with these values. If there are more than `_BOUNDS_MAX` bounds, evenly
+    spaced bounds are used.
+    """
+    columns = {}
+    for column_id, column in sample.columns.items():
+        stats = files.stats(RequestedColumn(column_id, column.kind))
+        bounds = [_list_distinct_bounds(stats.bounds(side)) for side in ("lower", "upper")]
+        more = np.unique(np.concatenate([*bounds, column.values[:0]]))
+        if len(more) > _BOUNDS_MAX:
+            more = more[np.linspace(0, len(more) - 1, _BOUNDS_MAX).astype(np.int64)]
+        columns[column_id] = column.with_values(more)
+    return RowSample(columns, sample.files, sample.rows)
+
+
+def _list_distinct_bounds(bounds: object) -> npt.NDArray[Any]:
+    """Return the different bounds of a side, without missing bounds."""
+    if isinstance(bounds, Strings):
+        texts = {text for text in bounds.values() if text is not None}
+        values = np.empty(len(texts), dtype=object)
+        values[:] = sorted(texts)
+        return values
+    numbers = np.asarray(bounds)
+    return np.unique(numbers[np.isfinite(numbers) if numbers.dtype == np.float64 else numbers != MISSING])
+
+
+def make_current_layout(files: FoundFiles, sample: RowSample) -> SimulatedLayout:
+    """Return the layout of a table's files, by their column bounds. A file without bounds may have any value."""
+    lower, upper, nulls = {}, {}, {}
+    records, sizes = files.longs("record_count"), files.longs("file_size_in_bytes").astype(np.float64)
+    picked = np.arange(files.files)
+    if files.files > _CURRENT_FILES_MAX:
+        picked = np.sort(np.random.default_rng(files.files).choice(files.files, _CURRENT_FILES_MAX, replace=False))
+    for column_id, column in sample.columns.items():
+        stats = files.stats(RequestedColumn(column_id, column.kind))
+        count = len(column.values)
+        low = _codes_of_bounds(stats.bounds("lower"), column, "left", picked)
+        high = _codes_of_bounds(stats.bounds("upper"), column, "right", picked)
+        null_counts = stats.counts("null_value_counts")[picked]
+        nulls_only = null_counts == records[picked]
+        lower[column_id] = np.where(low < 0, 1, low + 1).astype(np.int32)
+        upper[column_id] = np.where(nulls_only, 0, np.where(high < 0, count, high)).astype(np.int32)
+        nulls[column_id] = null_counts != 0
+    weights = sizes[picked] / max(1.0, sizes[picked].sum())
+    return SimulatedLayout(lower, upper, nulls, weights)
+
+
+def _codes_of_bounds(
+    bounds: object, column: SampledColumn, side: str, picked: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """Return the number of distinct values below each bound of the picked files, int64[picked].
+
+    The number is -1 for a file without a bound.
+
+    If `side` is `left`, a value that equals the bound does not count. If it is `right`, the value counts.
+    """
+    if isinstance(bounds, Strings):
+        all_texts = bounds.values()
+        texts = [all_texts[number] for number in picked.tolist()]
+        has_bound = np.array([text is not None for text in texts], dtype=np.bool_)
+        places = np.array([np.searchsorted(column.values, text or b"", side) for text in texts], dtype=np.int64)  # type: ignore[call-overload]
+        if side == "right":  # Upper bounds of strings may be cut and incremented, so the next value may occur, too.
+            places = np.minimum(places, len(column.values))
+    else:
+        numbers = np.asarray(bounds)[picked]
+        has_bound = np.isfinite(numbers) if numbers.dtype == np.float64 else numbers != MISSING
+        places = np.searchsorted(column.values, numbers, side).astype(np.int64)  # type: ignore[call-overload]
+    return np.where(has_bound, places, -1)

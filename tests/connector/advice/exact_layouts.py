@@ -1,0 +1,103 @@
+"""An exhaustive search over layouts and indexes, which knows all rows and all statements with their literals."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+import duckdb
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from seamark.formats.services.curves import compute_curve_keys
+from tests.connector.advice.workloads import FILES
+
+BITS = 16
+Gains = dict[tuple[str, ...], float]
+
+Codes = npt.NDArray[np.int64]
+
+
+class ExactTable:
+    """All rows of a table as codes, and the conditions of all statements as masks over the codes."""
+
+    def __init__(self, rows: pa.Table, wheres: Sequence[str], columns: Sequence[str]) -> None:
+        self.codes: dict[str, Codes] = {}
+        self.ranks: dict[str, Codes] = {}
+        self.matching: list[dict[str, Codes]] = []
+        distinct: dict[str, list[Any]] = {}
+        for column in columns:
+            values, codes, counts = np.unique(rows[column].to_numpy(), return_inverse=True, return_counts=True)
+            distinct[column], self.codes[column] = values.tolist(), codes
+            self.ranks[column] = ((np.cumsum(counts) - counts // 2) * ((1 << BITS) - 1) // len(rows))[codes]
+        for where in wheres:
+            masks = {}
+            for column, conditions in split_by_column(where).items():
+                text = f"SELECT coalesce({conditions}, false) FROM (SELECT unnest($v) AS {column})"
+                masks[column] = np.array([row[0] for row in duckdb.execute(text, {"v": distinct[column]}).fetchall()])
+            self.matching.append({column: np.concatenate([[0], np.cumsum(mask)]) for column, mask in masks.items()})
+
+    def count_files(self, columns: Sequence[str]) -> float:
+        """Return the mean number of files that a statement reads, if a Hilbert curve orders the rows.
+
+        A file is read if each condition alone is true for a value between the smallest and the largest value of its
+        column.
+        """
+        points = np.stack([self.ranks[column] for column in columns], axis=1).astype(np.uint64)
+        keys = compute_curve_keys(points, BITS, "hilbert")
+        files = np.array_split(np.lexsort(keys.T[::-1]), FILES)
+        lower = {column: np.array([codes[file].min() for file in files]) for column, codes in self.codes.items()}
+        upper = {column: np.array([codes[file].max() for file in files]) for column, codes in self.codes.items()}
+        counts = []
+        for matching in self.matching:
+            is_kept = np.ones(FILES, dtype=bool)
+            for column, totals in matching.items():
+                is_kept &= totals[upper[column] + 1] > totals[lower[column]]
+            counts.append(int(is_kept.sum()))
+        return float(np.mean(counts))
+
+
+def split_by_column(where: str) -> dict[str, str]:
+    """Return the conditions of each column."""
+    parts: dict[str, list[str]] = {}
+    for part in where.split(" AND "):
+        parts.setdefault(part.split()[0], []).append(part)
+    return {column: " AND ".join(conditions) for column, conditions in parts.items()}
+
+
+def count_indexed(rows: pa.Table, wheres: Sequence[str], column: str) -> float:
+    """Return the mean number of present files that have a row with the value of an equality on the column."""
+    parts = np.array_split(rows[column].to_numpy(), FILES)
+    counts = []
+    for where in wheres:
+        equal = re.search(rf"\b{column} = '?(\w+)'?", where)
+        counts.append(FILES if equal is None else sum(bool((part.astype(str) == equal[1]).any()) for part in parts))
+    return float(np.mean(counts))
+
+
+def find_gains(rows: pa.Table, wheres: Sequence[str], columns: Sequence[str]) -> Gains:
+    """Return the files that a statement saves on average with each clustering, and with each index.
+
+    The key of a clustering has its one or two columns, sorted. The key of an index has the word `index` and its column.
+    """
+    exact = ExactTable(rows, wheres, columns)
+    gains: Gains = {}
+    for count in (1, 2):
+        for chosen in combinations(columns, count):
+            gains[tuple(sorted(chosen))] = FILES - exact.count_files(chosen)
+    for column in columns:
+        gains["index", column] = FILES - count_indexed(rows, wheres, column)
+    return gains
+
+
+def find_best_gain(proposals: Sequence[Mapping[str, Any]], gains: Gains) -> float:
+    """Return the best gain of the first five proposals of the advisor, or 0 if the search has none of them."""
+    best = 0.0
+    for proposal in proposals[:5]:
+        change = proposal["change"]
+        columns = tuple(sorted(change["columns"]))
+        best = max(best, gains.get(("index", *columns) if change["kind"] == "add-index" else columns, 0.0))
+    return best

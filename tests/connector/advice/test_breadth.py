@@ -1,0 +1,69 @@
+"""Proposals besides clusterings and indexes on columns: cubes, sort orders, and tables worth pinning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.names import table_path
+from seamark.connector.client.policies import load_advice
+from seamark.connector.jobs.advice import apply_proposal
+from seamark.metaserver.api.admin import advice
+from tests.connector.advice.workloads import TABLE, make_table, run_statements
+from tests.seeds import first_seed
+
+
+def run_aggregates(client: IndexClient, grouping: str, engine: str = "duckdb", runs: int = 60) -> None:
+    """Run aggregate queries that group by a column and compare the region."""
+    aggregates = [{"function": "max", "column": "day"}, {"function": "count"}]
+    body = {"predicate": "region <= 6", "kept-max": 0, "engine": engine, "grouping": [grouping]}
+    for _ in range(runs):
+        client._request_json("POST", f"{table_path(TABLE)}/plan-tables", {}, {**body, "aggregates": aggregates})
+
+
+def list_proposals(client: IndexClient, kind: str) -> list[dict[str, Any]]:
+    return [proposal for proposal in load_advice(client, TABLE)["proposals"] if proposal["kind"] == kind]
+
+
+def test_cube_is_proposed_for_the_aggregate_queries_that_it_answers(client: IndexClient) -> None:
+    make_table(client, np.random.default_rng(first_seed()), files=6)
+    run_aggregates(client, "region")
+    run_aggregates(client, "id", runs=20)  # Each row has its own id, so no cube can answer these queries.
+    (cube,) = list_proposals(client, "cube")
+    command, _ = cube["commands"]
+    options = "--columns region --measures 'count(*),max(day)'"
+    assert command == f"seamark index create {TABLE} --kind cube {options} --name by_region"
+    assert cube["predicted"]["bytes"] == pytest.approx(cube["before"]["bytes"] / 4, rel=0.05)
+    applied = apply_proposal(client, TABLE, cube, wait_s=10)
+    assert applied["measured"]["bytes"] == pytest.approx(cube["predicted"]["bytes"], rel=0.05)
+    assert list_proposals(client, "cube") == []
+
+
+def test_no_cube_is_proposed_for_an_engine_that_does_not_use_cubes(client: IndexClient) -> None:
+    make_table(client, np.random.default_rng(first_seed()), files=3)
+    run_aggregates(client, "region", engine="spark")
+    assert list_proposals(client, "cube") == []
+
+
+def test_sort_order_and_pin_follow_the_proposals_that_save_more(
+    client: IndexClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_table(client, np.random.default_rng(first_seed()), files=12)
+    run_statements(client, [f"region = {day % 8} AND day >= {day} AND day < {day + 20}" for day in range(0, 340, 4)])
+    orders = list_proposals(client, "sort-order")
+    assert orders[0]["commands"][0] in (
+        "ALTER TABLE db.t WRITE ORDERED BY region, day",
+        "ALTER TABLE db.t WRITE ORDERED BY day, region",
+    )
+    assert orders[0]["predicted"]["bytes"] < 0.7 * orders[0]["before"]["bytes"]
+    assert list_proposals(client, "pin") == []
+    monkeypatch.setattr(advice, "_find_pinnable_bytes", lambda _: 1 << 40)
+    proposals = load_advice(client, TABLE)["proposals"]
+    days = [proposal["pays-after-days"] for proposal in proposals]
+    paying = [proposal for proposal, count in zip(proposals, days, strict=True) if count is not None and count <= 30]
+    assert [proposal["kind"] for proposal in paying].index("pin") == len(paying) - 1 > 0
+    assert paying[-1]["predicted"] == paying[-1]["before"]
+    assert paying[-1]["commands"] == ["ALTER TABLE db.t SET TBLPROPERTIES ('seamark.cache.pinned'='true')"]
