@@ -33,6 +33,10 @@ from seamark.connector.client.warehouses import (
 )
 from seamark.connector.index.builds import InProcessWorkers, build
 from seamark.connector.read.scans import scan
+from seamark.formats.runtime.errors import ReadOnlyServer
+from seamark.metaserver.access.principal import Principal
+from seamark.metaserver.store.model import Grant
+from seamark.metaserver.warehouses.federation.federated_authorizer import FederatedAuthorizer
 from tests.api.client import SCHEMA, VIEW_VERSION
 from tests.connector.server_thread import ServerThread
 from tests.moving.random_names import fill_with_odd_names
@@ -216,6 +220,18 @@ def test_token_of_the_other_catalog_is_sent_and_never_shown(federation: Federati
     assert b"a-secret-token" not in database
     # The other server has no logins, so it accepts each token.
     assert read_ids(federation.shown) == [1, 2]
+
+
+@pytest.mark.parametrize("operation", ["updateTable", "createTable", "appendRows", "importTable", "makePlanView"])
+def test_admin_of_a_federated_warehouse_has_no_right_to_write(operation: str) -> None:
+    """Keys and signatures for clients follow these rights."""
+    admin = Principal("ann", (Grant("ann", "admin", ()),))
+    authorizer = FederatedAuthorizer("https://other.example", is_local=False)
+    assert not authorizer.allows(admin, operation, ("shop",))
+    with pytest.raises(ReadOnlyServer, match=r"https://other\.example and is read-only"):
+        authorizer.require(admin, operation, ("shop",))
+    for allowed in ("loadTable", "signRequest", "planTableScan", "putIndex", "addGrant"):
+        authorizer.require(admin, allowed, ("shop",))
 
 
 class ListedTable:
