@@ -32,8 +32,9 @@ _COMMANDS = {
     ),
     "token": DeferredCommand("seamark.commands.access:token", "Create, list and revoke bearer tokens.", "server"),
     "grant": DeferredCommand(
-        "seamark.commands.access:grant", "Add, list and remove grants: reader, writer or admin.", "server"
+        "seamark.commands.access:grant", "Add, list and remove grants of roles and privileges.", "server"
     ),
+    "role": DeferredCommand("seamark.commands.access:role", "List roles, and change their members.", "server"),
     "keys": DeferredCommand("seamark.commands.keys:keys", "Replace the keys that sign tokens.", "server"),
     "warehouse": DeferredCommand(
         "seamark.commands.catalog.warehouses:warehouse",

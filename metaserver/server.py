@@ -42,7 +42,7 @@ from seamark.formats.runtime.lazy_module import LazyModule
 from seamark.formats.runtime.tls import Certificate
 from seamark.metaserver.access.audit import open_audit
 from seamark.metaserver.access.authenticator import open_authenticator
-from seamark.metaserver.access.authorizer import Authorizer
+from seamark.metaserver.access.authorizer import GrantAuthorizer
 from seamark.metaserver.access.gateway_keys import GatewayKeys
 from seamark.metaserver.access.guard import check_binding, check_logins, is_loopback
 from seamark.metaserver.access.keyring import REFRESH_S, StoredKeyring, open_keyring
@@ -266,7 +266,7 @@ async def _open_catalog_components(
             manifest_rewrite=await enter(open_manifest_rewrite(catalog, publisher, planner)),
             metrics=metrics,
             authenticator=shared.authenticator,
-            authorizer=Authorizer() if warehouses is not None else make_warehouse_authorizer(settings),
+            authorizer=GrantAuthorizer(store) if warehouses is not None else make_warehouse_authorizer(settings, store),
             keyring=keyring,
             gateway_keys=GatewayKeys(keyring, clock, lifetime_s=settings.gateway_keys_s),
             peers=opened_peers,
@@ -348,6 +348,7 @@ async def table_services(components: ServerComponents, url: str) -> AsyncIterato
         components.catalog.documents.peek,
         components.authenticator.service_tokens,
         components.clock,
+        components.authorizer,
         holder=make_holder_name(components.clock),
         url=url,
         certificate=components.certificate,

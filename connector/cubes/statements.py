@@ -16,7 +16,9 @@ from dataclasses import dataclass
 
 from sqlglot import exp
 
+from seamark.connector.cubes.attributes import list_sources
 from seamark.connector.cubes.dialects import CubeDialect, NotFromCube
+from seamark.connector.cubes.stars import Star, StarAttribute, StarJoin, StarNames, flatten_joins
 from seamark.connector.cubes.times import TimeDimension, replace_times
 from seamark.formats.iceberg.types.schema import Column, Schema, StructType, is_primitive
 from seamark.formats.iceberg.types.transforms import IDENTITY
@@ -95,6 +97,7 @@ class CubeStatement:
             only if all its rows meet the condition.
         doubt: A condition that is true for each row for which `row_condition` is false or null.
         alias: The name of the table in the conditions.
+        joins: The dimension tables that attributes in the cube replace.
     """
 
     cube: IndexDefinition
@@ -106,6 +109,7 @@ class CubeStatement:
     _dialect: CubeDialect
     _outputs: Mapping[str, _Output]
     _condition_ids: frozenset[int]
+    joins: tuple[StarJoin, ...] = ()
 
     @property
     def used_columns(self) -> frozenset[int]:
@@ -132,6 +136,7 @@ class CubeStatement:
         if rows is not None:
             values = ", ".join(self._outputs[column].row for column in self.columns)
             union += f" UNION ALL SELECT {values} FROM {rows} AS {quote(self.alias)}"  # noqa: S608
+            union += "".join(join.text for join in self.joins)
             conditions = [*([self.row_condition] if self.row_condition else []), *([] if has_rows else ["FALSE"])]
             union += f" WHERE {' AND '.join(conditions)}" if conditions else ""
         tree = self._tree.copy()
@@ -171,7 +176,7 @@ class _Dimension:
 
 
 def translate_statement(
-    tree: exp.Expr, table: CubeTable, dialect: CubeDialect, *, floats: bool = True
+    tree: exp.Expr, table: CubeTable, dialect: CubeDialect, *, floats: bool = True, star: Star | None = None
 ) -> CubeStatement:
     """Translate a query over the cube with the fewest dimensions from which it follows.
 
@@ -181,17 +186,20 @@ def translate_statement(
         dialect: The engine.
         floats: Whether sums of floats, and averages that are floats, may be used. Their last digits depend on the order
             of the additions.
+        star: The tables of a star join, of which `table` has the facts. By default, the query reads one table.
 
     Raises:
         NotFromCube: The query follows from no cube. The message has the reason for each cube.
     """
     if not table.cubes:
         raise NotFromCube("the table has no cube")
-    select = check_form(tree)
+    select = check_form(tree, joins=star is not None)
+    select = select if star is None else flatten_joins(select)
+    names = None if star is None else star.open(select)
     reasons = []
     for cube in sorted(table.cubes, key=lambda one: (len(one.terms), len(one.measures), one.name)):
         try:
-            return _Translation(select, table, cube, dialect, floats=floats).run()
+            return _Translation(select, table, cube, dialect, star, names, floats=floats).run()
         except (NotFromCube, BadRequest) as why:
             reasons.append(f"{cube.name}: {why}")
         except RecursionError:
@@ -199,26 +207,32 @@ def translate_statement(
     raise NotFromCube("; ".join(reasons)[:1000])
 
 
-def check_form(tree: exp.Expr) -> exp.Select:
-    """Return the query if it is one SELECT of one table that groups rows.
+def check_form(tree: exp.Expr, *, joins: bool = False) -> exp.Select:
+    """Return the query if it is one SELECT of tables that groups rows.
+
+    Args:
+        tree: The query.
+        joins: Whether it may read several tables.
 
     Raises:
         NotFromCube: The query has another form.
     """
-    source = tree.args.get("from_")
+    sources = list_sources(tree)
     if (
         not isinstance(tree, exp.Select)
-        or source is None
-        or not isinstance(source.this, exp.Table)
-        or any(node.args.get(name) for node in (tree, source.this) for name in ("with_", "joins", "laterals", "sample"))
+        or not all(isinstance(source, exp.Table) for source in sources)
+        or any(tree.args.get(name) for name in ("with_", "laterals", "sample"))
+        or (len(sources) > 1 and not joins)
         or sum(1 for _ in tree.find_all(exp.Query)) > 1
     ):
-        raise NotFromCube("it is not one SELECT of one table")
-    if {name for name, value in source.this.args.items() if value} - _TABLE_ARGS:
-        raise NotFromCube("it does not read the whole table")
-    alias = source.this.args.get("alias")
-    if alias is not None and alias.columns:
-        raise NotFromCube("it renames the columns of the table")
+        raise NotFromCube("it is not one SELECT of one table" if not joins else "it is not one SELECT of tables")
+    for source in sources:
+        assert source is not None
+        if {name for name, value in source.args.items() if value} - _TABLE_ARGS:
+            raise NotFromCube("it does not read the whole table")
+        alias = source.args.get("alias")
+        if alias is not None and alias.columns:
+            raise NotFromCube("it renames the columns of the table")
     if tree.find(exp.Window) is not None:
         raise NotFromCube("it has a window function")
     if any(isinstance(item.this if isinstance(item, exp.Column) else item, exp.Star) for item in tree.expressions):
@@ -240,7 +254,15 @@ class _Translation:
     """The translation of one query over one cube."""
 
     def __init__(
-        self, select: exp.Select, table: CubeTable, cube: IndexDefinition, dialect: CubeDialect, *, floats: bool
+        self,
+        select: exp.Select,
+        table: CubeTable,
+        cube: IndexDefinition,
+        dialect: CubeDialect,
+        star: Star | None,
+        star_names: StarNames | None,
+        *,
+        floats: bool,
     ) -> None:
         self._select, self._cube, self._dialect, self._floats = select, cube, dialect, floats
         schema = table.schema
@@ -249,8 +271,14 @@ class _Translation:
         self._columns = dict(columns)
         """The columns and fields of structs, by their path in lower case."""
         self._names = {field.name.lower() for field in schema.fields}
-        source = source_of(select)
-        self._alias = source.alias or source.name
+        self._star_names = star_names
+        self._alias = source_of(select).alias_or_name
+        dimension_columns: frozenset[str] = frozenset()
+        if star is not None and star_names is not None:
+            self._alias = star_names.aliases[star.facts]
+            dimension_columns = star_names.dimension_columns
+            self._names |= dimension_columns
+        self._attributes: dict[str, StarAttribute] = {}
         self._aliases = {item.alias.lower(): item.this for item in select.expressions if isinstance(item, exp.Alias)}
         if any(name.startswith(PREFIX) for name in self._names) or len(self._columns) < len(columns):
             raise NotFromCube("the table has names that differ only in case, or begin with " + PREFIX)
@@ -268,6 +296,7 @@ class _Translation:
             if time.transform != IDENTITY
             and time.column.name.lower() not in self._dimensions
             and "." not in time.column.name
+            and time.column.name.lower() not in dimension_columns
             and (table.uses_zoned_times or time.column.type != "timestamptz")
         }
         self._partials = {
@@ -284,7 +313,11 @@ class _Translation:
         names = [item.alias_or_name if isinstance(item, exp.Column) else "" for item in self._select.expressions]
         tree = replace_times(self._select, list(self._times))
         assert isinstance(tree, exp.Select)
+        joins: list[StarJoin] = []
+        if self._star_names is not None:
+            joins, self._attributes = self._star_names.replace(tree, self._cube, self._dialect.quote_name, self._name)
         tree.set("from_", None)
+        tree.set("joins", None)
         self._check_aliases(tree)
         row_conditions = self._split_condition(tree)
         self._visit(tree)
@@ -307,6 +340,7 @@ class _Translation:
             self._dialect,
             self._used,
             frozenset(self._columns[path].id for path in paths),
+            tuple(joins),
         )
 
     def _split_condition(self, tree: exp.Select) -> list[exp.Expr]:
@@ -414,10 +448,12 @@ class _Translation:
         name = self._use_dimension(dimension)
         node.replace(exp.column(exp.to_identifier(name, quoted=True), exp.to_identifier(self._alias, quoted=True)))
 
-    def _find_dimension(self, node: exp.Column) -> _Dimension | None:
+    def _find_dimension(self, node: exp.Column) -> _Dimension | StarAttribute | None:
         path = self._path_of(node)
         if path is None:
             return None
+        if path in self._attributes:
+            return self._attributes[path]
         hidden = next((one for time, one in self._times.items() if time.hidden_name == path), None)
         return hidden or self._dimensions.get(path)
 
@@ -432,7 +468,11 @@ class _Translation:
             parts = parts[1:]
         return ".".join(parts)
 
-    def _use_dimension(self, dimension: _Dimension) -> str:
+    def _use_dimension(self, dimension: _Dimension | StarAttribute) -> str:
+        if isinstance(dimension, StarAttribute):
+            kind = self._dialect.type_name(dimension.kind)
+            output = _Output(PREFIX + dimension.entry, dimension.row, kind, frozenset({dimension.key_id}))
+            return self._used.setdefault(dimension.entry, output).name
         column, kind = dimension.column, str(dimension.column.type)
         plain = "." not in column.name and dimension.transform == IDENTITY
         name = self._name(column.name) if plain else PREFIX + dimension.entry
@@ -446,7 +486,10 @@ class _Translation:
         return name.lower() if self._dialect.lowers_names else name
 
     def _write_path(self, path: str) -> str:
-        return ".".join(self._dialect.quote_name(self._name(part)) for part in path.split("."))
+        names = [self._name(part) for part in path.split(".")]
+        if self._star_names is not None:
+            names.insert(0, self._alias)
+        return ".".join(map(self._dialect.quote_name, names))
 
     # Aggregates
 
@@ -492,7 +535,7 @@ class _Translation:
             self._visit(child)
         return f"{aggregate.sql(dialect=self._dialect.name, comments=False)}{where}"
 
-    def _find_counted_dimension(self, aggregate: exp.Count) -> _Dimension | None:
+    def _find_counted_dimension(self, aggregate: exp.Count) -> _Dimension | StarAttribute | None:
         """Return the dimension of `count(dimension)`, or None for another argument."""
         argument = aggregate.this
         if not isinstance(argument, exp.Column):

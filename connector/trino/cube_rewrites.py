@@ -12,20 +12,30 @@ Its row filters and column masks cannot apply to groups: if one of them concerns
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from sqlglot import exp
+
 from seamark.connector.analysis.lexer import UnsupportedStatement
-from seamark.connector.analysis.scans import find_scans, parse_query
+from seamark.connector.analysis.scans import ParsedQuery, find_scans, parse_query
 from seamark.connector.analysis.statement_cache import StatementReader, StatementText
+from seamark.connector.cubes.attributes import list_sources
 from seamark.connector.cubes.dialects import TRINO, NotFromCube
 from seamark.connector.cubes.plans import CubeScan, cube_table_of, find_doubt, scan_cube
+from seamark.connector.cubes.stars import Star, StarTable
 from seamark.connector.cubes.statements import CubeStatement, translate_statement
 from seamark.connector.plans.async_client import CubePlanRequest, KnownTable, Seamark
 from seamark.connector.plans.joins import PlannedScan
 from seamark.connector.plans.quotes import quote_name
 from seamark.connector.trino.cube_values import count_characters, write_values
-from seamark.formats.iceberg.expressions.expression import Expression
+from seamark.formats.iceberg.expressions.binding import bind
+from seamark.formats.iceberg.expressions.comparisons import resolve_literals
+from seamark.formats.iceberg.expressions.expression import TRUE, Bound, Expression, all_of
+from seamark.formats.iceberg.types.schema import Field, Schema
+from seamark.formats.index.keys.group_conditions import rename_condition
+from seamark.formats.runtime.errors import RequestError
 
 GROUPS_MAX = 10_000
 """The maximum number of groups in a statement."""
@@ -40,30 +50,85 @@ class CubeRewrite:
     Attributes:
         text: The text of the statement.
         scan: The plan of the query.
-        columns: The columns of the table that the statement reads, in lower case.
+        columns: The tables of the statement, each with the columns that the statement reads, in lower case.
         rights_check: A query without rows, for which Trino checks the same rights as for the original statement.
     """
 
     text: str
     scan: CubeScan
-    columns: frozenset[str]
+    columns: Sequence[tuple[PlannedScan, frozenset[str]]]
     rights_check: str
 
 
-def translate_text(text: StatementText, table: KnownTable, *, floats: bool) -> CubeStatement:
-    """Translate a statement over a cube of its only table.
+def translate_scans(
+    text: StatementText, scans: Sequence[PlannedScan], tables: Sequence[KnownTable], *, floats: bool
+) -> tuple[int, CubeStatement]:
+    """Translate a statement over a cube of its only table, or a star join over a cube of one of its tables.
 
     Args:
         text: The statement.
-        table: The table.
+        scans: The scans of the statement.
+        tables: The table of each scan.
         floats: See `translate_statement`.
 
+    Returns:
+        The number of the scan whose table has the cube, and the translation.
+
     Raises:
-        NotFromCube: The statement does not follow from a cube of the table.
+        NotFromCube: The statement does not follow from a cube.
     """
-    cubes = cube_table_of(table, truncates_in_utc=True)
+    if len(scans) > 1:
+        return _translate_star(text, scans, tables, floats=floats)
+    cubes = cube_table_of(tables[0], truncates_in_utc=True)
     if cubes is None:
         raise NotFromCube("the table has no cube")
+    return 0, translate_statement(_parse(text).tree, cubes, TRINO, floats=floats)
+
+
+def _translate_star(
+    text: StatementText, scans: Sequence[PlannedScan], tables: Sequence[KnownTable], *, floats: bool
+) -> tuple[int, CubeStatement]:
+    query = _parse(text)
+    starts = [
+        query.text.offsets[int(source.parts[0].meta["start"])] if isinstance(source, exp.Table) else -1
+        for source in list_sources(query.tree)
+    ]
+    numbers = {planned.scan.start: number for number, planned in enumerate(scans)}
+    if sorted(starts) != sorted(numbers):
+        raise NotFromCube("it is not one SELECT of tables")
+    order = [numbers[start] for start in starts]
+    reasons = []
+    for number in sorted(order, key=lambda each: -tables[each].size_bytes):
+        cubes = cube_table_of(tables[number], truncates_in_utc=True)
+        if cubes is None:
+            continue
+        if any(scans[other].scan.is_past for other in order if other != number):
+            raise NotFromCube("it reads a dimension table at a snapshot")
+        star = Star([_to_star_table(text, scans[each], tables[each]) for each in order], order.index(number))
+        try:
+            return number, translate_statement(query.tree, cubes, TRINO, floats=floats, star=star)
+        except NotFromCube as why:
+            reasons.append(str(why))
+    raise NotFromCube("; ".join(reasons) or "no table has a cube")
+
+
+def _to_star_table(text: StatementText, planned: PlannedScan, table: KnownTable) -> StarTable:
+    name = text.text[planned.scan.start : planned.scan.end]
+    relation = f"{name} FOR VERSION AS OF {table.snapshot_id}"
+    return StarTable(planned.table, table.snapshot_id, _make_schema(table), relation)
+
+
+def _make_schema(table: KnownTable) -> Schema:
+    """Return the columns of a table that have a primitive type."""
+    return Schema(tuple(Field(field_id, name, False, kind) for field_id, name, kind in table.fields))
+
+
+def _parse(text: StatementText) -> ParsedQuery:
+    """Return a statement that is only a query.
+
+    Raises:
+        NotFromCube: It is another statement.
+    """
     if text.prepared is not None or text.parameters:
         raise NotFromCube("it is a prepared statement")
     try:
@@ -73,7 +138,7 @@ def translate_text(text: StatementText, table: KnownTable, *, floats: bool) -> C
     first = query.text.tokens[0]
     if query.text.quoted or query.text.offsets[first.start] != len(text.text) - len(text.text.lstrip()):
         raise NotFromCube("it is more than a query")
-    return translate_statement(query.tree, cubes, TRINO, floats=floats)
+    return query
 
 
 async def rewrite_over_cube(
@@ -83,6 +148,7 @@ async def rewrite_over_cube(
     planned: PlannedScan,
     statement: CubeStatement,
     table: KnownTable,
+    dimensions: Sequence[tuple[PlannedScan, KnownTable]],
     until_s: float,
 ) -> CubeRewrite:
     """Return the statement that reads groups.
@@ -91,9 +157,10 @@ async def rewrite_over_cube(
         client: The client of the server.
         reader: Runs the work on texts outside of the event loop.
         text: The statement.
-        planned: The only scan of the statement.
+        planned: The scan of the table with the cube.
         statement: The translation of the statement.
         table: The table.
+        dimensions: The other scans of the statement, with their tables.
         until_s: The deadline, on the clock of the event loop.
 
     Raises:
@@ -115,6 +182,7 @@ async def rewrite_over_cube(
         scan.snapshot_id,
         scan.ref,
         groups_max=GROUPS_MAX,
+        group_filter=all_of(*(_find_group_condition(statement, *dimension) for dimension in dimensions)),
     )
     answer = await scan_cube(client, statement, request, table)
     version = "" if scan.version_span is None else text.text[slice(*scan.version_span)]
@@ -125,15 +193,45 @@ async def rewrite_over_cube(
     schema = table.cube_metadata.current_schema
     columns = (schema.column(column_id) for column_id in statement.used_columns)
     names = frozenset(column.name.partition(".")[0].lower() for column in columns if column is not None)
-    listed = ", ".join(map(quote_name, sorted(names))) or "1"
-    check = f"SELECT {listed} FROM {name} WHERE FALSE"  # noqa: S608
+    read = [(planned, names)]
+    for dimension, _ in dimensions:
+        joins = (join for join in statement.joins if join.table == dimension.table)
+        read.append((dimension, frozenset(name.lower() for join in joins for name in join.columns)))
 
     def write() -> str:
         values = write_values(answer.groups, statement, VALUES_CHARACTERS_MAX)
         return statement.write(values, rows, has_rows=has_rows)
 
     characters = len(text.text) + count_characters(answer.groups)
-    return CubeRewrite(await reader.run(characters, write, until_s), answer, names, check)
+    return CubeRewrite(await reader.run(characters, write, until_s), answer, read, _write_rights_check(text, read))
+
+
+def _write_rights_check(text: StatementText, columns: Sequence[tuple[PlannedScan, frozenset[str]]]) -> str:
+    """Return a query without rows that reads columns of tables."""
+    tables, listed = [], []
+    for number, (planned, names) in enumerate(columns):
+        tables.append(f"{text.text[planned.scan.start : planned.scan.end]} AS t{number}")
+        listed += [f"t{number}.{quote_name(name)}" for name in sorted(names)]
+    return f"SELECT {', '.join(listed) or '1'} FROM {', '.join(tables)} WHERE FALSE"  # noqa: S608
+
+
+def _find_group_condition(statement: CubeStatement, planned: PlannedScan, table: KnownTable) -> Expression:
+    """Return a condition on groups that is true for each group whose row of a dimension table the query needs."""
+    schema = _make_schema(table)
+    attributes = next((join.attributes for join in statement.joins if join.table == planned.table), {})
+    names = {field.id: field.name for field in schema.fields}
+
+    def find_number(predicate: Bound) -> int | None:
+        column = attributes.get(names[predicate.column_id])
+        return None if column is None else int(column[1:])
+
+    if planned.scan.filter is None:
+        return TRUE
+    try:
+        condition = resolve_literals(planned.scan.filter, schema, ())
+        return rename_condition(bind(condition, schema, (), case_sensitive=False), find_number)
+    except RequestError:  # The condition is on a column of another type, such as a field of a struct.
+        return TRUE
 
 
 def _find_filter(name: str, text: StatementText, table: KnownTable, alias: str, condition: str) -> Expression | None:

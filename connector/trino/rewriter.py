@@ -13,7 +13,8 @@ If a statement reads a table more than once, it reads the table at one snapshot,
 table whose rows were used to leave out files of another table (`joins.py`, `plan_requests.py`). Statements in an
 explicit transaction are unchanged, because Trino continues to read the snapshots that the transaction has read.
 
-An aggregate query of one table with cubes reads groups of a cube (`cube_rewrites.py`), also without a condition.
+An aggregate query of a table with cubes, or a star join of it, reads groups of a cube (`cube_rewrites.py`), also
+without a condition.
 
 Literals without a time zone are in the session's zone. The zone in the client's headers is the session's zone only if
 Trino's `sql.forced-session-time-zone` is not set. The operator states this in `RewriteLimits.trust_time_zone`.
@@ -57,7 +58,7 @@ from seamark.connector.plans.quotes import quote_name
 from seamark.connector.plans.rewrites import RewrittenStatement
 from seamark.connector.plans.scan import Scan
 from seamark.connector.plans.splices import Replacement, splice
-from seamark.connector.trino.cube_rewrites import CubeRewrite, rewrite_over_cube, translate_text
+from seamark.connector.trino.cube_rewrites import CubeRewrite, rewrite_over_cube, translate_scans
 from seamark.connector.trino.protocol.access_rules import PlanInputs, TableName
 from seamark.connector.trino.protocol.circuit_breaker import Breaker
 from seamark.connector.trino.protocol.held_statements import FORBIDDEN
@@ -381,8 +382,8 @@ class Rewriter:
             self._seamark_breaker.record_failure()
             return RewriteResult(None, f"unchanged; {requests.why}")
         cube: RewriteResult | CubeSummary | None = None
-        if pre_parse.aggregates and len(all_scans) == len(tables) == 1:
-            cube = await self._rewrite_over_cube(text, session, next(iter(tables.values())), until_s)
+        if pre_parse.aggregates and len(all_scans) == len(tables) >= 1:
+            cube = await self._rewrite_over_cube(text, session, list(tables.values()), known_tables, until_s)
         if isinstance(cube, RewriteResult):
             return cube
         if not pre_parse.has_conditions:
@@ -391,24 +392,39 @@ class Rewriter:
         return _add_cube(await self._rewrite_over_plans(text, session, sources, requests, until_s), cube)
 
     async def _rewrite_over_cube(
-        self, text: StatementText, session: Session, planned: PlannedScan, until_s: float
+        self,
+        text: StatementText,
+        session: Session,
+        scans: Sequence[PlannedScan],
+        known_tables: Mapping[Names, KnownTable],
+        until_s: float,
     ) -> RewriteResult | CubeSummary | None:
-        """Return a statement that reads groups of a cube, or why it does not, or None if its table has no cube."""
-        if planned.scan.quoted:
+        """Return a statement that reads groups of a cube, or why it does not, or None if its tables have no cube."""
+        if any(planned.scan.quoted for planned in scans):
             return None
         asked_s = time.monotonic()
         try:
             async with asyncio.timeout_at(until_s):
-                table = await self._client.columns(planned.table)
-                if table is None or table.cube_metadata is None:
+                read_tables = [
+                    known_tables.get((planned.scan.catalog, planned.scan.schema, planned.scan.table))
+                    or await self._client.columns(planned.table)
+                    for planned in scans
+                ]
+                tables = [table for table in read_tables if table is not None]
+                if len(tables) < len(scans) or all(table.cube_metadata is None for table in tables):
                     return None
-                translate = partial(translate_text, text, table, floats=self._limits.cubes != EXACT)
-                statement = await self._reader.run(len(text.text), translate, until_s, in_loop_max=0)
+                floats = self._limits.cubes != EXACT
+                translate = partial(translate_scans, text, scans, tables, floats=floats)
+                facts, statement = await self._reader.run(len(text.text), translate, until_s, in_loop_max=0)
+                planned, table = scans[facts], tables[facts]
+                dimensions = [each for number, each in enumerate(zip(scans, tables, strict=True)) if number != facts]
                 breaker_key = hash((session.sender_hash, planned.table, statement.columns))
                 failing = self._failing.get(breaker_key)
                 if failing is not None and not failing.allow_request():
                     raise NotFromCube("recently, Trino could not read its plan, or its access rules forbade the cube")
-                cube = await rewrite_over_cube(self._client, self._reader, text, planned, statement, table, until_s)
+                cube = await rewrite_over_cube(
+                    self._client, self._reader, text, planned, statement, table, dimensions, until_s
+                )
                 result = replace(_build_cube_result(planned, cube), breaker_key=breaker_key)
                 for plan in result.plans:
                     self._withdrawing.note(plan, asked_s)
@@ -536,16 +552,16 @@ class Rewriter:
 
 def _build_cube_result(planned: PlannedScan, cube: CubeRewrite) -> RewriteResult:
     summary, name = cube.scan.summary, quote(".".join(planned.table), safe=".")
-    table = _name_table(planned)
+    columns = {_name_table(one): names | one.scan.columns for one, names in cube.columns}
     plans = [] if cube.scan.plan_snapshot_id is None else [(planned.table, cube.scan.plan_snapshot_id)]
     return RewriteResult(
         cube.text,
-        f"rewritten; scans=1; files={summary.row_files}/{cube.scan.considered_files}; "
+        f"rewritten; scans={len(cube.columns)}; files={summary.row_files}/{cube.scan.considered_files}; "
         f"{name}={summary.row_files}/{cube.scan.considered_files}; cube={quote(str(summary.index))}:{summary.files}",
         summary.row_files,
         cube.scan.considered_files,
         plans=plans,
-        used=PlanInputs({table: cube.columns | planned.scan.columns}, aggregated=frozenset({table})),
+        used=PlanInputs(columns, aggregated=frozenset(columns)),
         depends_on_data=True,
         rights_check=cube.rights_check,
     )

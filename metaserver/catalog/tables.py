@@ -41,7 +41,7 @@ from seamark.metaserver.catalog.policies import record_setters
 from seamark.metaserver.catalog.purge import check_purgeable
 from seamark.metaserver.catalog.values import Caller, CreateTable, LoadedTable, Page, TableIdentifier
 from seamark.metaserver.store.model import Entry, EntryKind, InstantState, NamespacePath
-from seamark.metaserver.store.operations import CreateEntry, DropEntry, RenameEntry
+from seamark.metaserver.store.operations import DropEntry, RenameEntry
 from seamark.metaserver.store.port import InstantFilter
 
 
@@ -96,7 +96,7 @@ class Tables:
         operations = [
             claimed,
             *allowed,
-            CreateEntry(entry=entry),
+            *self._context.create_entry(caller, entry),
             self._context.instant(caller, entry, "create", requested_ms=requested_ms),
             *self._context.remember(caller, status=200, metadata_location=location),
         ]
@@ -150,7 +150,7 @@ class Tables:
         else:
             if current is not None:
                 operations += drop_operations(self._context, caller, current, purge=False, requested_ms=requested_ms)
-            operations.append(CreateEntry(entry=entry))
+            operations += self._context.create_entry(caller, entry)
         operations.append(await claim(self._context, caller, metadata, entry, may_restore=not is_same))
         allowing = metadata.properties if allows_locations else {}
         operations.append(await replace_allowed_locations(self._context, caller, entry.uuid, allowing))

@@ -12,11 +12,11 @@ from tests.api.client import SCHEMA, Api, set_properties
 POLICY = "/api/v1/tables/db/t/policy"
 
 
-async def instants(api: Api) -> int:
+async def count_instants(api: Api) -> int:
     return len((await api("GET", "/api/v1/timeline?limit=1000")).json["instants"])
 
 
-async def table_properties(api: Api) -> dict[str, str]:
+async def read_table_properties(api: Api) -> dict[str, str]:
     loaded_table: dict[str, Any] = (await api("GET", "/v1/namespaces/db/tables/t")).json
     return loaded_table["metadata"]["properties"]  # type: ignore[no-any-return]
 
@@ -82,17 +82,17 @@ async def test_put_replaces_the_policy_of_a_table_and_keeps_other_properties(api
     second = {"seamark.compaction.enabled": "false"}
     assert (await api("PUT", POLICY, {"properties": second})).status == 200
     expected = {"owner": "ann", "write.parquet.row-group-limit": "9", **second}
-    assert (await table_properties(api)).items() >= expected.items()
-    assert "seamark.services.priority" not in await table_properties(api)
+    assert (await read_table_properties(api)).items() >= expected.items()
+    assert "seamark.services.priority" not in await read_table_properties(api)
 
 
 async def test_repeated_policy_makes_no_commit(api: Api) -> None:
     await api.table()
     body = {"properties": {"seamark.compaction.enabled": "true"}}
     await api("PUT", POLICY, body)
-    count = await instants(api)
+    count = await count_instants(api)
     assert (await api("PUT", POLICY, body)).status == 200
-    assert await instants(api) == count
+    assert await count_instants(api) == count
 
 
 async def test_unknown_or_invalid_policy_is_refused(api: Api) -> None:
@@ -126,12 +126,12 @@ async def test_put_creates_a_table_and_a_repeat_changes_nothing(api: Api) -> Non
     body = {"schema": SCHEMA, "partition-spec": spec, "properties": {"owner": "ann"}}
     created = await api("PUT", TABLE, body)
     assert created.status == 200, created.raw
-    before = await instants(api)
+    before = await count_instants(api)
     assert (await api("PUT", TABLE, body)).json == created.json
-    assert await instants(api) == before
+    assert await count_instants(api) == before
     changed = await api("PUT", TABLE, {**body, "properties": {"team": "data"}})
     assert changed.json["uuid"] == created.json["uuid"]
-    assert {"owner": "ann", "team": "data"}.items() <= (await table_properties(api)).items()
+    assert {"owner": "ann", "team": "data"}.items() <= (await read_table_properties(api)).items()
 
 
 async def test_put_refuses_another_schema_of_a_table(api: Api) -> None:
@@ -154,9 +154,9 @@ async def test_put_refuses_another_schema_of_a_table(api: Api) -> None:
 async def test_put_creates_and_replaces_a_view_and_a_repeat_changes_nothing(api: Api) -> None:
     created = await api("PUT", VIEW, declare_view("SELECT 1", owner="ann"))
     assert created.status == 200, created.raw
-    before = await instants(api)
+    before = await count_instants(api)
     assert (await api("PUT", VIEW, declare_view("SELECT 1", owner="ann"))).json == created.json
-    assert await instants(api) == before
+    assert await count_instants(api) == before
     assert (await api("PUT", VIEW, declare_view("SELECT 2"))).json["uuid"] == created.json["uuid"]
     metadata = (await api("GET", "/v1/namespaces/db/views/v")).json["metadata"]
     current = next(one for one in metadata["versions"] if one["version-id"] == metadata["current-version-id"])

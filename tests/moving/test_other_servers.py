@@ -16,7 +16,7 @@ from seamark.connector.client.warehouses import create_warehouse, make_warehouse
 from seamark.connector.read.scans import scan
 from tests.moving.test_export import export_all
 from tests.moving.test_import import COLUMNS, append_ids, import_all
-from tests.services.java import java_fixture
+from tests.services.java import run_java_fixture
 from tests.services.nessie import nessie_server
 from tests.services.s3 import S3
 from tests.services.seamark import Seamark
@@ -71,7 +71,7 @@ def check_moves(showing: IndexClient, client: IndexClient, uri: str, lake: str, 
 def test_tables_move_from_and_to_the_java_server(start_seamark: Callable[..., Seamark], tmp_path: Path) -> None:
     lake = tmp_path / "lake"
     lake.mkdir()
-    with java_fixture(lake, log=tmp_path / "java.log") as uri:
+    with run_java_fixture(lake, log=tmp_path / "java.log") as uri:
         catalog = load_catalog("java", type="rest", uri=uri)
         fill(catalog)
         roots = {"SEAMARK_WAREHOUSE_ROOTS": lake.as_uri(), "SEAMARK_WAREHOUSE_ENDPOINTS": uri}
@@ -95,7 +95,7 @@ def test_tables_move_from_and_to_nessie(
         }
         catalog = load_catalog("nessie", type="rest", uri=uri, **keys)
         fill(catalog)
-        store = s3.seamark_env()
+        store = s3.build_seamark_env()
         roots = {**store, "SEAMARK_WAREHOUSE_ROOTS": lake, "SEAMARK_WAREHOUSE_ENDPOINTS": uri}
         allowed = {**store, "SEAMARK_ALLOWED_LOCATIONS": lake}
         showing = start_seamark("showing", warehouse=f"s3://{s3_bucket}/showing", env=roots)

@@ -121,7 +121,7 @@ class _Token(msgspec.Struct, frozen=True, array_like=True):
 async def start_index_build(call: Call, body: StartBuildRequest) -> dict[str, Any]:
     name, table = call.names[1], await load(call)
     definition = find_defined_index(table.metadata, name)
-    check_dimension_rights(call, definition.dimension_tables)
+    await check_dimension_rights(call, definition.dimension_tables)
     if not definition.enabled:
         raise BadRequest(f"The index {name} is paused; resume it before you build it")
     await roll_back_abandoned(call, table)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Annotated
@@ -34,14 +34,14 @@ from seamark.formats.index.kinds.cube import SumOverflow, combine_groups, entry_
 from seamark.formats.index.kinds.kinds import KINDS
 from seamark.formats.protocol.wire import decode_json
 from seamark.formats.runtime.errors import BadRequest, NotFound
+from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.formats.arrow import ARROW_STREAM
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.sql_texts import read_in_turn
 from seamark.metaserver.catalog.values import LoadedTable
-from seamark.metaserver.planner.cubes.aggregation import select_groups
 from seamark.metaserver.planner.cubes.segments import GroupPart
-from seamark.metaserver.store.model import Entry
+from seamark.metaserver.store.model import TABLE, Entry
 
 FILES_MAX = 1_000_000
 """The maximum number of data files of a request."""
@@ -100,14 +100,15 @@ class ReadCubeGroupsRequest(msgspec.Struct, rename="kebab", forbid_unknown_field
 ).takes(ReadCubeGroupsRequest)
 async def read_cube_groups(call: Call, body: ReadCubeGroupsRequest) -> web.Response:
     loaded = await call.components.catalog.tables.load(call.namespace, call.name)
-    definition = find_cube(call, loaded, body.definition_id)
+    definition = await find_cube(call, loaded, body.definition_id)
     ids = await asyncio.to_thread(_parse_ids, body.files)
-    condition = await read_in_turn(call, len(bytes(body.filter)), partial(_read_condition, body, definition))
+    text = bytes(body.filter)
+    condition = await read_in_turn(call, len(text), partial(read_condition, text, definition))
     reading = await read_groups(call, loaded, definition, body.columns, ids, condition)
     return web.Response(body=await asyncio.to_thread(reading.encode), content_type=ARROW_STREAM)
 
 
-def find_cube(call: Call, loaded: LoadedTable, definition_id: str) -> IndexDefinition:
+async def find_cube(call: Call, loaded: LoadedTable, definition_id: str) -> IndexDefinition:
     """Return the definition of a cube.
 
     Raises:
@@ -120,7 +121,8 @@ def find_cube(call: Call, loaded: LoadedTable, definition_id: str) -> IndexDefin
         raise NotFound("The table has no cube with this definition-id; list its indexes with seamark index list")
     for term in definition.terms:  # Who may read the facts may not be allowed to read their dimension tables.
         if (lookup := parse_lookup(term.transform)) is not None:
-            call.allow(lookup.source.table[:-1])
+            *namespace, name = lookup.source.table
+            await call.allow(Securable(tuple(namespace), TABLE, name), operation="readCubeGroups")
     return definition
 
 
@@ -148,14 +150,19 @@ async def read_groups(
     schema = _select(definition, columns)
     assert loaded.entry is not None
     reading = GroupReading(schema, _functions_of(definition, columns), len(ids), condition)
-    async for part in call.components.segments.read_parts(loaded.entry, definition, ids):
+
+    async def run(work: Callable[[], None]) -> None:
         if condition == TRUE:
-            await asyncio.to_thread(reading.add, part)
+            await asyncio.to_thread(work)
         else:
-            await call.components.worker_limits.selecting.run(call.principal.name, partial(reading.add, part))
-        if reading.is_done:
-            break
-    await asyncio.to_thread(reading.finish)
+            await call.components.worker_limits.selecting.run(call.principal.name, work)
+
+    async for part in call.components.segments.read_parts(loaded.entry, definition, ids):
+        if reading.enqueue(part):
+            await run(reading.process)
+            if reading.is_done:
+                break
+    await run(reading.finish)
     _count_use(call, loaded.entry, definition, reading)
     return reading
 
@@ -184,15 +191,18 @@ def _functions_of(definition: IndexDefinition, columns: Sequence[str]) -> Mappin
     return {name: functions[name] for name in columns if name in functions}
 
 
-def _read_condition(body: ReadCubeGroupsRequest, definition: IndexDefinition) -> Expression:
+def read_condition(text: bytes, definition: IndexDefinition) -> Expression:
     """Return the bound condition on groups, or TRUE if its evaluation would take long.
 
     The query of the client has all its conditions, so more groups do not change its result.
 
+    Args:
+        text: An expression over the dimensions d0, d1, … in JSON, or an empty text.
+        definition: The definition of the cube.
+
     Raises:
         BadRequest: The condition is invalid.
     """
-    text = bytes(body.filter)
     if not text:
         return TRUE
     expression = parse_expression(decode_json(text, "The filter"))
@@ -239,6 +249,8 @@ class GroupReading:
         self._schema, self._functions, self._condition = schema, functions, condition
         self._covered = np.zeros(files, dtype=np.bool_)
         self._groups: pa.Table = schema.empty_table()
+        self._waiting: list[GroupPart] = []
+        self._waiting_rows = self._waiting_bytes = 0
         self._pending: list[pa.Table] = []
         self._rows = self._bytes = 0
 
@@ -266,21 +278,39 @@ class GroupReading:
         """Whether there are too many groups. The files of further parts are not covered."""
         return bool(self._groups.num_rows > GROUPS_MAX or self._groups.nbytes > BYTES_MAX)
 
-    def add(self, part: GroupPart) -> None:
-        """Add the groups of some data files that meet the condition."""
-        selected = part.table
-        with suppress(ValueError):  # The condition of the query decides in any case.
-            selected = select_groups(selected, self._condition)
-        selected = selected.select(self._schema.names)
+    def enqueue(self, part: GroupPart) -> bool:
+        """Remember the groups of some data files, and return whether they should be processed before further groups."""
+        self._waiting.append(part)
+        self._waiting_rows += part.groups.rows
+        self._waiting_bytes += part.groups.nbytes
+        return self._waiting_rows > _COMBINED_GROUPS or self._waiting_bytes > _COMBINED_BYTES
+
+    def process(self) -> None:
+        """Add the enqueued groups that meet the condition."""
+        for part in self._waiting:
+            self._add(part)
+            if self.is_done:
+                break
+        self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
+
+    def _add(self, part: GroupPart) -> None:
+        try:
+            selected = part.groups.select(self._condition, self._schema.names)
+        except ValueError:  # The condition of the query decides in any case.
+            selected = part.groups.select(TRUE, self._schema.names)
         self._covered[part.files] = True
         self._pending.append(selected)
         self._rows += selected.num_rows
         self._bytes += selected.nbytes
         if self._rows > _COMBINED_GROUPS or self._bytes > _COMBINED_BYTES:
-            self.finish()
+            self._combine()
 
     def finish(self) -> None:
-        """Combine equal groups."""
+        """Add the enqueued groups, and combine equal groups."""
+        self.process()
+        self._combine()
+
+    def _combine(self) -> None:
         groups = pa.concat_tables([self._groups, *self._pending])
         if groups.num_rows:
             # The engine adds the groups again, and reports the error.

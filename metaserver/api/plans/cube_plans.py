@@ -8,6 +8,7 @@ cube covers may differ a moment later. If no file is left, there is no plan tabl
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Annotated
 
 import msgspec
@@ -15,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from aiohttp import web
 
-from seamark.formats.iceberg.expressions.expression import TRUE, Expression, is_longer
+from seamark.formats.iceberg.expressions.expression import TRUE, Expression, all_of, is_longer
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.index.keys.group_conditions import to_group_condition
 from seamark.formats.protocol.wire import CUBE_PLAN
@@ -27,7 +28,7 @@ from seamark.metaserver.api.http.fresh_reads import load_to_read
 from seamark.metaserver.api.http.parameters.fresh import AFTER, FRESH
 from seamark.metaserver.api.http.parameters.plan_audience import AUDIENCE
 from seamark.metaserver.api.http.sql_texts import read_in_turn
-from seamark.metaserver.api.lookups.cube_groups import CONDITION_VALUES_MAX, find_cube, read_groups
+from seamark.metaserver.api.lookups.cube_groups import CONDITION_VALUES_MAX, find_cube, read_condition, read_groups
 from seamark.metaserver.api.plans.plan_leases import check_lease
 from seamark.metaserver.api.plans.plan_tables import (
     NewPlanTable,
@@ -59,6 +60,10 @@ class MakeCubePlanRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=
     unless: Annotated[
         msgspec.Raw,
         doc("An expression. A file is answered from the cube only if the plan shows that no row of it meets this."),
+    ] = msgspec.field(default_factory=msgspec.Raw)
+    group_filter: Annotated[
+        msgspec.Raw,
+        doc("An expression over the dimensions d0, d1, … of the entries. Groups that do not meet it are left out."),
     ] = msgspec.field(default_factory=msgspec.Raw)
     case_sensitive: Annotated[bool, doc("Whether names in `filter` are case-sensitive.")] = True
     snapshot_id: int | None = None
@@ -118,7 +123,7 @@ async def make_cube_plan(call: Call, body: MakeCubePlanRequest) -> web.Response:
         raise BadRequest("hide-partitions is for plan tables; with X-Seamark-Plans a plan is a snapshot of the table")
     loaded = await load_to_read(call, call.namespace, call.name, body.snapshot_id, is_named=body.ref is not None)
     await call.components.catalog.check_writable(loaded)
-    cube = find_cube(call, loaded, body.definition_id)
+    cube = await find_cube(call, loaded, body.definition_id)
     plan_request = PlanTableRequest(
         filter=body.filter,
         predicate=body.predicate,
@@ -147,6 +152,9 @@ async def make_cube_plan(call: Call, body: MakeCubePlanRequest) -> web.Response:
     condition: Expression = TRUE
     if not is_longer(bound_scan.bound, CONDITION_VALUES_MAX):
         condition = await asyncio.to_thread(to_group_condition, bound_scan.bound, cube.terms)
+    text = bytes(body.group_filter)
+    group_condition = await read_in_turn(call, len(text), partial(read_condition, text, cube))
+    condition = all_of(condition, group_condition)
     reading = await read_groups(call, loaded, cube, body.columns, ids, condition)
     covered = np.zeros(scan_plan.files, dtype=np.bool_)
     covered[is_whole] = reading.covered

@@ -25,7 +25,7 @@ from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.iceberg.types.types import base_name
 from seamark.formats.iceberg.types.values import decimal_precision, decimal_scale
 from seamark.formats.index.definitions import IndexDefinition
-from seamark.formats.index.keys.group_conditions import TIME_UNITS, is_at_boundary, name_of
+from seamark.formats.index.keys.group_conditions import TIME_UNITS, is_at_boundary
 from seamark.formats.index.keys.measures import (
     AVG,
     COUNT,
@@ -311,19 +311,6 @@ def aggregate_groups(groups: pa.Table, answer: CubeAnswer) -> pa.Table:
     if answer.query.limit is not None:
         rows = rows.slice(0, answer.query.limit)
     return rows.rename_columns(list(answer.query.names))
-
-
-def select_groups(groups: pa.Table, condition: Expression) -> pa.Table:
-    """Return the groups that meet a condition on groups (`formats/index/keys/group_conditions.py`).
-
-    Raises:
-        ValueError: A predicate cannot be evaluated.
-    """
-    if condition == TRUE or not groups.num_rows:
-        return groups
-    ids = {predicate.column_id for predicate in predicates_of(condition)}
-    columns = {column_id: _to_array(groups[name_of(column_id)]) for column_id in ids}
-    return groups.filter(pa.array(evaluate_filter(condition, columns, groups.num_rows)))
 
 
 def _filter(groups: pa.Table, answer: CubeAnswer) -> pa.Table:

@@ -34,6 +34,7 @@ from seamark.formats.index.kinds.cube import CUBE, CubeEntries, SumOverflow, com
 from seamark.formats.index.packing import Longs
 from seamark.metaserver.index.files.indexes import Indexes, OpenIndex
 from seamark.metaserver.index.files.registry import Registry
+from seamark.metaserver.planner.cubes.encoded_groups import EncodedGroups
 from seamark.metaserver.planner.cubes.file_tree import FileGroup, FileTree, Ids
 from seamark.metaserver.planner.indexes.coverage import find_ids
 from seamark.metaserver.settings.settings import Settings
@@ -57,6 +58,8 @@ _ENTRY_FILES_MAX = 64
 _ATTEMPTS_MAX = 3
 """The maximum number of attempts to read groups, if index files turn out to be damaged."""
 _THREADS = 2
+_WHOLE_SEGMENT = -1
+"""The number of a segment in the cache of entries."""
 _IN_LOOP_FILES_MAX = 50_000
 """The maximum number of files whose identities are hashed in the event loop."""
 
@@ -89,11 +92,11 @@ class GroupPart:
     """The groups of some of the requested data files.
 
     Attributes:
-        table: All columns of the cube's entries.
+        groups: All columns of the cube's entries.
         files: int64[n], the numbers of these data files in the request.
     """
 
-    table: pa.Table
+    groups: EncodedGroups
     files: Longs
 
 
@@ -210,8 +213,11 @@ class Segments:
         self._registry = registry
         self._stack = stack
         self._places: MemoryCache[tuple[str, str, int, bytes], _Places] = MemoryCache(_PLACES_BYTES, "cube-segments")
-        self._entries: MemoryCache[tuple[str, int], pa.Table] = MemoryCache(entries_bytes, "cube-segments")
-        """Decoded entries, by the location of their index file and their number in it."""
+        self._entries: MemoryCache[tuple[str, int], EncodedGroups] = MemoryCache(entries_bytes, "cube-segments")
+        """Decoded entries, by the location of their index file and their number in it.
+
+        Segments have their key instead of a location.
+        """
         self._too_large: MemoryCache[str, str] = MemoryCache(_TOO_LARGE_BYTES, "cube-segments")
         """Why groups cannot be merged, by the key of their segment. The key decides the groups."""
         self._flights: SingleFlight[str, pa.Table] = SingleFlight()
@@ -272,16 +278,16 @@ class Segments:
             prefix = f"cube/{entry.uuid}/{definition.id}"
             merger = await asyncio.to_thread(_Merger, self, prefix, definition, places, stores_all=False)
             try:
-                async for first, end, table in self._list_parts(merger, merger.tree.root):
+                async for first, end, groups in self._list_parts(merger, merger.tree.root):
                     files = covered[first:end]
                     waiting = waiting[~np.isin(waiting, files)]
-                    yield GroupPart(table, files)
+                    yield GroupPart(groups, files)
                 return
             except _DamagedIndexFile as error:
                 self._indexes.schedule_verification([error.file], "the groups cannot be read")
                 damaged.add(error.file.location)
 
-    async def _list_parts(self, merger: _Merger, group: FileGroup) -> AsyncIterator[tuple[int, int, pa.Table]]:
+    async def _list_parts(self, merger: _Merger, group: FileGroup) -> AsyncIterator[tuple[int, int, EncodedGroups]]:
         """Yield (first, end, groups) for parts of a group of files.
 
         Raises:
@@ -302,7 +308,14 @@ class Segments:
                 async for part in self._list_parts(merger, member):
                     yield part
             return
-        yield group.first, group.end, merged
+        yield group.first, group.end, await self._encode_segment(merger.key_of(group), merged)
+
+    async def _encode_segment(self, key: str, segment: pa.Table) -> EncodedGroups:
+        encoded = self.get_entry(key, _WHOLE_SEGMENT)
+        if encoded is None:
+            encoded = await asyncio.to_thread(EncodedGroups, segment)
+            self.put_entry(key, _WHOLE_SEGMENT, encoded)
+        return encoded
 
     async def _merge(self, merger: _Merger, group: FileGroup) -> pa.Table:
         key = merger.key_of(group)
@@ -348,12 +361,12 @@ class Segments:
     async def open(self, files: Sequence[RegisteredIndexFile]) -> list[OpenIndex | None]:
         return list(await asyncio.gather(*(self._indexes.open(file) for file in files)))
 
-    def get_entry(self, location: str, number: int) -> pa.Table | None:
+    def get_entry(self, location: str, number: int) -> EncodedGroups | None:
         """Return the groups of an entry if they are in memory."""
         return self._entries.get((location, number))
 
-    def put_entry(self, location: str, number: int, groups: pa.Table) -> None:
-        self._entries.put((location, number), groups, int(groups.nbytes) + len(location))
+    def put_entry(self, location: str, number: int, groups: EncodedGroups) -> None:
+        self._entries.put((location, number), groups, groups.nbytes + len(location))
 
     async def find(self, key: str) -> pa.Table | None:
         """Return a segment if it is stored."""
@@ -414,7 +427,7 @@ class _Merger:
             self._segments.put(key, merged, payload)
         return merged
 
-    async def read_entry(self, number: int) -> pa.Table:
+    async def read_entry(self, number: int) -> EncodedGroups:
         """Return the groups of one file.
 
         Raises:
@@ -429,7 +442,7 @@ class _Merger:
             raise _DamagedIndexFile(file)
         self._segments.stats.entries_read += 1
         try:
-            groups: pa.Table = await asyncio.to_thread(_read_entry, opened, entry)
+            groups = await asyncio.to_thread(_read_entry, opened, entry)
         except ValueError:  # Arrow raises it for other columns, too.
             raise _DamagedIndexFile(file) from None
         if groups.schema != self._schema:
@@ -466,10 +479,10 @@ def _add_entries(merging: _Merging, opened: OpenIndex, numbers: Sequence[int]) -
         merging.add(pa.Table.from_batches([groups]))
 
 
-def _read_entry(opened: OpenIndex, number: int) -> pa.Table:
+def _read_entry(opened: OpenIndex, number: int) -> EncodedGroups:
     entries = opened.index
     assert isinstance(entries, CubeEntries)
-    return pa.Table.from_batches(entries.read([number]))
+    return EncodedGroups(pa.Table.from_batches(entries.read([number])))
 
 
 def _encode(segment: pa.Table) -> memoryview:

@@ -13,17 +13,18 @@ from seamark.formats.iceberg.expressions.expression import TRUE, Expression
 from seamark.formats.iceberg.types.schema import Field, Schema
 from seamark.formats.index.definitions import define
 from seamark.metaserver.api.lookups import cube_groups
-from seamark.metaserver.api.lookups.cube_groups import GroupReading, ReadCubeGroupsRequest
+from seamark.metaserver.api.lookups.cube_groups import GroupReading
+from seamark.metaserver.planner.cubes.encoded_groups import EncodedGroups
 from seamark.metaserver.planner.cubes.segments import GroupPart
 
 SCHEMA = pa.schema([("d0", pa.string()), ("m0", pa.int64())])
 FUNCTIONS = {"m0": "count"}
 
 
-def part_of(file: int, *names: str, count: int = 1) -> GroupPart:
+def aggregate_file(file: int, *names: str, count: int = 1) -> GroupPart:
     """Return the groups of one data file."""
     table = pa.table([pa.array(names, pa.string()), pa.array([count] * len(names), pa.int64())], schema=SCHEMA)
-    return GroupPart(table, np.array([file]))
+    return GroupPart(EncodedGroups(table), np.array([file]))
 
 
 def decode(reading: GroupReading) -> pa.Table:
@@ -32,8 +33,8 @@ def decode(reading: GroupReading) -> pa.Table:
 
 def test_groups_of_several_files_are_combined() -> None:
     reading = GroupReading(SCHEMA, FUNCTIONS, 3)
-    reading.add(part_of(0, "a", "b"))
-    reading.add(part_of(2, "a"))
+    reading.enqueue(aggregate_file(0, "a", "b"))
+    reading.enqueue(aggregate_file(2, "a"))
     reading.finish()
     table = decode(reading)
     assert sorted(table.to_pylist(), key=str) == [{"d0": "a", "m0": 2}, {"d0": "b", "m0": 1}]
@@ -45,7 +46,8 @@ def test_reading_stops_at_the_maximum_of_bytes(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(cube_groups, "BYTES_MAX", 2000)
     reading = GroupReading(SCHEMA, FUNCTIONS, 5)
     for number in range(5):
-        reading.add(part_of(number, f"{number}" * 1500))
+        reading.enqueue(aggregate_file(number, f"{number}" * 1500))
+        reading.process()
         if reading.is_done:
             break
     table = decode(reading)
@@ -56,7 +58,7 @@ def test_reading_stops_at_the_maximum_of_bytes(monkeypatch: pytest.MonkeyPatch) 
 def test_sums_that_overflow_are_left_to_the_engine() -> None:
     reading = GroupReading(SCHEMA, FUNCTIONS, 2)
     for number in (0, 1):
-        reading.add(part_of(number, "a", count=2**62))
+        reading.enqueue(aggregate_file(number, "a", count=2**62))
     reading.finish()
     assert decode(reading).to_pylist() == [{"d0": "a", "m0": 2**62}] * 2
 
@@ -76,8 +78,7 @@ def test_condition_that_takes_long_leaves_out_no_groups() -> None:
         return read(condition)
 
     def read(condition: dict[str, Any]) -> Expression:
-        request = ReadCubeGroupsRequest(cube.id, ["d0"], "", msgspec.Raw(msgspec.json.encode(condition)))
-        return cube_groups._read_condition(request, cube)
+        return cube_groups.read_condition(msgspec.json.encode(condition), cube)
 
     assert read_values(1000) != TRUE
     assert read_values(1001) == TRUE

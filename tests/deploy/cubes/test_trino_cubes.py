@@ -15,6 +15,7 @@ from pyiceberg.catalog import load_catalog
 
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.builds import InProcessWorkers, build
+from seamark.connector.index.lookups import pin_attributes
 from tests.connector.sql.comparing import to_comparable_value
 from tests.connector.sql.random_queries import SCHEMA
 from tests.connector.sql.test_cubes import RandomAggregates, exact_rows
@@ -24,7 +25,7 @@ from tests.services.needs import NEEDS_TRINO
 from tests.services.seamark import Seamark
 from tests.services.trino import Trino
 from tests.services.trino_lake import TrinoLake
-from tests.services.trino_proxy import TrinoProxy, trino_proxy
+from tests.services.trino_proxy import TrinoProxy, run_trino_proxy
 
 pytestmark = [*NEEDS_TRINO, pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -52,11 +53,11 @@ class CubeRig:
     def outcome(self, sql: str, user: str = "anna") -> str:
         """Return the outcome in the proxy's header."""
 
-        def final() -> str:
-            said = post(self.proxy.port, sql, **{"X-Trino-User": user, "X-Trino-Schema": "cubed"})[0]
-            return "" if "recently" in said or "slow" in said else said.partition("; ms=")[0]
+        def read_final_outcome() -> str:
+            outcome = post(self.proxy.port, sql, **{"X-Trino-User": user, "X-Trino-Schema": "cubed"})[0]
+            return "" if "recently" in outcome or "slow" in outcome else outcome.partition("; ms=")[0]
 
-        return str(eventually(final))
+        return str(eventually(read_final_outcome))
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +65,7 @@ def rig(trino_lake: TrinoLake, tmp_path_factory: pytest.TempPathFactory) -> Iter
     seamark, coordinator = trino_lake.seamark, trino_lake.trino
     folder = tmp_path_factory.mktemp("cubes")
     limits = ("--budget-ms", "10000", "--hold", "20", "--plan-header", "--cubes", "on")
-    with trino_proxy(folder, "--trino", coordinator.base_url, *limits, seamark=seamark.base_url) as proxy:
+    with run_trino_proxy(folder, "--trino", coordinator.base_url, *limits, seamark=seamark.base_url) as proxy:
         catalog = load_catalog("seamark", type="rest", uri=seamark.base_url)
         catalog.create_namespace_if_not_exists("cubed")
         catalog.close()
@@ -110,7 +111,7 @@ def test_random_queries_return_the_same_rows_from_cubes(rig: CubeRig) -> None:
 
 def test_subtotals_and_constants_follow_from_a_cube(rig: CubeRig) -> None:
     kinds = pa.schema([("ts", pa.timestamp("us")), ("country", pa.string()), ("n", pa.int32())])
-    create(rig, "facts", kinds, [facts(part) for part in range(3)], (["day(ts)", "country"], ["avg(n)"]))
+    create(rig, "facts", kinds, [build_facts(part) for part in range(3)], (["day(ts)", "country"], ["avg(n)"]))
     for sql in (
         "SELECT country, grouping(country), count(1), sum(1), count(country), avg(n), min(country) "
         "FROM facts GROUP BY GROUPING SETS ((country), ())",
@@ -126,7 +127,7 @@ def test_subtotals_and_constants_follow_from_a_cube(rig: CubeRig) -> None:
     assert "no-cube=cube: " in rig.outcome("SELECT n, count(*) FROM facts WHERE n > 0 GROUP BY n")
 
 
-def facts(part: int) -> pa.Table:
+def build_facts(part: int) -> pa.Table:
     times = pa.array([number * 43_200_000_000 for number in range(-10, 10)], pa.int64()).cast(pa.timestamp("us"))
     rows = {"ts": times, "country": ["FR", None] * 10, "n": pa.array([part] * 20, pa.int32())}
     return pa.table(rows)
@@ -156,3 +157,39 @@ def test_rules_of_the_table_stay_in_force(rig: CubeRig) -> None:
     with_groups = {(user, "card" in text) for user, text in texts if "seamark_groups" in text and "orders" in text}
     # Users find no groups in their statements that they may not read.
     assert with_groups == {("anna", True), ("anna", False), ("dan", False)}
+
+
+def test_star_joins_are_answered_from_attributes(rig: CubeRig) -> None:
+    """A row filter, a mask or a missing right on a dimension table has the same effect as without the cube."""
+    kinds = pa.schema([("area_id", pa.int32()), ("kind_id", pa.int64()), ("amount", pa.int64())])
+    keys = {"area_id": [1, 2, 3, 9, None] * 4, "kind_id": [1, 2] * 10}
+    parts = [pa.table({**keys, "amount": range(part, part + 20)}, schema=kinds) for part in range(3)]
+    dimensions = {
+        "areas": pa.table({"id": pa.array([1, 2, 3], pa.int32()), "country": ["FR", "DE", None], "card": ["c"] * 3}),
+        "kinds": pa.table({"kind_id": pa.array([1, 2], pa.int64()), "label": ["a", "b"]}),
+    }
+    with closing(load_catalog("seamark", type="rest", uri=rig.seamark.base_url)) as catalog:
+        for name, rows in dimensions.items():
+            catalog.create_table(f"cubed.{name}", schema=rows.schema).append(rows)
+    attributes = ["areas.country via area_id = id", "areas.card via area_id = id", "kinds.label via kind_id = kind_id"]
+    with closing(IndexClient(rig.seamark.base_url)) as client:
+        columns = pin_attributes(client, [f"cubed.{attribute}" for attribute in attributes])
+    create(rig, "sales", kinds, parts, (columns, ["sum(amount)", "count(*)"]))
+    join = "FROM sales s, areas a, kinds k WHERE s.area_id = a.id AND k.kind_id = s.kind_id"
+    by_country = f"SELECT country, k.label, sum(s.amount) AS total, count(*) {join} GROUP BY country, k.label"
+    by_label = f"SELECT label, sum(s.amount) {join} AND country = 'FR' GROUP BY ROLLUP (label) ORDER BY label"
+    by_card = f"SELECT card, count(*) {join} GROUP BY card"
+    for sql in (by_country, by_label, by_card):
+        for user in ("anna", "rita", "dan", "sue"):
+            rig.compare(sql, user)
+        assert "; cube=cube:2" in rig.outcome(sql), sql
+        assert "cubed.sales=1/3" in rig.outcome(sql)
+        assert "cube=" not in rig.outcome(sql, "rita")
+    assert "; cube=cube:2" in rig.outcome(by_country, "dan")
+    assert "Access Denied" in rig.compare(by_card, "dan")
+    assert "Access Denied" in rig.compare(by_country, "sue")
+    with closing(load_catalog("seamark", type="rest", uri=rig.seamark.base_url)) as catalog:
+        new_kind = pa.table({"kind_id": pa.array([3], pa.int64()), "label": ["c"]})
+        catalog.load_table("cubed.kinds").append(new_kind)
+    rig.compare(by_country)
+    assert "; cube=" not in rig.outcome(by_country), "the cube has the attributes of an earlier snapshot"

@@ -1,0 +1,239 @@
+"""Finds joined tables that the attributes in a cube replace, and removes them from the query.
+
+A cube of facts may have attributes of a dimension table, at one snapshot of it, as dimensions. If a query reads the
+dimension table at this snapshot, joins it by its key, and uses only these attributes, then it does not need the table:
+the condition of the join becomes the attribute that states whether a key has a partner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlglot import exp
+
+from seamark.formats.iceberg.types.schema import Schema
+from seamark.formats.index.definitions import IndexDefinition
+from seamark.formats.index.keys.lookups import HAS_PARTNER, DimensionSource, parse_lookup
+
+FindColumn = Callable[[exp.Column], "tuple[int, str] | None"]
+"""Returns the number of the table and the name of a column, or None if the name is not of one column of a table."""
+
+
+@dataclass(frozen=True)
+class TableReference:
+    """A table of a join, at the snapshot that the query reads.
+
+    Attributes:
+        node: The reference to the table.
+        name: The levels of the namespace, and the name of the table.
+        schema: The schema with which the query reads the table.
+    """
+
+    node: exp.Table
+    name: tuple[str, ...]
+    snapshot_id: int | None
+    schema: Schema
+
+
+@dataclass(frozen=True)
+class ReplacedTable:
+    """A dimension table that attributes in the cube replace.
+
+    Attributes:
+        number: The number of the reference to the table.
+        key: The name of the column of the facts by which the table is joined.
+        partner: The name of the key of the table.
+        attributes: The columns of entries, by the name of the attribute.
+        has_partner: The column of entries that states whether a key has a partner.
+    """
+
+    number: int
+    node: exp.Table
+    key: str
+    partner: str
+    attributes: Mapping[str, str]
+    has_partner: str
+
+    @property
+    def hidden_name(self) -> str:
+        """The name of `has_partner` in the scope of the query. No statement can contain it."""
+        return f"\0partner\0{self.number}"
+
+
+@dataclass(frozen=True)
+class JoinedAttributes:
+    """The attributes of one dimension table in a cube, by one key of the facts.
+
+    Attributes:
+        source: The dimension table, its snapshot and its key.
+        key_id: The field id of the key of the facts.
+        columns: The columns of entries, by the field id of the attribute, with the type of the attribute.
+    """
+
+    source: DimensionSource
+    key_id: int
+    key_type: str
+    columns: Mapping[int, tuple[str, str]]
+
+
+def list_attributes(cube: IndexDefinition) -> list[JoinedAttributes]:
+    """Return the attributes of dimension tables that a cube has. Without `has_partner`, they cannot be used."""
+    attributes: dict[tuple[DimensionSource, int], JoinedAttributes] = {}
+    for number, term in enumerate(cube.terms):
+        lookup = parse_lookup(term.transform)
+        if lookup is not None:
+            joined = (lookup.source, term.column_id)
+            columns = attributes[joined].columns if joined in attributes else {}
+            columns = {**columns, lookup.attribute_id: (f"d{number}", lookup.type)}
+            attributes[joined] = JoinedAttributes(lookup.source, term.column_id, term.source, columns)
+    return [one for one in attributes.values() if HAS_PARTNER in one.columns]
+
+
+def list_sources(tree: exp.Expr) -> list[exp.Expr | None]:
+    """Return the relations in FROM, in the order of the text. The first is None if there is no FROM."""
+    clause = tree.args.get("from_")
+    return [None if clause is None else clause.this, *(join.this for join in tree.args.get("joins") or ())]
+
+
+def replace_tables(
+    tree: exp.Expr, tables: Mapping[int, TableReference], facts: int, cube: IndexDefinition, find: FindColumn
+) -> list[ReplacedTable]:
+    """Remove the tables that attributes in the cube replace from a query, and return them.
+
+    Args:
+        tree: The query, which is changed.
+        tables: The references to tables in `tree`, by their numbers.
+        facts: The number of the reference whose groups are read.
+        cube: The definition of the cube.
+        find: Finds the columns of the query.
+    """
+    joins = tree.args.get("joins") or []
+    if any(
+        join.text("side") or join.text("kind").upper() not in ("", "INNER", "CROSS") or join.args.get("using")
+        for join in joins
+    ):
+        return []
+    equalities = list(_find_equalities(tree, find))
+    joined = list_attributes(cube)
+    replaced = []
+    for number, table in tables.items():
+        alias = table.node.args.get("alias")
+        if number == facts or (alias is not None and alias.columns):
+            continue
+        for attributes in joined:
+            condition = _find_condition(attributes, number, facts, tables, equalities)
+            if condition is None:
+                continue
+            usable = _list_usable(attributes, table.schema)
+            if _uses_only(tree, number, usable, condition.node, find):
+                partner = attributes.columns[HAS_PARTNER][0]
+                replacement = ReplacedTable(number, table.node, condition.key, condition.partner, usable, partner)
+                condition.node.replace(exp.column(exp.to_identifier(replacement.hidden_name, quoted=True)))
+                replaced.append(replacement)
+                break
+    if replaced:
+        _remove_sources(tree, {id(one.node) for one in replaced})
+    return replaced
+
+
+def _remove_sources(tree: exp.Expr, removed: set[int]) -> None:
+    """Remove relations from FROM. All joins are inner joins, so their conditions may move to WHERE."""
+    assert isinstance(tree, exp.Select)
+    joins = list(tree.args.get("joins") or ())
+    sources = [source for source in list_sources(tree) if id(source) not in removed]
+    for join in joins:
+        if (on := join.args.get("on")) is not None:
+            join.set("on", None)
+            tree.where(on, copy=False)
+    tree.set("from_", exp.From(this=sources[0]))
+    tree.set("joins", [exp.Join(this=source) for source in sources[1:]])
+
+
+@dataclass(frozen=True)
+class _Equality:
+    """A condition that two columns of different tables are equal. All rows of the result meet it.
+
+    Attributes:
+        left, right: The number of the table, and the name of the column.
+    """
+
+    node: exp.Expr
+    left: tuple[int, str]
+    right: tuple[int, str]
+
+
+@dataclass(frozen=True)
+class _JoinCondition:
+    """A condition by which a dimension table is joined.
+
+    Attributes:
+        key: The name of the column of the facts.
+        partner: The name of the column of the dimension table.
+    """
+
+    node: exp.Expr
+    key: str
+    partner: str
+
+
+def _find_equalities(tree: exp.Expr, find: FindColumn) -> Iterator[_Equality]:
+    where = tree.args.get("where")
+    conditions = [] if where is None else [where.this]
+    conditions += [join.args["on"] for join in tree.args.get("joins") or () if join.args.get("on") is not None]
+    while conditions:
+        node = conditions.pop()
+        match node:
+            case exp.Paren():
+                conditions.append(node.this)
+            case exp.And():
+                conditions += [node.this, node.expression]
+            case exp.EQ() if isinstance(node.this, exp.Column) and isinstance(node.expression, exp.Column):
+                left, right = find(node.this), find(node.expression)
+                if left is not None and right is not None:
+                    yield _Equality(node, left, right)
+
+
+def _find_condition(
+    attributes: JoinedAttributes,
+    number: int,
+    facts: int,
+    tables: Mapping[int, TableReference],
+    equalities: Sequence[_Equality],
+) -> _JoinCondition | None:
+    """Return the condition by which a table is joined, if the attributes are of this table and of this join."""
+    table, source = tables[number], attributes.source
+    if (source.table, source.snapshot_id) != (table.name, table.snapshot_id):
+        return None
+    key, partner = (
+        next((field.name for field in schema.fields if (field.id, field.type) == (field_id, attributes.key_type)), None)
+        for schema, field_id in ((tables[facts].schema, attributes.key_id), (table.schema, source.key_id))
+    )
+    if key is None or partner is None:
+        return None
+    for equality in equalities:
+        if {equality.left, equality.right} == {(facts, key), (number, partner)}:
+            return _JoinCondition(equality.node, key, partner)
+    return None
+
+
+def _list_usable(attributes: JoinedAttributes, schema: Schema) -> dict[str, str]:
+    """Return the columns of entries by the name of the attribute, for attributes whose type has not changed."""
+    return {
+        field.name: attributes.columns[field.id][0]
+        for field in schema.fields
+        if field.id != HAS_PARTNER and field.id in attributes.columns and attributes.columns[field.id][1] == field.type
+    }
+
+
+def _uses_only(
+    tree: exp.Expr, number: int, attributes: Mapping[str, str], condition: exp.Expr, find: FindColumn
+) -> bool:
+    """Return whether the query uses only some columns of a table, except in the condition of the join."""
+    joining = {id(column) for column in condition.find_all(exp.Column)}
+    return all(
+        source is None or source[0] != number or source[1] in attributes
+        for column in tree.find_all(exp.Column)
+        if id(column) not in joining
+        for source in (find(column),)
+    )

@@ -1,0 +1,139 @@
+"""Selects groups of a cube that meet a condition, from columns in which each distinct value is stored once.
+
+The dimensions of a cube have few distinct values: an entry with 100,000 groups has some hundred cities. So a condition
+on one dimension is evaluated for its distinct values, and the groups are selected by their codes. The parts of a
+conjunction are applied one after the other, the most selective part first, so the later parts see few groups. The
+module is pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from seamark.formats.iceberg.expressions.arrow_filters import evaluate_filter
+from seamark.formats.iceberg.expressions.expression import TRUE, And, Expression, predicates_of
+from seamark.formats.index.keys.group_conditions import name_of
+
+_DISTINCT_VALUES_MAX = 1 << 16
+"""The maximum number of distinct values of an encoded column, so that a code has at most two bytes."""
+_ENCODED_GROUPS_MIN = 256
+"""The number of groups from which columns are encoded."""
+
+_Rows = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _EncodedColumn:
+    """A column of groups.
+
+    Attributes:
+        values: The distinct values. Null is one of them if the column has nulls.
+        codes: uint8[groups] or uint16[groups], the number of the value of each group.
+    """
+
+    values: pa.Array
+    codes: npt.NDArray[np.unsignedinteger]
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.values.nbytes) + self.codes.nbytes
+
+    def take(self, rows: _Rows | None) -> pa.Array:
+        return self.values.take(pa.array(self.codes if rows is None else self.codes[rows]))
+
+
+class EncodedGroups:
+    """The groups of one entry or segment, with encoded dimensions. An instance is immutable.
+
+    Attributes:
+        schema: The columns of the groups.
+        rows: The number of groups.
+        nbytes: The memory of the groups.
+    """
+
+    def __init__(self, groups: pa.Table) -> None:
+        """Encode the dimensions of groups.
+
+        Args:
+            groups: Columns of the cube's entries. Names of dimensions begin with "d".
+        """
+        self.schema: pa.Schema = groups.schema
+        self.rows: int = groups.num_rows
+        self._columns: dict[str, _EncodedColumn | pa.Array] = {}
+        for name in groups.column_names:
+            array = _to_array(groups[name])
+            self._columns[name] = (_encode(array) if name.startswith("d") else None) or array
+        self.nbytes = sum(int(column.nbytes) for column in self._columns.values())
+
+    def select(self, condition: Expression, names: Sequence[str]) -> pa.Table:
+        """Return the groups that meet a condition on groups (`group_conditions.py`).
+
+        Args:
+            condition: The condition.
+            names: The returned columns.
+
+        Raises:
+            ValueError: A predicate cannot be evaluated.
+        """
+        rows = self._find_rows(condition)
+        columns = [self._take(self._columns[name], rows) for name in names]
+        return pa.table(columns, schema=pa.schema([self.schema.field(name) for name in names]))
+
+    def _find_rows(self, condition: Expression) -> _Rows | None:
+        """Return the numbers of the groups that meet a condition, or None for all groups."""
+        if condition == TRUE or not self.rows:
+            return None
+        encoded: list[tuple[float, npt.NDArray[np.bool_], _EncodedColumn]] = []
+        others: list[Expression] = []
+        for part in condition.children if isinstance(condition, And) else (condition,):
+            ids = {predicate.column_id for predicate in predicates_of(part)}
+            column = self._columns[name_of(min(ids))] if len(ids) == 1 else None
+            if not isinstance(column, _EncodedColumn):
+                others.append(part)
+                continue
+            matches = evaluate_filter(part, {min(ids): column.values}, len(column.values))
+            encoded.append((float(matches.mean()), matches, column))
+        rows: _Rows | None = None
+        for _, matches, column in sorted(encoded, key=lambda one: one[0]):
+            if rows is None:
+                rows = np.flatnonzero(matches.take(column.codes))
+            else:
+                rows = rows[matches.take(column.codes[rows])]
+        for part in others:
+            ids = {predicate.column_id for predicate in predicates_of(part)}
+            columns = {column_id: self._take(self._columns[name_of(column_id)], rows) for column_id in ids}
+            selected = evaluate_filter(part, columns, self.rows if rows is None else len(rows))
+            rows = np.flatnonzero(selected) if rows is None else rows[selected]
+        return rows
+
+    @staticmethod
+    def _take(column: _EncodedColumn | pa.Array, rows: _Rows | None) -> pa.Array:
+        if isinstance(column, _EncodedColumn):
+            return column.take(rows)
+        return column if rows is None else column.take(pa.array(rows))
+
+
+def _encode(array: pa.Array) -> _EncodedColumn | None:
+    """Return an encoded column, or None if its values should not be encoded.
+
+    Floats stay unchanged, because an encoded column would have one of the values 0.0 and -0.0, and one NaN.
+    """
+    if len(array) < _ENCODED_GROUPS_MIN or pa.types.is_floating(array.type):
+        return None
+    encoded = pc.dictionary_encode(array, null_encoding="encode")
+    count = len(encoded.dictionary)
+    if count > _DISTINCT_VALUES_MAX or 2 * count > len(array):
+        return None
+    codes = encoded.indices.to_numpy(zero_copy_only=False)
+    return _EncodedColumn(encoded.dictionary, codes.astype(np.uint8 if count <= 1 << 8 else np.uint16))
+
+
+def _to_array(column: pa.ChunkedArray) -> pa.Array:
+    combined = column.combine_chunks()
+    return combined if isinstance(combined, pa.Array) else pa.concat_arrays(combined.chunks)
