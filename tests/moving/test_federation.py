@@ -35,6 +35,7 @@ from seamark.connector.index.builds import InProcessWorkers, build
 from seamark.connector.read.scans import scan
 from seamark.formats.runtime.errors import ReadOnlyServer
 from seamark.metaserver.access.principal import Principal
+from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.warehouses.federation.federated_authorizer import FederatedAuthorizer
 from tests.api.client import SCHEMA, VIEW_VERSION
@@ -223,15 +224,16 @@ def test_token_of_the_other_catalog_is_sent_and_never_shown(federation: Federati
 
 
 @pytest.mark.parametrize("operation", ["updateTable", "createTable", "appendRows", "importTable", "makePlanView"])
-def test_admin_of_a_federated_warehouse_has_no_right_to_write(operation: str) -> None:
+async def test_admin_of_a_federated_warehouse_has_no_right_to_write(operation: str) -> None:
     """Keys and signatures for clients follow these rights."""
-    admin = Principal("ann", (Grant("ann", "admin", ()),))
-    authorizer = FederatedAuthorizer("https://other.example", is_local=False)
-    assert not authorizer.allows(admin, operation, ("shop",))
+    admin, shop = Principal("ann", (Grant("ann", "admin", ()),)), Securable(("shop",))
+    authorizer = FederatedAuthorizer(None, "https://other.example", is_local=False)
+    assert not await authorizer.allows(admin, operation, shop)
+    assert await authorizer.allows_each(admin, operation, [shop, shop]) == [False, False]
     with pytest.raises(ReadOnlyServer, match=r"https://other\.example and is read-only"):
-        authorizer.require(admin, operation, ("shop",))
+        await authorizer.require(admin, operation, shop)
     for allowed in ("loadTable", "signRequest", "planTableScan", "putIndex", "addGrant"):
-        authorizer.require(admin, allowed, ("shop",))
+        await authorizer.require(admin, allowed, shop)
 
 
 class ListedTable:
