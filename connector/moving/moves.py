@@ -5,7 +5,7 @@ No file is copied or changed. Each step can be repeated, so a killed move contin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
@@ -110,7 +110,7 @@ class Move:
     _seen: set[Levels] = field(default_factory=set, init=False)
     """All names of the source that are selected."""
 
-    def run(self) -> Iterator[Result]:
+    def run(self) -> Generator[Result]:
         """Yield the result of each namespace, table and view when it is known.
 
         Raises:

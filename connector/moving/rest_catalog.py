@@ -6,6 +6,7 @@ location of the metadata file is needed, and PyIceberg does not support all type
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -26,7 +27,7 @@ from urllib3.util.retry import Retry
 
 from seamark.connector.moving.source import CatalogRefusal, CatalogUnavailable, EntryMissing, Levels
 from seamark.formats.runtime.decoding import from_json
-from seamark.formats.runtime.tls import authorities_file
+from seamark.formats.runtime.tls import CA_VARIABLE, authorities_file
 
 _CONNECT_S, _ANSWER_S = 10.0, 60.0
 _TRIES_MAX = 5
@@ -89,8 +90,8 @@ class RestConnection(RestCatalog):
 
     def _create_session(self) -> requests.Session:
         session = super()._create_session()
-        if session.verify is True and (authorities := authorities_file()) is not None:
-            session.verify = authorities
+        if session.verify is True and os.environ.get(CA_VARIABLE):
+            session.verify = authorities_file() or True
         for scheme in ("http://", "https://"):
             session.mount(scheme, self._adapter)
         return session

@@ -6,13 +6,14 @@ and may not receive rights from its properties. An import can be repeated, and t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.properties import check_client_properties
 from seamark.formats.iceberg.views.view import ViewMetadata
 from seamark.formats.protocol.wire import check_new_name, show
-from seamark.formats.runtime.errors import AlreadyExists, BadRequest, Corrupt
+from seamark.formats.runtime.errors import AlreadyExists, BadRequest, CommitConflict, Corrupt
 from seamark.formats.storage.locations import Location, parse_location
 from seamark.metaserver.catalog.context import PATH_PROPERTIES, CatalogContext
 from seamark.metaserver.catalog.ownership.claims import claim
@@ -60,13 +61,11 @@ class Imports:
             )
         check_table_locations(self._context.warehouse, metadata, location)
         entry = make_entry(namespace, name, table_uuid(metadata), location, self._context.clock.now_ms())
-        await self._check_unnamed(entry)
         if dry_run:
-            check_new_name(name, "table name")
-            await claim(self._context, caller, metadata, entry)
-            return entry, True
-        loaded = await self._tables.register(caller, namespace, name, location, overwrite=False)
-        return loaded.entry or entry, True
+            return await self._check(caller, entry, metadata)
+        # The file may be overwritten between the check and the registration, which therefore allows no locations.
+        register = partial(self._tables.register, overwrite=False, allows_locations=False)
+        return await self._register(entry, lambda: register(caller, namespace, name, location))
 
     async def import_view(
         self, caller: Caller, namespace: NamespacePath, name: str, location: str, *, keep_owner: bool, dry_run: bool
@@ -96,12 +95,28 @@ class Imports:
                 "of the other catalog; import it with keep-owner if this user is the same here"
             )
         entry = make_entry(namespace, name, metadata.view_uuid, location, self._context.clock.now_ms(), EntryKind.VIEW)
-        await self._check_unnamed(entry)
         if dry_run:
-            check_new_name(name, "view name")
-            await claim(self._context, caller, metadata, entry)
-            return entry, True
-        return (await self._views.register(caller, namespace, name, location)).entry, True
+            return await self._check(caller, entry, metadata)
+        return await self._register(entry, lambda: self._views.register(caller, namespace, name, location))
+
+    async def _check(self, caller: Caller, entry: Entry, metadata: TableMetadata | ViewMetadata) -> tuple[Entry, bool]:
+        """Check what the registration would check in its transaction."""
+        check_new_name(entry.name, f"{entry.kind.value} name")
+        await self._check_unnamed(entry)
+        await claim(self._context, caller, metadata, entry)
+        return entry, True
+
+    async def _register(self, entry: Entry, register: Callable[[], Awaitable[object]]) -> tuple[Entry, bool]:
+        """Register the entry, unless another request does so at the same time."""
+        try:
+            await self._check_unnamed(entry)
+            await register()
+        except (AlreadyExists, CommitConflict):
+            existing = await self._find(entry.kind, entry.namespace, entry.name, entry.metadata_location)
+            if existing is None:
+                raise
+            return existing, False
+        return entry, True
 
     async def _find(self, kind: EntryKind, namespace: NamespacePath, name: str, location: str) -> Entry | None:
         """Return the entry if it refers to this metadata file, or None if the name is free.

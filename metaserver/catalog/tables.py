@@ -104,12 +104,21 @@ class Tables:
         return LoadedTable(entry=entry, metadata=metadata)
 
     async def register(
-        self, caller: Caller, namespace: NamespacePath, name: str, location: str, *, overwrite: bool
+        self,
+        caller: Caller,
+        namespace: NamespacePath,
+        name: str,
+        location: str,
+        *,
+        overwrite: bool,
+        allows_locations: bool = True,
     ) -> LoadedTable:
         """Create a name for existing metadata.
 
         Args:
             overwrite: Whether the name may exist already.
+            allows_locations: Whether the table may name files at the locations in its property
+                `seamark.allowed-locations`.
 
         Raises:
             BadRequest: The file is outside the warehouse, or is not a valid metadata file.
@@ -143,7 +152,8 @@ class Tables:
                 operations += drop_operations(self._context, caller, current, purge=False, requested_ms=requested_ms)
             operations += self._context.create_entry(caller, entry)
         operations.append(await claim(self._context, caller, metadata, entry, may_restore=not is_same))
-        operations.append(await replace_allowed_locations(self._context, caller, entry.uuid, metadata.properties))
+        allowing = metadata.properties if allows_locations else {}
+        operations.append(await replace_allowed_locations(self._context, caller, entry.uuid, allowing))
         operations.append(self._context.instant(caller, entry, "register", requested_ms=requested_ms))
         operations += self._context.remember(caller, status=200, metadata_location=location)
         await self._context.transact(operations)

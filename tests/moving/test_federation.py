@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +32,14 @@ from seamark.connector.client.warehouses import (
 )
 from seamark.connector.index.builds import InProcessWorkers, build
 from seamark.connector.read.scans import scan
+from seamark.formats.runtime.errors import ReadOnlyServer
+from seamark.metaserver.access.principal import Principal
+from seamark.metaserver.access.rights.decisions import Securable
+from seamark.metaserver.store.model import Grant
+from seamark.metaserver.warehouses.federation.federated_authorizer import FederatedAuthorizer
 from tests.api.client import SCHEMA, VIEW_VERSION
 from tests.connector.server_thread import ServerThread
+from tests.moving.http_catalog import serving_catalog
 from tests.moving.random_names import fill_with_odd_names
 from tests.moving.test_import import COLUMNS, append_ids, import_all
 
@@ -48,29 +53,35 @@ class Federation:
     shown: IndexClient
 
 
-@pytest.fixture
-def federation(origin: IndexClient, lake: Path, tmp_path: Path) -> Iterator[Federation]:
-    home = tmp_path / "server"
+@contextmanager
+def showing_catalog(folder: Path, uri: str, lake: Path) -> Iterator[tuple[IndexClient, IndexClient]]:
+    """Run a server with the federated warehouse `other`, and yield a client of the server and one of the warehouse."""
+    home = folder / "server"
     home.mkdir()
     server = ServerThread(
         home,
         warehouse=(home / "warehouse").as_uri(),
         services_workers=0,
-        warehouse_roots=(tmp_path.as_uri(),),
-        warehouse_endpoints=(origin.url,),
+        warehouse_roots=(folder.as_uri(),),
+        warehouse_endpoints=(uri,),
     )
     server.start()
     client = IndexClient(server.url)
-    settings = {"federation_uri": origin.url, "federation_fresh_s": 0}
-    create_warehouse(client, "other", lake.as_uri(), settings, {})
-    create_namespace(origin, "shop", {"owner": "ann"})
-    create_table(origin, "shop.orders", COLUMNS, properties={"a": "b"})
-    append_ids(origin, "shop.orders", 1, 2)
+    create_warehouse(client, "other", lake.as_uri(), {"federation_uri": uri, "federation_fresh_s": 0}, {})
     shown = IndexClient(make_warehouse_url(server.url, "other"))
-    yield Federation(origin, client, shown)
+    yield client, shown
     shown.close()
     client.close()
     server.stop()
+
+
+@pytest.fixture
+def federation(origin: IndexClient, lake: Path, tmp_path: Path) -> Iterator[Federation]:
+    with showing_catalog(tmp_path, origin.url, lake) as (client, shown):
+        create_namespace(origin, "shop", {"owner": "ann"})
+        create_table(origin, "shop.orders", COLUMNS, properties={"a": "b"})
+        append_ids(origin, "shop.orders", 1, 2)
+        yield Federation(origin, client, shown)
 
 
 def read_ids(client: IndexClient, table: str = "shop.orders", where: str | None = None) -> list[int]:
@@ -218,59 +229,33 @@ def test_token_of_the_other_catalog_is_sent_and_never_shown(federation: Federati
     assert read_ids(federation.shown) == [1, 2]
 
 
-class ListedTable:
-    """A REST catalog with one table, whose metadata file each test chooses."""
-
-    def __init__(self) -> None:
-        self.location = ""
-        catalog = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                path = self.path.partition("?")[0]
-                body: Any = {"defaults": {}, "overrides": {"uri": "http://169.254.169.254/"}}
-                if path.startswith("/v1/namespaces"):
-                    body = {"metadata-location": catalog.location, "metadata": {}}
-                elif path != "/v1/config":
-                    self.send_error(404)
-                    return
-                data = json.dumps(body).encode()
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, format: str, *args: Any) -> None: ...
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
-        self._thread.start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+@pytest.mark.parametrize("operation", ["updateTable", "createTable", "appendRows", "importTable", "makePlanView"])
+async def test_admin_of_a_federated_warehouse_has_no_right_to_write(operation: str) -> None:
+    """Keys and signatures for clients follow these rights."""
+    admin, shop = Principal("ann", (Grant("ann", "admin", ()),)), Securable(("shop",))
+    authorizer = FederatedAuthorizer(None, "https://other.example", is_local=False)
+    assert not await authorizer.allows(admin, operation, shop)
+    assert await authorizer.allows_each(admin, operation, [shop, shop]) == [False, False]
+    with pytest.raises(ReadOnlyServer, match=r"https://other\.example and is read-only"):
+        await authorizer.require(admin, operation, shop)
+    for allowed in ("loadTable", "signRequest", "planTableScan", "putIndex", "addGrant"):
+        await authorizer.require(admin, allowed, shop)
 
 
 def test_metadata_that_names_other_places_is_not_shown(tmp_path: Path, origin: IndexClient, lake: Path) -> None:
     create_namespace(origin, "shop", {})
     create_table(origin, "shop.orders", COLUMNS, properties={})
     metadata = json.loads(origin.load_table("shop.orders").metadata)
-    catalog, home, folder = ListedTable(), tmp_path / "server", lake / "evil"
-    home.mkdir()
-    server = ServerThread(
-        home,
-        warehouse=(home / "warehouse").as_uri(),
-        services_workers=0,
-        warehouse_roots=(tmp_path.as_uri(),),
-        warehouse_endpoints=(catalog.url,),
-    )
-    server.start()
-    client = IndexClient(server.url)
-    create_warehouse(client, "other", lake.as_uri(), {"federation_uri": catalog.url, "federation_fresh_s": 0}, {})
-    shown = IndexClient(make_warehouse_url(server.url, "other"))
-    outside = (home / "warehouse" / "t").as_uri()
+    folder, outside = lake / "evil", (tmp_path / "server" / "warehouse" / "t").as_uri()
+    location = ""
+
+    def write_metadata(number: int, **change: Any) -> str:
+        path = folder / "metadata" / f"0000{number}-a.metadata.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        own = {"location": folder.as_uri(), "table-uuid": str(uuid.uuid4()), "metadata-log": []}
+        path.write_text(json.dumps(metadata | own | change))
+        return path.as_uri()
+
     changes: tuple[tuple[dict[str, Any], str], ...] = (
         ({"location": outside}, "outside the warehouse"),
         ({"metadata-log": [{"timestamp-ms": 1, "metadata-file": f"{outside}/v1.metadata.json"}]}, "earlier metadata"),
@@ -279,22 +264,16 @@ def test_metadata_that_names_other_places_is_not_shown(tmp_path: Path, origin: I
         ({"table-uuid": "../../x"}, "not a UUID"),
         ({"properties": {"write.data.path": outside}}, "The property write.data.path"),
     )
-    for number, (change, reason) in enumerate(changes):
-        path = folder / "metadata" / f"0000{number}-a.metadata.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        own = {"location": folder.as_uri(), "table-uuid": str(uuid.uuid4()), "metadata-log": []}
-        path.write_text(json.dumps(metadata | own | change))
-        catalog.location = path.as_uri()
-        with pytest.raises(AccessDenied, match=re.escape(reason)):
+    with (
+        serving_catalog(lambda path, headers: (200, {"metadata-location": location, "metadata": {}})) as catalog,
+        showing_catalog(tmp_path, catalog.url, lake) as (_, shown),
+    ):
+        for number, (change, reason) in enumerate(changes):
+            location = write_metadata(number, **change)
+            with pytest.raises(AccessDenied, match=re.escape(reason)):
+                shown.load_table("shop.orders")
+        location = f"{outside}/metadata/v1.metadata.json"
+        with pytest.raises(AccessDenied, match="outside the warehouse"):
             shown.load_table("shop.orders")
-    catalog.location = f"{outside}/metadata/v1.metadata.json"
-    with pytest.raises(AccessDenied, match="outside the warehouse"):
-        shown.load_table("shop.orders")
-    path.write_text(json.dumps(metadata | own))
-    catalog.location = f"{path.as_uri()[: -len('.metadata.json')]}b.metadata.json"
-    path.rename(catalog.location.removeprefix("file://"))
-    assert shown.load_table("shop.orders").location == folder.as_uri()
-    shown.close()
-    client.close()
-    server.stop()
-    catalog.close()
+        location = write_metadata(len(changes))
+        assert shown.load_table("shop.orders").location == folder.as_uri()

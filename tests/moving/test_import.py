@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from seamark.connector.client.catalog import (
     load_view,
     namespace_properties,
 )
-from seamark.connector.client.errors import InvalidRequest
+from seamark.connector.client.errors import InvalidRequest, Refused
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.write.appends import append
 from tests.api.client import SCHEMA, VIEW_VERSION
@@ -194,3 +195,13 @@ def test_import_refuses_metadata_that_names_places_outside_the_table(
     with pytest.raises(InvalidRequest, match="overlaps"):
         import_table(target, "evil.t", location)
     assert import_table(target, "evil.t", _change_metadata(shop, "shop.orders", folder, move))
+
+
+def test_concurrent_imports_of_one_table_register_it_once(shop: IndexClient, target: IndexClient) -> None:
+    location = shop._request_json("GET", "/v1/namespaces/shop/tables/orders")["metadata-location"]
+    create_namespace(target, "shop", {})
+    with ThreadPoolExecutor(8) as pool:
+        outcomes = list(pool.map(lambda _: import_table(target, "shop.orders", location), range(8)))
+    assert outcomes.count(True) == 1
+    with pytest.raises(Refused, match="live under another name"):
+        import_table(target, "shop.copy", location)

@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 import random
 import signal
+from contextlib import closing
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
 from seamark.connector.client.indexes import IndexClient
+from seamark.connector.moving.moves import Move
+from seamark.connector.moving.rest_catalog import RestSource
+from seamark.connector.moving.seamark_warehouse import SeamarkDestination
 from tests.moving.random_names import fill_with_odd_names, list_catalog
 from tests.moving.test_import import run_import
 from tests.seeds import examples, first_seed, quick
@@ -17,10 +22,22 @@ from tests.services.command import SEAMARK
 from tests.services.fork_server import fork
 from tests.waits import block_until
 
-ENTRIES = examples(400, 30)
+ENTRIES = examples(400, 60)
 
 
-@pytest.mark.parametrize("seed", quick(range(first_seed(), first_seed() + 5), 1))
+def test_import_that_ends_after_some_entries_continues(origin: IndexClient, target: IndexClient) -> None:
+    fill_with_odd_names(origin, 2, namespaces=4, entries=16)
+    with closing(RestSource({"uri": origin.url}, 2)) as source:
+        for moved in (1, 6):
+            results = Move(source, SeamarkDestination(target), workers=2).run()
+            assert len(list(islice(results, moved))) == moved
+            results.close()
+        outcomes = {result.outcome for result in Move(source, SeamarkDestination(target)).run()}
+    assert outcomes == {"moved", "unchanged"}
+    assert list_catalog(target) == list_catalog(origin)
+
+
+@pytest.mark.parametrize("seed", quick(range(first_seed(), first_seed() + 5), 0))
 def test_killed_import_of_a_random_catalog_continues(
     seed: int, origin: IndexClient, target: IndexClient, tmp_path: Path
 ) -> None:

@@ -83,8 +83,11 @@ def test_tables_move_from_and_to_the_java_server(start_seamark: Callable[..., Se
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_tables_move_from_and_to_nessie(
-    start_seamark: Callable[..., Seamark], s3: S3, s3_bucket: str, tmp_path: Path
+    start_seamark: Callable[..., Seamark], s3: S3, s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # The clients have their own keys of the store.
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.secret_key)
     lake = f"s3://{s3_bucket}/nessie"
     with nessie_server(s3, lake, log=tmp_path / "nessie.log") as uri:
         keys = {

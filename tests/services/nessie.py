@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.services.java import SHORT_LIVED, find_java_17
-from tests.services.process import CACHE, REPO, ManagedProcess, free_port, is_http_ok
+from seamark.commands.installation.java import java_25_home
+from tests.services.java import SHORT_LIVED
+from tests.services.process import CACHE, REPO, ManagedProcess, ServiceFailed, free_port, is_http_ok
 from tests.services.s3 import S3
 
 _KEYS = "store-keys"
@@ -43,7 +44,15 @@ def nessie_server(s3: S3, location: str, *, log: Path) -> Iterator[str]:
         f"{_KEYS}.name": s3.access_key,
         f"{_KEYS}.secret": s3.secret_key,
     }
-    argv = [find_java_17(), "-Xmx512m", *SHORT_LIVED, *(f"-D{name}={value}" for name, value in settings.items())]
+    home = java_25_home()
+    if home is None:
+        raise ServiceFailed("Nessie needs a JDK 21 or newer: set JAVA25 to the home of a JDK 25")
+    argv = [
+        str(Path(home) / "bin" / "java"),
+        "-Xmx512m",
+        *SHORT_LIVED,
+        *(f"-D{name}={value}" for name, value in settings.items()),
+    ]
     base_url = f"http://127.0.0.1:{port}/iceberg"
     process = ManagedProcess([*argv, "-jar", str(program)], log=log)
     with process:

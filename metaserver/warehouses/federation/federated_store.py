@@ -65,7 +65,15 @@ class FederatedStore:
         if self._mirrors is None or kind is EntryKind.FUNCTION or is_plan_name(name):
             return None
         location = await self._other.find_entry(kind, namespace, name)
+        if location is None and await self._store.entry(kind, namespace, name) is None:
+            return None
+        entry = await self._mirrors.find(kind, namespace, name, location)
+        if entry is not None:
+            return entry
         async with self._lock(kind, namespace, name):
+            # The answer may be older than the mirror, which another request has written meanwhile. So a mirror is
+            # written after a new answer only, and does not go back to an earlier snapshot.
+            location = await self._other.find_entry(kind, namespace, name, is_new=True)
             if location is None:
                 await self._mirrors.remove(kind, namespace, name)
                 return None

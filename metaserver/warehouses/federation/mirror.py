@@ -25,6 +25,7 @@ from seamark.formats.runtime.errors import (
     NoSuchTable,
     NoSuchView,
     NotFound,
+    RetryLater,
     SeamarkError,
 )
 from seamark.formats.storage.locations import parse_location
@@ -77,6 +78,15 @@ class Mirrors:
             with suppress(CommitConflict, NotFound):  # Another request has removed or changed it.
                 await self._store.transact(_drop(entry))
 
+    async def find(self, kind: EntryKind, namespace: NamespacePath, name: str, location: str | None) -> Entry | None:
+        """Return the entry for a name if it refers to the mirror of this metadata file.
+
+        Args:
+            location: The metadata file of the other catalog, or None if the other catalog does not have the name.
+        """
+        entry = None if location is None else await self._store.entry(kind, namespace, name)
+        return entry if entry is not None and await self._find_source(entry) == location else None
+
     async def update(self, kind: EntryKind, namespace: NamespacePath, name: str, location: str) -> Entry:
         """Return the entry for a name of the other catalog, after its mirror is current.
 
@@ -85,25 +95,25 @@ class Mirrors:
 
         Raises:
             Forbidden: The metadata names files outside the warehouse, outside the table, or in another table.
+            RetryLater: The name changed in each attempt.
         """
-        for attempt in range(_TRIES):
+        for _ in range(_TRIES):
+            current = await self.find(kind, namespace, name, location)
+            if current is not None:
+                return current
             entry = await self._store.entry(kind, namespace, name)
-            if entry is not None and await self._find_source(entry) == location:
-                return entry
             try:
                 await self._write(kind, namespace, name, location, entry)
             except (CommitConflict, AlreadyExists, NoSuchTable, NoSuchView):
-                # Another request has written the mirror, or commits a definition of an index.
-                if attempt == _TRIES - 1:
-                    raise
+                continue  # Another request has written the mirror, or commits a definition of an index.
             except (BadRequest, Corrupt) as error:
                 raise Forbidden(
                     f"{show(namespace, name)} of the other catalog cannot be shown: {error.message}"
                 ) from None
-        entry = await self._store.entry(kind, namespace, name)
-        if entry is None:
-            raise CommitConflict(f"{show(namespace, name)} was renamed or dropped in the other catalog; try again")
-        return entry
+            written = await self._store.entry(kind, namespace, name)
+            if written is not None:
+                return written
+        raise RetryLater(f"{show(namespace, name)} changes in the other catalog at the same time; try again")
 
     async def _find_source(self, entry: Entry) -> str:
         """Return the metadata file of the other catalog of which the entry is a mirror."""

@@ -147,8 +147,14 @@ class OtherCatalog:
         names: list[str] = await self._read(("entries", kind, namespace), read)
         return names
 
-    async def find_entry(self, kind: EntryKind, namespace: NamespacePath, name: str) -> str | None:
-        """Return the location of the metadata file of a table or view, or None if it does not exist."""
+    async def find_entry(
+        self, kind: EntryKind, namespace: NamespacePath, name: str, *, is_new: bool = False
+    ) -> str | None:
+        """Return the location of the metadata file of a table or view, or None if it does not exist.
+
+        Args:
+            is_new: Whether an earlier answer does not count.
+        """
 
         async def read(kept: _Kept | None) -> _Kept:
             path = f"/namespaces/{self._encode(namespace)}/{kind.value}s/{quote(name, safe='')}"
@@ -163,11 +169,16 @@ class OtherCatalog:
                 raise RetryLater(f"The catalog {self._uri} does not say where the metadata file of {name} is")
             return self._keep(location, answer.etag)
 
-        location: str | None = await self._read(("entry", kind, namespace, name), read)
+        location: str | None = await self._read(("entry", kind, namespace, name), read, is_new=is_new)
         return location
 
-    async def _read(self, key: Hashable, read: Callable[[_Kept | None], Awaitable[_Kept]]) -> Any:
-        """Return a kept answer that is fresh, or read it again."""
+    async def _read(
+        self, key: Hashable, read: Callable[[_Kept | None], Awaitable[_Kept]], *, is_new: bool = False
+    ) -> Any:
+        """Return a kept answer that is fresh, or read it again.
+
+        A request with `is_new` does not share a request that has begun before.
+        """
 
         async def refresh() -> Any:
             kept = await read(self._answers.get(key))
@@ -177,6 +188,8 @@ class OtherCatalog:
                 self._answers.popitem(last=False)
             return kept.value
 
+        if is_new:
+            return await refresh()
         kept = self._answers.get(key)
         if kept is not None and self._clock.monotonic() - kept.read_s < self._settings.federation_fresh_s:
             return kept.value

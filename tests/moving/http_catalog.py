@@ -1,0 +1,53 @@
+"""A REST catalog whose answers a test chooses, in a thread of its own."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+Responder = Callable[[str, Mapping[str, str]], tuple[int, Any]]
+"""Returns the status and the JSON for a path with its query, and the headers of a request."""
+
+
+@dataclass
+class HttpCatalog:
+    """A running catalog, and the headers of the requests that it received."""
+
+    url: str
+    received: list[Mapping[str, str]] = field(default_factory=list)
+
+
+@contextmanager
+def serving_catalog(respond: Responder) -> Iterator[HttpCatalog]:
+    """Serve a catalog."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            headers = dict(self.headers)
+            catalog.received.append(headers)
+            status, body = 200, {"defaults": {}, "overrides": {}}
+            if self.path.partition("?")[0] != "/v1/config":
+                status, body = respond(self.path, headers)
+            data = json.dumps(body).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *args: Any) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    catalog = HttpCatalog(f"http://127.0.0.1:{server.server_port}")
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield catalog
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

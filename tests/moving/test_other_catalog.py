@@ -1,0 +1,150 @@
+"""The client with which a federated warehouse reads the other catalog."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from seamark.formats.runtime.clock import SystemClock
+from seamark.formats.runtime.errors import RetryLater
+from seamark.metaserver.settings.settings import Settings
+from seamark.metaserver.store.model import EntryKind
+from seamark.metaserver.warehouses.federation import other_catalog
+from seamark.metaserver.warehouses.federation.other_catalog import OtherCatalog, open_other_catalog
+
+
+class MovedClock(SystemClock):
+    """A clock whose monotonic time the test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@dataclass
+class Served:
+    """A catalog that answers with a function, and the requests that it received."""
+
+    answer: Callable[[web.Request], Any]
+    requests: list[web.Request] = field(default_factory=list)
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        self.requests.append(request)
+        await request.read()
+        if request.path == "/v1/config":
+            return web.json_response({"overrides": {"uri": "http://169.254.169.254/", "prefix": "lake"}})
+        answer = self.answer(request)
+        return answer if isinstance(answer, web.Response) else web.json_response(answer)
+
+    def paths(self) -> list[str]:
+        return [request.path_qs for request in self.requests]
+
+
+@asynccontextmanager
+async def reading(
+    answer: Callable[[web.Request], Any], **settings: Any
+) -> AsyncIterator[tuple[OtherCatalog, Served, MovedClock]]:
+    served, clock = Served(answer), MovedClock()
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", served.handle)
+    async with TestServer(app) as server:
+        uri = str(server.make_url("/")).rstrip("/")
+        named = {f"federation_{name}": value for name, value in settings.items()}
+        async with open_other_catalog(Settings(federation_uri=uri, **named), clock) as catalog:
+            yield catalog, served, clock
+
+
+async def find(catalog: OtherCatalog) -> str | None:
+    return await catalog.find_entry(EntryKind.TABLE, ("shop",), "orders")
+
+
+async def test_answer_counts_for_a_time_and_is_then_checked_by_its_etag() -> None:
+    def answer(request: web.Request) -> Any:
+        if request.headers.get("If-None-Match") == "v1":
+            return web.Response(status=304)
+        return web.json_response({"metadata-location": "file:///t/v1.json"}, headers={"ETag": "v1"})
+
+    async with reading(answer, fresh_s=5) as (catalog, served, clock):
+        for now_s, requests in ((0, 1), (4, 1), (6, 2), (10, 2), (12, 3)):
+            clock.now_s = now_s
+            assert await find(catalog) == "file:///t/v1.json"
+            assert len(served.requests) - 1 == requests, now_s
+        assert served.paths()[1] == "/v1/lake/namespaces/shop/tables/orders?snapshots=refs"
+
+
+async def test_concurrent_reads_of_one_name_share_a_request() -> None:
+    async with reading(lambda _: {"metadata-location": "file:///t/v1.json"}, fresh_s=0) as (catalog, served, _):
+        await catalog.list_namespaces(())
+        await asyncio.gather(*(find(catalog) for _ in range(10)))
+        assert len(served.requests) == 3
+
+
+async def test_redirects_and_the_uri_of_the_configuration_are_not_followed() -> None:
+    def answer(request: web.Request) -> Any:
+        return web.Response(status=302, headers={"Location": "/secret"})
+
+    async with reading(answer) as (catalog, served, _):
+        with pytest.raises(RetryLater, match="answers 302"):
+            await find(catalog)
+        assert "/secret" not in served.paths()
+
+
+async def test_credential_is_exchanged_for_tokens_and_never_shown() -> None:
+    issued: list[str] = []
+
+    def answer(request: web.Request) -> Any:
+        if request.path == "/v1/oauth/tokens":
+            issued.append(f"token-{len(issued)}")
+            return {"access_token": issued[-1], "expires_in": 3600}
+        if request.headers.get("Authorization") != "Bearer token-1":
+            return web.json_response({"error": {"message": "client:s3cret"}}, status=401)
+        return {"metadata-location": "file:///t/v1.json"}
+
+    async with reading(answer, credential="client:s3cret") as (catalog, _, clock):
+        # The first token is refused, so a second one is requested.
+        assert await find(catalog) == "file:///t/v1.json"
+        assert issued == ["token-0", "token-1"]
+        clock.now_s = 4000
+        with pytest.raises(RetryLater, match="check the login") as refusal:
+            await find(catalog)
+        assert "s3cret" not in str(refusal.value)
+        assert len(issued) == 4
+
+
+async def test_listings_are_read_to_their_last_page() -> None:
+    def answer(request: web.Request) -> Any:
+        token = request.query["pageToken"]
+        if request.path.endswith("/namespaces"):
+            names = [[*request.query.get("parent", "").split("\x1f"), "b"]] if token else [["a", "z"]]
+            return {"namespaces": names, "next-page-token": None if token else "2"}
+        names = ["t2"] if token else ["t9", "t1"]
+        identifiers = [{"namespace": [], "name": name} for name in names]
+        return {"identifiers": identifiers, "next-page-token": None if token else "2"}
+
+    async with reading(answer) as (catalog, _, _clock):
+        assert await catalog.list_entries(EntryKind.TABLE, ("a",)) == ["t1", "t2", "t9"]
+        assert await catalog.list_namespaces(("a",)) == [("a", "b"), ("a", "z")]
+
+
+async def test_answers_that_are_large_or_invalid_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(other_catalog, "_ANSWER_BYTES_MAX", 100)
+    bodies = iter(("x" * 200, "[", '{"metadata-location": null}'))
+    async with reading(lambda _: web.Response(text=next(bodies))) as (catalog, _, _clock):
+        for reason in ("more than 100 bytes", "not valid", "does not say where the metadata file"):
+            with pytest.raises(RetryLater, match=reason):
+                await find(catalog)
+
+
+async def test_catalog_without_an_answer_is_named() -> None:
+    async with open_other_catalog(Settings(federation_uri="http://127.0.0.1:1"), SystemClock()) as catalog:
+        with pytest.raises(RetryLater, match=r"http://127\.0\.0\.1:1 of this warehouse does not answer"):
+            await find(catalog)
