@@ -40,19 +40,19 @@ READER = """loadNamespaceMetadata listTables loadTable tableExists loadCredentia
     loadStream listStreams loadStreamPosition loadStreamTopic readRows getRows
     loadTableHealth loadTablePolicy listRunningJobs listRunningTableJobs
     listFiles listColumnStats loadColumnLayout listPartitions explain explainQuery
-    makePlanTable renewPlanTable leasePlanSnapshots loadQueryHistory listQueryHistory adviseTable
+    makePlanTable renewPlanTable leasePlanSnapshots recordStatementTime loadQueryHistory listQueryHistory adviseTable
     listIndexes loadIndex loadIndexBuild listIndexBuildFiles lookupKeys selectRows readCubeGroups makeCubePlan
     runStatement cancelStatement aggregate"""
 WRITER = """createNamespace dropNamespace updateProperties createTable updateTable dropTable unregisterTable
     expireSnapshots removeOrphanFiles rewriteManifests renameTable createView replaceView dropView renameView
     commitTransaction commitChange undrop putFunction dropFunction
-    putNamespace putTablePolicy putIndex dropIndex startIndexBuild registerIndexFiles finishIndexBuild
+    putNamespace putTable putView putTablePolicy putIndex dropIndex startIndexBuild registerIndexFiles finishIndexBuild
     flushRows pauseStream resumeStream drainStream
     recordAppliedAdvice applyAdvice takeAdviceStep finishAdviceStep
     quarantineIndexFile rebuildIndexRegistry listUnheldFiles recordIndexAudit
     makePlanView adviseTtl takeRewriteLease appendRows appendRowsToTables"""
 ADMIN = "purgeDropped addGrant removeGrant"
-CATALOG_WRITER = "registerTable registerView"
+CATALOG_WRITER = "registerTable registerView importTable importView"
 CATALOG_ADMIN = """createToken revokeToken createWarehouse putWarehouse dropWarehouse
     listTokens listAudit listReplicas listWarehouses loadWarehouse"""
 LEAST_ROLES = {

@@ -183,7 +183,7 @@ async def test_unencrypted_keys_of_an_older_database_sign_nothing(tmp_path: Path
         later_tables = ("replicas", "column_reads", "retained", "stream_offsets", "removal_flushes")
         later_tables += (
             "query_shapes",
-            "query_counts",
+            "query_sums",
             "applied_advice",
             "warehouses",
             "catalog_state",

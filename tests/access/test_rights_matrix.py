@@ -38,7 +38,7 @@ NEEDED = {
     " listRunningTableJobs loadStream listStreams loadStreamPosition loadStreamTopic": {"browse"},
     "planTableScan fetchPlanningResult cancelPlanning fetchScanTasks reportMetrics listTableMetrics listFiles"
     " listColumnStats loadColumnLayout listPartitions explain explainQuery makePlanTable renewPlanTable"
-    " leasePlanSnapshots": {"plan"},
+    " leasePlanSnapshots recordStatementTime": {"plan"},
     "loadCredentials signRequest readRows getRows lookupKeys selectRows readCubeGroups makeCubePlan loadQueryHistory"
     " listQueryHistory adviseTable listIndexBuildFiles runStatement cancelStatement aggregate": {"read"},
     "expireSnapshots removeOrphanFiles rewriteManifests putTablePolicy putIndex dropIndex startIndexBuild"
@@ -49,7 +49,7 @@ NEEDED = {
         "write"
     },
     "createNamespace createTable createView undrop": {"create"},
-    "putNamespace putFunction": {"create", "write"},
+    "putNamespace putFunction putTable putView": {"create", "write"},
     "makePlanView": {"create", "read"},
     "dropNamespace dropTable dropView dropFunction unregisterTable": {"drop"},
     "renameTable renameView": {"drop", "write"},
@@ -57,7 +57,10 @@ NEEDED = {
     "addGrant removeGrant": {"manage-grants"},
 }
 """The privileges that each operation needs on its object."""
-NEEDED_EVERYWHERE = {"registerTable registerView": {"create", "write"}, "listAudit": {"manage-grants"}}
+NEEDED_EVERYWHERE = {
+    "registerTable registerView importTable importView": {"create", "write"},
+    "listAudit": {"manage-grants"},
+}
 NEEDED_ON_SERVER = {
     "createToken revokeToken listTokens": {"manage-grants"},
     "listReplicas listWarehouses loadWarehouse": {"browse"},

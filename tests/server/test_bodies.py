@@ -134,7 +134,16 @@ async def test_body_limit_is_small_for_ordinary_operations_and_large_for_lists(t
 
 
 MEDIUM = {
-    *("createTable", "updateTable", "commitTransaction", "createView", "replaceView", "planTableScan"),
+    *(
+        "createTable",
+        "updateTable",
+        "commitTransaction",
+        "createView",
+        "replaceView",
+        "putTable",
+        "putView",
+        "planTableScan",
+    ),
     *(
         "explain",
         "explainQuery",
