@@ -93,6 +93,22 @@ class ShardBlocks:
                 slices.append(RowSlice(record.batch.payload, start_row, last - first, kinds))
         return slices
 
+    def split(self, start: int, end: int, *, bytes_max: int) -> list[tuple[int, int]]:
+        """Return consecutive ranges that together are the rows from `start` to `end`, exclusive.
+
+        Each range has whole batches of the log with at most `bytes_max`, but at least one batch.
+        """
+        ranges: list[tuple[int, int]] = []
+        first, size_bytes = start, 0
+        for record in self._records:
+            if record.end <= start or record.offset >= end:
+                continue
+            if size_bytes and size_bytes + record.batch.size_bytes > bytes_max:
+                ranges.append((first, record.offset))
+                first, size_bytes = record.offset, 0
+            size_bytes += record.batch.size_bytes
+        return [*ranges, (first, end)]
+
     def release(self, flushed: int) -> None:
         """Remove the rows before `flushed`, which are in the table's files."""
         if flushed <= self.start:

@@ -114,6 +114,10 @@ class FreshRows(NamedTuple):
 
 
 T = TypeVar("T")
+_PART_BYTES_MAX = 64 << 20
+"""The size of the rows of a fresh part above which the rows become several parts."""
+_PARTS_AT_ONCE = 4
+"""The maximum number of parts of a shard that are written at the same time, each in a thread."""
 KEYED_COMMITS_MAX = 20
 """The maximum number of commits of one flush of a keyed table, while other commits change the rows that it replaces."""
 
@@ -287,20 +291,40 @@ class StreamTable:
         for number, mark in marks.items():
             blocks, parts = self._blocks[number], self._parts[number]
             await self._read_rows(number, mark)
+            ranges = [
+                piece
+                for chosen in parts.choose_ranges(blocks.start, mark, self._cut.get(number))
+                for piece in blocks.split(chosen.start, chosen.end, bytes_max=_PART_BYTES_MAX)
+            ]
             written: list[FreshPart] = []
             try:
-                for chosen in parts.choose_ranges(blocks.start, mark, self._cut.get(number)):
-                    rows = self._read_slices(number, chosen.start, chosen.end)
-                    files, keyed = await self._store(rows, metadata, self._fresh_folder, key)
-                    named = tuple(map(_drop_data, files))
-                    written.append(FreshPart(number, chosen.start, chosen.end, named, key, keyed))
+                for first in range(0, len(ranges), _PARTS_AT_ONCE):
+                    pieces = ranges[first : first + _PARTS_AT_ONCE]
+                    written += await self._write_ranges(number, pieces, metadata, key)
             finally:
-                # The parts that were written before a failure are the first of the chosen parts. They are valid without
-                # the other parts.
+                # The parts that were written before a failure are the first of the ranges. They are valid without the
+                # other parts.
                 if written and parts.is_next(written[0].start, blocks.start):
                     self._give_up(parts.replace(written))
                 else:  # A flush has ended meanwhile.
                     self._give_up(written)
+
+    async def _write_ranges(
+        self, number: int, ranges: Sequence[tuple[int, int]], metadata: TableMetadata, key: tuple[str, ...]
+    ) -> list[FreshPart]:
+        """Write the parts of some ranges of a shard at the same time. After a failure, their files are deleted."""
+
+        async def write(start: int, end: int) -> FreshPart:
+            files, keyed = await self._store(self._read_slices(number, start, end), metadata, self._fresh_folder, key)
+            return FreshPart(number, start, end, tuple(map(_drop_data, files)), key, keyed)
+
+        outcomes = await asyncio.gather(*(write(*each) for each in ranges), return_exceptions=True)
+        written = [outcome for outcome in outcomes if isinstance(outcome, FreshPart)]
+        errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        if errors:
+            self._give_up(written)
+            raise errors[0]
+        return written
 
     async def _read_rows(self, number: int, mark: int) -> None:
         """Read the rows of a shard into memory, up to an offset.

@@ -69,6 +69,7 @@ _RETRY_S = 1.0
 """The pause after a failed flush. It doubles with each further failure."""
 _RETRY_MAX_S = 60.0
 _DOUBLINGS_MAX = 10
+"""The maximum number of doublings of the pause."""
 _FLUSH_TRIES = 5
 """The maximum number of attempts of a flush that a request waits for."""
 _STALE_TRIES = 20

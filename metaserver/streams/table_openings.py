@@ -33,6 +33,7 @@ _RETRY_S = 1.0
 """The pause after an opening that failed. It doubles with each further failure."""
 _RETRY_MAX_S = 30.0
 _DOUBLINGS_MAX = 10
+"""The maximum number of doublings of the pause."""
 _OPENINGS_MAX = 32
 """The maximum number of tables that are opened at the same time."""
 _log = structlog.get_logger("seamark.streams")

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.exceptions import BadRequestError
+from pyiceberg.table.snapshots import Operation
 
 import seamark
 import seamark.duckdb
@@ -22,6 +23,7 @@ from seamark.connector.read.tables import open_table, plan
 from seamark.connector.sql.session import SqlSession
 from seamark.connector.write.compaction import CompactionPolicy, compact
 from seamark.metaserver.streams.keys import KEY
+from tests.api.plans.planned import JAVA
 from tests.seeds import examples, first_seed
 from tests.streams.test_rows_over_http import SCHEMA, Stream, create, streaming
 
@@ -311,3 +313,20 @@ async def test_random_changes_leave_every_reader_with_the_rows_of_the_model(tmp_
             opened_table = await asyncio.to_thread(open_table, client, TABLE, At())
             if opened_table.snapshot_id is not None:
                 states.setdefault(opened_table.snapshot_id, set(flushed))
+
+
+async def test_java_client_reads_rows_that_were_acknowledged_before_it_loaded_the_table(stream: Stream) -> None:
+    """It names the snapshot that it has loaded. A flush and a compaction may replace this snapshot before its plan."""
+    url, http = stream.server.url, stream.server.http
+    loaded = await asyncio.to_thread(stream.catalog.load_table, "db.t")
+    assert await stream.flush() == 2
+    policy = CompactionPolicy(1 << 20, 2, 1 << 20)
+    await asyncio.to_thread(compact, SeamarkClient(url), TABLE, policy=policy)
+    compacted = await asyncio.to_thread(stream.catalog.load_table, "db.t")
+    assert compacted.metadata.snapshots[-1].summary.operation is Operation.REPLACE
+    await stream.post({"id": 4})
+    for table in (loaded, compacted):
+        body = {"snapshot-id": table.metadata.current_snapshot_id}
+        async with http.post(f"{url}/v1/namespaces/db/tables/t/plan", json=body, headers=JAVA) as answer:
+            tasks = (await answer.json())["file-scan-tasks"]
+        assert sum(task["data-file"]["record-count"] for task in tasks) == 4

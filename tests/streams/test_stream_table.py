@@ -15,6 +15,7 @@ import pytest
 from seamark.formats.runtime.errors import CommitConflict, CommitUnknown, RetryLater
 from seamark.metaserver.log.port import StreamProducer, owner_of
 from seamark.metaserver.store.operations import FlushedRange
+from seamark.metaserver.streams import stream_table
 from seamark.metaserver.streams.appends import ProducerKey
 from seamark.metaserver.streams.row_files import EncodedFile
 from seamark.metaserver.streams.stream_table import StreamTable
@@ -36,6 +37,44 @@ async def test_a_row_is_read_after_its_acknowledgement_and_once_after_its_flush(
         assert await world.read(table) == [1, 2, 3]
         assert await table.flush() == 0
         table.check_invariants()
+
+
+async def test_many_waiting_rows_become_several_fresh_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_table, "_PART_BYTES_MAX", 2 * build_batch(10).size_bytes)
+    async with open_world() as world:
+        table = world.open()
+        for number in range(10, 29):
+            await table.append({0: build_batch(number)})
+        assert await world.read(table) == list(range(10, 29))
+        assert [file.rows for file in table.list_fresh_files()] == [2] * 9 + [1]
+        await table.append({0: build_batch(29)})
+        assert await world.read(table) == list(range(10, 30))
+        table.check_invariants()
+        assert await table.flush() == 20
+        assert await world.read(table) == list(range(10, 30))
+
+
+async def test_readers_get_all_rows_after_some_of_several_fresh_files_were_not_stored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stream_table, "_PART_BYTES_MAX", build_batch(10).size_bytes)
+    for seed in range(20):
+        async with open_world(seed) as world:
+            table = world.open()
+            world.busy_chance = 0.1
+            for number in range(10, 30):
+                await table.append({0: build_batch(number)})
+            refused_count = 0
+            while True:
+                try:
+                    assert await world.read(table) == list(range(10, 30))
+                    break
+                except RetryLater:
+                    refused_count += 1
+                    table.check_invariants()
+            await table.clean()
+            named = {file.location for file in table.list_fresh_files()}
+            assert named == {location for location in world.objects if location.startswith("fresh/")}, refused_count
 
 
 async def test_a_pointer_from_before_a_flush_is_refused() -> None:

@@ -2,7 +2,7 @@
 
 A plan has fresh rows if the client reads the current state of the table. PyIceberg then names no snapshot. Spark always
 names the snapshot that was current when it loaded the table, even if the user named none. So if Java's client plans the
-current snapshot, or a snapshot that a flush has replaced a moment ago, it reads the current state.
+current snapshot, or a snapshot that flushes and compactions have replaced a moment ago, it reads the current state.
 
 A statement that rewrites or deletes rows of files gets no fresh files, because a commit cannot remove rows of fresh
 files. Instead, their rows are flushed first, so that the statement's commit conflicts if it would have changed them.
@@ -15,6 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.replacement import is_replace
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
 from seamark.formats.runtime.decoding import from_json
 from seamark.metaserver.api.http.dispatch import Call
@@ -29,7 +30,7 @@ from seamark.metaserver.streams.catalog_tables import is_flush
 from seamark.metaserver.streams.fresh_snapshots import with_fresh_snapshot
 
 REPLACED_MS_MAX = 10_000
-"""The maximum age of a flush that may have happened between the time when the client loaded the table and its plan."""
+"""The maximum age of a flush or a compaction between the time when the client loaded the table and its plan."""
 
 
 class FreshPlan(NamedTuple):
@@ -73,7 +74,8 @@ def _is_live(body: PlanTableScan, metadata: TableMetadata, dialect: ClientDialec
     while dialect.changes_files and snapshot is not None:
         if snapshot.snapshot_id == body.snapshot_id:
             return True
-        if not is_flush(snapshot, metadata.table_uuid) or now_ms - snapshot.timestamp_ms > REPLACED_MS_MAX:
+        is_same_state = is_flush(snapshot, metadata.table_uuid) or is_replace(snapshot)
+        if not is_same_state or now_ms - snapshot.timestamp_ms > REPLACED_MS_MAX:
             return False
         parent_id = snapshot.parent_snapshot_id
         snapshot = None if parent_id is None else metadata.snapshot(parent_id)
